@@ -1,0 +1,1 @@
+"""Ask first, then wait your turn: an asynchronous robots.txt gate for polite crawlers."""

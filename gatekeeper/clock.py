@@ -1,0 +1,202 @@
+"""Time as a parameter: `Clock`, the system's one, and a virtual one.
+
+Two times are kept apart everywhere. *Monotonic* seconds measure waiting and lifetimes
+within a process; they never jump. *Wall* seconds (POSIX, UTC) are what is written to
+disk, shown to people and compared with a site's Visit-time; they may jump.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+__all__ = ["Clock", "SystemClock", "Timer", "VirtualClock", "deadline", "utc"]
+
+
+class Timer(Protocol):
+    """What `Clock.call_at` returns: something to cancel."""
+
+    def cancel(self) -> None:
+        """Forget the call; does nothing if it was made already."""
+
+
+class Clock(Protocol):
+    """Where every room of the house reads the time."""
+
+    def monotonic(self) -> float:
+        """Seconds that never jump, from an arbitrary start."""
+
+    def wall(self) -> float:
+        """Seconds since 1970-01-01 UTC; may jump either way."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after that many monotonic seconds."""
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
+        """Call back in the running loop at that monotonic moment (at once if past)."""
+
+
+def utc(wall: float) -> datetime:
+    """Wall seconds as an aware datetime; held within the years datetime can say.
+
+    >>> utc(0.0).isoformat()
+    '1970-01-01T00:00:00+00:00'
+    """
+    return datetime.fromtimestamp(min(max(wall, -62135596800.0), 253402300799.0), UTC)
+
+
+class SystemClock:
+    """The machine's time and the running loop's timers."""
+
+    __slots__ = ()
+
+    monotonic = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after that many seconds."""
+        await asyncio.sleep(seconds)
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
+        """Call back at that monotonic moment."""
+        # call_later, not call_at: a loop's own time() need not be time.monotonic().
+        delay = max(0.0, when - time.monotonic())
+        return asyncio.get_running_loop().call_later(delay, callback, *args)
+
+
+class _VirtualTimer:
+    __slots__ = ("args", "callback", "cancelled")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.callback = callback
+        self.args = args
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class VirtualClock:
+    """Time that moves only when told to: for tests and simulations.
+
+    >>> clock = VirtualClock()
+    >>> _ = clock.call_at(5.0, print, "five seconds later")
+    >>> clock.advance(10.0)
+    five seconds later
+    >>> clock.monotonic()
+    10.0
+    """
+
+    def __init__(self, *, start: float = 0.0, wall: float = 1_790_000_000.0) -> None:
+        self._now = start
+        self._wall_offset = wall - start
+        self._timers: list[tuple[float, int, _VirtualTimer]] = []
+        self._order = itertools.count()
+
+    def monotonic(self) -> float:
+        """Seconds since `start`."""
+        return self._now
+
+    def wall(self) -> float:
+        """Wall seconds: they move with monotonic time, and by `jump_wall`."""
+        return self._now + self._wall_offset
+
+    def jump_wall(self, seconds: float) -> None:
+        """Set the wall clock forward or back, as an operator or NTP would."""
+        self._wall_offset += seconds
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
+        """Call back when time reaches `when`."""
+        timer = _VirtualTimer(callback, args)
+        heapq.heappush(self._timers, (when, next(self._order), timer))
+        return timer
+
+    async def sleep(self, seconds: float) -> None:
+        """Return once time was advanced by that much."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = self.call_at(self._now + seconds, _set_done, done)
+        try:
+            await done
+        finally:
+            timer.cancel()
+
+    def next_timer(self) -> float | None:
+        """The moment of the next live timer, or None."""
+        while self._timers and self._timers[0][2].cancelled:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def advance(self, seconds: float) -> None:
+        """Move time on, making each due call at its own moment, in order."""
+        end = self._now + seconds
+        while (when := self.next_timer()) is not None and when <= end:
+            _, _, timer = heapq.heappop(self._timers)
+            self._now = max(self._now, when)
+            timer.callback(*timer.args)
+        self._now = end
+
+    async def elapse(self, seconds: float, *, turns: int = 20) -> None:
+        """Advance timer by timer, letting the loop run `turns` times at each.
+
+        Tasks woken by one timer get to run, and to set the next, before time goes on.
+        """
+        end = self._now + seconds
+        await self.settle(turns)
+        while (when := self.next_timer()) is not None and when <= end:
+            self.advance(max(0.0, when - self._now))
+            await self.settle(turns)
+        self.advance(end - self._now)
+        await self.settle(turns)
+
+    @staticmethod
+    async def settle(turns: int = 20) -> None:
+        """Let the loop run a number of times, so that woken tasks come to rest."""
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+@asynccontextmanager
+async def deadline(clock: Clock, seconds: float) -> AsyncIterator[None]:
+    """`asyncio.timeout` by an injected clock: raises TimeoutError after that long.
+
+    The task is cancelled from the timer; a cancellation that came from elsewhere in the
+    same moment is not swallowed (Task.uncancel tells the two apart).
+    """
+    task = asyncio.current_task()
+    if task is None:  # pragma: no cover - `async with` always runs inside a task
+        raise RuntimeError("deadline() needs a running task")
+    fired = False
+
+    def fire() -> None:
+        nonlocal fired
+        fired = True
+        task.cancel()
+
+    before = task.cancelling()
+    timer = clock.call_at(clock.monotonic() + seconds, fire)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if fired and task.uncancel() <= before:
+            raise TimeoutError from None
+        raise
+    else:
+        # It fired, but the body ended before the cancellation was delivered: take it back.
+        if fired:
+            task.uncancel()
+    finally:
+        timer.cancel()

@@ -1,0 +1,220 @@
+"""Every setting, its default and its unit. `config.example.toml` is the documentation.
+
+`Config()` is all defaults; `Config.load(path)` reads a TOML file and refuses what it
+does not know. Durations are seconds, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from gatekeeper.errors import ConfigError
+
+__all__ = [
+    "CacheConfig",
+    "Config",
+    "FetchConfig",
+    "GroupRule",
+    "GuardConfig",
+    "HostRule",
+    "PacingConfig",
+    "RobotsConfig",
+    "ServerConfig",
+    "StorageConfig",
+]
+
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Size = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the configuration."""
+
+
+class RobotsConfig(_Section, frozen=True):
+    """How the text is read (`[robots]`)."""
+
+    dialect: Literal["auto", "rfc9309", "1994", "1996", "2.0"] = "auto"
+    conflicts: Literal["strict", "declared"] = "strict"
+    v2_semantics: Literal["order", "precedence"] = "order"
+    inherit_crawl_delay: bool = False
+    """VND-09: an agent with a group of its own still takes Crawl-delay from `*`."""
+
+
+class FetchConfig(_Section, frozen=True):
+    """How robots.txt is fetched, and what each outcome means (`[fetch]`)."""
+
+    profile: Literal["strict", "google", "archival"] = "strict"
+    on_401: Literal["allow", "deny"] = "allow"
+    on_403: Literal["allow", "deny"] = "allow"
+    challenge: Literal["defer", "status"] = "defer"
+    too_many_redirects: Literal["absent", "unreachable"] = "absent"
+    tls_errors: Literal["deny", "accept"] = "deny"
+    stale_if_unreachable: bool = False
+    """Use the last good copy at once in an outage, instead of after 12 hours."""
+    unseen_unreachable: Literal["defer", "allow_after_12h"] = "defer"
+    from_address: str | None = None
+    """The From header (HTTP-12): an address where the operator can be reached."""
+    max_redirects: Annotated[int, msgspec.Meta(ge=5, le=20)] = 5
+    max_body: Annotated[int, msgspec.Meta(ge=512_000)] = 512_000
+    max_wire: Size = 1_048_576
+    connect_timeout: Positive = 10.0
+    first_byte_timeout: Positive = 15.0
+    total_timeout: Positive = 30.0
+    min_rate: Seconds = 256.0
+    """Bytes a second, over `min_rate_window`, below which a body is a drip."""
+    min_rate_window: Positive = 10.0
+    max_concurrent: Count = 200
+    conditional: bool = True
+
+
+class CacheConfig(_Section, frozen=True):
+    """How long and how much is kept (`[cache]`)."""
+
+    default_ttl: Positive = 86_400.0
+    min_ttl: Positive = 600.0
+    max_ttl: Positive = 86_400.0
+    max_bytes: Size = 268_435_456
+    hot_records: Count = 50_000
+    """Origins whose compiled policy is kept ready."""
+    max_waiters: Count = 100_000
+    """Questions that may wait for fetches at once, over all origins."""
+    max_agents: Count = 64
+    """Compiled policies (one an agent) kept for one origin."""
+
+
+class GuardConfig(_Section, frozen=True):
+    """Which URLs and addresses may be dialled (`[guard]`)."""
+
+    mode: Literal["full", "url-only"] = "full"
+    allow: tuple[str, ...] = ()
+    """CIDR ranges and host names that may be reached although the guard would refuse."""
+    deny: tuple[str, ...] = ()
+    nat64: Literal["unwrap", "deny"] = "unwrap"
+    ports: tuple[int, ...] | None = None
+    """None: every port but those on the WHATWG bad-port list."""
+
+
+class PacingConfig(_Section, frozen=True):
+    """Whose turn it is, and when (`[pacing]`)."""
+
+    default_interval: Seconds = 1.0
+    """Where the file gives no rate."""
+    min_interval: Seconds = 0.0
+    max_interval: Positive | None = None
+    """A cap on what a site asks; flagged wherever it bites. None: obeyed whatever it is."""
+    jitter: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """Share of the interval that is added at random; never subtracted."""
+    latency_factor: Seconds = 0.0
+    """Interval = this times the smoothed time to the response head; 0 switches it off."""
+    latency_floor: Seconds = 0.0
+    latency_cap: Positive = 60.0
+    concurrency: Count = 1
+    """Requests in flight for one host."""
+    max_in_flight: Count = 10_000
+    max_waiters: Count = 1_000_000
+    max_hosts: Count = 2_000_000
+    lease_ttl: Positive = 600.0
+    """A lease never reported ends by itself after this long."""
+    backoff_initial: Positive = 60.0
+    backoff_max: Positive = 86_400.0
+    backoff_jitter: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.2
+    forgive_after: Positive = 1800.0
+    address_interval: Seconds | None = None
+    """Least time between two requests to one IP address; None: no such scope."""
+    domain_interval: Seconds | None = None
+    """Least time between two requests to one registered domain; None: no such scope."""
+    dry_run: bool = False
+
+
+class StorageConfig(_Section, frozen=True):
+    """What outlives the process (`[storage]`)."""
+
+    path: str | None = None
+    """The SQLite file; None: nothing is kept (the sidecar has a default place)."""
+    flush_interval: Positive = 1.0
+    history_versions: Count = 20
+    """Distinct bodies kept of one origin."""
+    history_bytes: Size = 268_435_456
+    journal_bytes: Size = 16_777_216
+    """Size at which the journal is absorbed into SQLite and begun anew."""
+
+
+class ServerConfig(_Section, frozen=True):
+    """The sidecar (`[server]`)."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8750
+    socket: str | None = None
+    max_batch: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
+    max_body: Size = 1_048_576
+
+
+class HostRule(_Section, frozen=True):
+    """The operator's word about hosts (`[[host]]`)."""
+
+    match: str
+    """A host name, `*.example.org` for every name below it, or `*`."""
+    robots: Literal["obey", "allow", "deny"] = "obey"
+    interval: Seconds | None = None
+    concurrency: Count | None = None
+    reason: str | None = None
+    group: str | None = None
+    """Hosts with the same group share one clock, beside their own."""
+
+
+class GroupRule(_Section, frozen=True):
+    """A clock that several hosts share (`[[group]]`)."""
+
+    name: str
+    interval: Seconds = 0.0
+    concurrency: Count | None = None
+
+
+class Config(_Section, frozen=True):
+    """All settings. `Config()` is all defaults.
+
+    >>> Config().cache.default_ttl
+    86400.0
+    """
+
+    user_agent: str | None = None
+    robots: RobotsConfig = RobotsConfig()
+    fetch: FetchConfig = FetchConfig()
+    cache: CacheConfig = CacheConfig()
+    guard: GuardConfig = GuardConfig()
+    pacing: PacingConfig = PacingConfig()
+    storage: StorageConfig = StorageConfig()
+    server: ServerConfig = ServerConfig()
+    host: tuple[HostRule, ...] = ()
+    group: tuple[GroupRule, ...] = ()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Config:
+        """Read a TOML file. Raises ConfigError that names the file and the setting."""
+        try:
+            with Path(path).open("rb") as file:
+                raw = tomllib.load(file)
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: can't be read ({error.strerror}); give --config a readable TOML file"
+            ) from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from error
+        return cls.from_dict(raw, source=str(path))
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any], *, source: str = "configuration") -> Config:
+        """Check a mapping shaped like the TOML file. Raises ConfigError."""
+        try:
+            return msgspec.convert(raw, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"{source}: {error} (config.example.toml lists every setting)"
+            ) from error

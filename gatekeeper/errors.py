@@ -1,0 +1,109 @@
+"""Everything this package raises on purpose, as one tree.
+
+    GatekeeperError
+    ├── InvalidURL (ValueError)             text that is no http(s) URL
+    ├── ConfigError (ValueError)            a setting that can't be used
+    ├── Denied (aiohttp.ClientError)        this request may not be sent
+    │   └── Deferred                        ... not now; ask again at retry_at
+    ├── LeaseTimeout (aiohttp.ClientError, TimeoutError)   no turn in time
+    ├── AddressRefused (OSError)            the guard refused to dial
+    ├── StorageError                        the state file can't be used
+    └── GateClosed (RuntimeError)           the gate is shut, or was never opened
+
+Denial of a *question* is a value (a `Decision`), never an exception; `Denied` is
+raised only where a request has to be stopped.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+if TYPE_CHECKING:
+    from gatekeeper.decision import Decision
+
+__all__ = [
+    "AddressRefused",
+    "ConfigError",
+    "Deferred",
+    "Denied",
+    "GateClosed",
+    "GatekeeperError",
+    "InvalidURL",
+    "LeaseTimeout",
+    "StorageError",
+]
+
+
+class GatekeeperError(Exception):
+    """The root: catch this to catch everything that gatekeeper raises on purpose."""
+
+
+class InvalidURL(GatekeeperError, ValueError):
+    """Text that is no http or https URL.
+
+    `url` is the text with credentials masked and cut to a printable length;
+    `problem` says what is wrong with it.
+    """
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(url, problem)
+        self.url = url
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.url!r}: {self.problem}"
+
+
+class ConfigError(GatekeeperError, ValueError):
+    """A setting that can't be used; the message names the setting and the remedy."""
+
+
+class Denied(GatekeeperError, aiohttp.ClientError):
+    """This request may not be sent. `decision` says why."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(decision)
+        self.decision = decision
+
+    def __str__(self) -> str:
+        return self.decision.explain()
+
+
+class Deferred(Denied):
+    """Not now: ask again at `retry_at` (an aware UTC datetime)."""
+
+    @property
+    def retry_at(self) -> datetime | None:
+        """The earliest moment at which asking again can help."""
+        return self.decision.retry_at
+
+
+class LeaseTimeout(GatekeeperError, aiohttp.ClientError, TimeoutError):
+    """No turn came in time, or waiting for one could never end.
+
+    `url` is the request that waited; `retry_at` is the moment (aware, UTC) from which
+    a turn can be had as far as is known, or None.
+    """
+
+    def __init__(self, url: str, message: str, *, retry_at: datetime | None = None) -> None:
+        super().__init__(message)
+        self.url = url
+        self.retry_at = retry_at
+
+
+class AddressRefused(GatekeeperError, OSError):
+    """The guard refused to dial. The text is constant: it tells a client nothing (T2)."""
+
+    def __init__(self) -> None:
+        super().__init__("blocked")
+
+
+class StorageError(GatekeeperError):
+    """The state can't be read or written; the message names the file and the remedy."""
+
+
+class GateClosed(GatekeeperError, RuntimeError):
+    """The gate was asked before `async with` opened it, or after it was closed."""

@@ -1,0 +1,1 @@
+"""Thin adapters for other crawlers, one file each."""

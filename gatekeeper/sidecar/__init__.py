@@ -1,0 +1,1 @@
+"""The gate as a process of its own, spoken to over HTTP."""
