@@ -137,7 +137,8 @@ class StorageConfig(_Section, frozen=True):
     """What outlives the process (`[storage]`)."""
 
     path: str | None = None
-    """The SQLite file; None: nothing is kept (the sidecar has a default place)."""
+    """The SQLite file; None: nothing is kept (the sidecar has a default place), nor with
+    the word "memory", which is for the sidecar."""
     flush_interval: Positive = 1.0
     history_versions: Count = 20
     """Distinct bodies kept of one origin."""
@@ -152,8 +153,42 @@ class ServerConfig(_Section, frozen=True):
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8750
     socket: str | None = None
+    """A unix socket to listen on instead of `host` and `port`."""
+    token_file: str | None = None
+    """Bearer tokens, one a line; at most two, so that one can be replaced (T6)."""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    """Clients must show a certificate signed by one of these."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host headers accepted beside the address listened on (T4)."""
     max_batch: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
     max_body: Size = 1_048_576
+    max_header: Annotated[int, msgspec.Meta(ge=1024, le=65536)] = 16_384
+    max_leases: Count = 10_000
+    max_waiting: Count = 10_000
+    """Long polls at once; further ones get 503."""
+    max_wait: Positive = 300.0
+    client_concurrency: Count = 6_000
+    """Requests at once from one client (token, or address)."""
+    client_rate: Positive | None = None
+    """Requests a second from one client; None: no bound."""
+    fetch_max_body: Size = 104_857_600
+    fetch_timeout: Positive = 300.0
+    forward_auth: bool = False
+    forward_auth_wait: Annotated[float, msgspec.Meta(ge=0, le=0.15)] = 0.0
+    trusted_peers: tuple[str, ...] = ("127.0.0.1/32", "::1/128")
+    """Who may ask /v1/forward-auth (T7)."""
+    drain_grace: Seconds = 1.0
+    """Seconds between being unready and accepting no more connections."""
+    drain_timeout: Seconds = 20.0
+    """Seconds that open leases and streams are given to end."""
+    log_format: Literal["auto", "json", "text"] = "auto"
+    log_decisions: Literal["all", "refused", "none"] = "all"
+    log_queries: bool = False
+    """Write query strings to the log; masked otherwise (T11)."""
+    log_rate: Count = 10_000
+    """Decisions logged a second at most; the rest are counted as dropped."""
 
 
 class HostRule(_Section, frozen=True):
