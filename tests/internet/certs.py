@@ -1,0 +1,50 @@
+"""Certificates for the fake internet, good and bad; made in the process, kept nowhere."""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+from functools import cache
+from typing import Literal
+
+import trustme
+
+__all__ = ["TLS", "client_context", "server_context"]
+
+TLS = Literal["good", "self-signed", "expired", "wrong-name", "none"]
+"""How a site does TLS; "none": its port 443 speaks plain HTTP."""
+
+_PAST = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+
+
+@cache
+def _authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@cache
+def _stranger() -> trustme.CA:
+    return trustme.CA(organization_name="nobody's friend")
+
+
+@cache
+def server_context(name: str, kind: TLS) -> ssl.SSLContext:
+    """The server's context for a name (or a literal address)."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority = _stranger() if kind == "self-signed" else _authority()
+    identity = "somebody-else.test" if kind == "wrong-name" else name
+    if kind == "expired":
+        past = {"not_before": _PAST, "not_after": _PAST + datetime.timedelta(days=30)}
+        certificate = authority.issue_cert(identity, **past)
+    else:
+        certificate = authority.issue_cert(identity)
+    certificate.configure_cert(context)
+    return context
+
+
+@cache
+def client_context() -> ssl.SSLContext:
+    """A client's context that trusts the fake internet's authority, and nothing else."""
+    context = ssl.create_default_context()
+    _authority().configure_trust(context)
+    return context
