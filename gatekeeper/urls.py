@@ -1,0 +1,332 @@
+"""Raw text to `Target`: the one place where a URL is taken apart.
+
+Two roads lead to the same answer. `parse` is the whole of it: malformed text is refused,
+the authority is read by yarl, and the path is brought to the form in which it is sent.
+`split` is the hot one: it knows the authorities it has seen, and walks the long road only
+for text that is anything but ordinary.
+
+No other URL parser may be used anywhere: parsers disagree about `①②⑦.0.0.1`, and where two
+of them disagree, one of them checks and the other one dials.
+
+The path keeps the escapes it came with (`%26` is not `&`, RFC-25), so whoever sends a target
+with aiohttp must say `yarl.URL(target.url, encoded=True)`: left to itself yarl decodes some.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+import msgspec
+from yarl import URL
+
+from gatekeeper.errors import InvalidURL
+
+__all__ = ["MAX_URL", "Target", "host_of", "join", "mask", "parse", "split", "split_ordinary"]
+
+MAX_URL = 65_536
+"""Characters of a URL. Servers refuse a request line beyond 8 to 64 KiB, so nothing longer
+can be fetched; and the cost of matching grows with the length, which a site's page chooses."""
+
+_MAX_AUTHORITIES = 50_000
+_MAX_AUTHORITY = 1_000
+"""Characters. A name has 253, and some more as escaped by IDNA; mapping costs more than linear."""
+
+_PORTS = {"http": 80, "https": 443}
+
+_UNREADABLE = "brackets, a backslash or a look-alike delimiter in the host"
+
+# Octets that travel as they are (RFC 3986: unreserved, sub-delims, ":@/?"), less `%`.
+_PLAIN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/?"
+
+# C0, DEL, C1, the two Unicode line ends, and halves of characters. yarl drops tab, CR and LF
+# silently, which lets two readers of one text see two URLs.
+_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_UNSENDABLE = re.compile(r"%(?![0-9A-Fa-f]{2})|[^A-Za-z0-9\-._~!$&'()*+,;=:@/?%]+")
+_MAYBE_DOTS = re.compile(r"/(?:\.|%2[eE])")
+_EXTRAORDINARY = re.compile(f"{_UNSENDABLE.pattern}|{_MAYBE_DOTS.pattern}")
+_PORT = re.compile(r"[0-9]{0,5}\Z")  # yarl takes `:+80` and `:０８０`, being int()
+_NOT_A_NAME = re.compile(r"[^a-z0-9\-._~!$&'()*+,;=]")
+_NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
+_LABEL_ENDS = re.compile("[.\u3002\uff0e\uff61]")
+_WHOLE_AUTHORITY = re.compile(r"[A-Za-z]+://[^/?#@]+\Z")
+_AUTHORITY_END = re.compile(r"[/?#\\]")
+_NO_PORT = re.compile(r":[0-9]*[^0-9]")
+_QUERY = re.compile(r"([?#]).+\Z", re.DOTALL)
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A URL as the gate sees it: an origin, and a path with its query.
+
+    >>> parse("HTTPS://Example.COM:443/a/../b?x=1#top").url
+    'https://example.com/b?x=1'
+    """
+
+    scheme: str
+    """`http` or `https`."""
+    host: str
+    """A-labels in lower case without the root dot, or an address without brackets."""
+    port: int
+    """The port to dial: the scheme's own where the text names none."""
+    origin: str
+    """The key of a robots.txt (URL-01): the default port left out, IPv6 in brackets."""
+    path: str
+    """Path and query as they are sent: dot segments resolved, fragment dropped, everything
+    that can't travel escaped, an empty query's `?` kept (URL-04). Begins with `/`."""
+    userinfo: bool = False
+    """The text held credentials. They are dropped here; the Guard refuses the URL."""
+
+    @property
+    def url(self) -> str:
+        """The whole URL, without credentials and fragment."""
+        return self.origin + self.path
+
+
+def parse(raw: str) -> Target:
+    """Read a URL whole. Raises InvalidURL for text that is no http or https URL.
+
+    Only malformed text is refused here: which names, ports and addresses may be visited is
+    the Guard's business.
+    """
+    _refuse_text(raw)
+    try:
+        url = URL(raw, encoded=True)
+    except (ValueError, IndexError) as error:  # IndexError: yarl of `http://[a]@/`
+        raise _invalid(raw, _UNREADABLE) from error
+    if url.scheme not in _PORTS:  # URL-07
+        raise _invalid(raw, "not an http or https URL; write it out with its scheme")
+    credentials, at, hostport = url.raw_authority.rpartition("@")
+    host, port = _authority(raw, url.scheme, hostport)
+    bracketed = f"[{host}]" if ":" in host else host
+    suffix = "" if port == _PORTS[url.scheme] else f":{port}"
+    return Target(
+        scheme=url.scheme,
+        host=host,
+        port=port,
+        origin=f"{url.scheme}://{bracketed}{suffix}",
+        path=_path(url, raw),
+        userinfo=bool(credentials or at),
+    )
+
+
+def join(base: Target, reference: str) -> Target:
+    """Where a reference (a `Location`, say) found at `base` leads. Raises InvalidURL.
+
+    >>> join(parse("https://example.com/a/b"), "../robots.txt").url
+    'https://example.com/robots.txt'
+    """
+    _refuse_text(reference)
+    try:
+        url = URL(base.url, encoded=True).join(URL(reference, encoded=True))
+    except (ValueError, IndexError) as error:
+        raise _invalid(reference, _UNREADABLE) from error
+    return parse(str(url))
+
+
+def split(raw: str) -> tuple[str, str]:
+    """Origin and path-and-query, exactly as `parse` gives them, but fast. Raises InvalidURL.
+
+    >>> split("https://example.com/a?b")
+    ('https://example.com', '/a?b')
+    """
+    found = split_ordinary(raw)
+    if found is not None:
+        return found
+    target = parse(raw)
+    _remember(raw, target.origin)
+    return target.origin, target.path
+
+
+def split_ordinary(raw: str) -> tuple[str, str] | None:
+    """What `split` gives, or None for text that takes `parse` to read: it decides nothing.
+
+    For a hot path that has to look twice at anything odd: text with credentials, dot
+    segments, characters to escape or an authority not seen by `split` before is None.
+    """
+    end = raw.find("/", 8)  # 8: past `http://a` and `https://`
+    origin = _seen.get(raw[:end])
+    if origin is None or len(raw) > MAX_URL:
+        return None
+    path = raw[end:]
+    # Taking every plain octet away in C is faster than searching for one that is not; only
+    # if something is left, or `/.` may begin a dot segment, a regular expression looks again.
+    if (
+        not path.isascii() or path.encode().translate(None, _PLAIN) or "/." in path
+    ) and _EXTRAORDINARY.search(path):
+        return None
+    return origin, path
+
+
+def mask(raw: str, *, query: bool = True, limit: int = 200) -> str:
+    """The text for people and logs: credentials masked, controls escaped, cut to `limit`.
+
+    With `query=False` the query is masked too, and the fragment (T11).
+
+    >>> mask("https://ann:secret@example.com/a?token=1", query=False)
+    'https://***@example.com/a?***'
+    """
+    start = raw.find("//") + 2 if "//" in raw else 0
+    after = _AUTHORITY_END.search(raw, start)
+    end = after.start() if after else len(raw)
+    at = raw.rfind("@", start, end)
+    if at < 0 and _NO_PORT.search(raw, max(start, raw.rfind("]", start, end)), end):
+        at = raw.rfind("@", end)  # `user:pa/ss@host`: no URL, but still somebody's secret
+    shown = raw if at < 0 else f"{raw[:start]}***{raw[at:]}"
+    if not query:
+        shown = _QUERY.sub(r"\1***", shown, count=1)
+    return _printable(shown, limit)
+
+
+def host_of(origin: str) -> str:
+    """The host of an origin as `Target.origin` has it; an IPv6 address without brackets.
+
+    >>> host_of("https://example.com:8443"), host_of("http://[::1]")
+    ('example.com', '::1')
+    """
+    hostport = origin.partition("//")[2]
+    if hostport.startswith("["):
+        return hostport[1:].partition("]")[0]
+    return hostport.partition(":")[0]
+
+
+# Authorities that `split` has read, as they were written: `HTTPS://Example.com` -> origin.
+# Emptied when full, which costs one parse an authority; a moving window would cost the hot
+# path a write for every question.
+_seen: dict[str, str] = {}
+
+
+def _remember(raw: str, origin: str) -> None:
+    end = raw.find("/", 8)
+    written = raw[:end]
+    # Only an authority that ends at this slash, and holds no credentials, may stand for it.
+    if end < 0 or end > _MAX_AUTHORITY or not _WHOLE_AUTHORITY.match(written):
+        return
+    if len(_seen) >= _MAX_AUTHORITIES:
+        _seen.clear()
+    _seen[written] = origin if origin != written else written
+
+
+def _refuse_text(raw: str) -> None:
+    if len(raw) > MAX_URL:
+        raise _invalid(raw, f"longer than {MAX_URL} characters")
+    if found := _FORBIDDEN.search(raw):
+        raise _invalid(raw, f"holds the control character {found[0]!a}; escape or drop it")
+    if raw[:1] == " " or raw[-1:] == " ":
+        raise _invalid(raw, "begins or ends with a blank; strip it")
+
+
+def _authority(raw: str, scheme: str, hostport: str) -> tuple[str, int]:
+    """Host and port as they are dialled. Judges the mapped host only, never the raw one."""
+    name, colon, port = hostport.rpartition("]")[2].partition(":")
+    if "%" in hostport:  # escapes and IPv6 zones: parsers disagree about both
+        raise _invalid(raw, "a '%' in the host; write the name itself")
+    if len(hostport) > _MAX_AUTHORITY:
+        raise _invalid(raw, "the host is longer than any name")
+    if colon and not _PORT.match(port):
+        raise _invalid(raw, "the port is no number of at most five digits")
+    try:
+        url = URL(f"{scheme}://{hostport}")
+    except (ValueError, IndexError) as error:
+        raise _invalid(raw, f"the host can't be read: {_printable(str(error), 120)}") from error
+    host = (url.raw_host or "").lower()
+    if hostport.startswith("["):
+        if name or ":" not in host:
+            raise _invalid(raw, "brackets hold an IPv6 address, nothing else")
+        return _ipv6(raw, host), url.port or 0
+    return _name(raw, hostport, host), url.port or 0
+
+
+def _ipv6(raw: str, host: str) -> str:
+    try:
+        text = ipaddress.IPv6Address(host).compressed
+    except ValueError as error:
+        raise _invalid(raw, "no IPv6 address in the brackets") from error
+    if "." not in text:
+        return text
+    # Python 3.13 writes ::ffff:127.0.0.1, earlier ones ::ffff:7f00:1. A key that is written to
+    # disk has to read the same after an upgrade: hexadecimal, as the WHATWG serialises it.
+    head, _, quad = text.rpartition(":")
+    number = int(ipaddress.IPv4Address(quad))
+    return f"{head}:{number >> 16:x}:{number & 0xFFFF:x}"
+
+
+def _name(raw: str, written: str, mapped: str) -> str:
+    """The mapped name without its root dot (URL-05), if it is one at all."""
+    host = mapped.removesuffix(".")
+    if not host:
+        raise _invalid(raw, "no host; write http://host/path")
+    if host.startswith(".") or host.endswith(".") or ".." in host:
+        raise _invalid(raw, "an empty label in the host")
+    if found := _NOT_A_NAME.search(host):
+        raise _invalid(raw, f"{found[0]!r} in the host")
+    if _NUMBER.match(host.rpartition(".")[2]) and not _is_dotted_quad(mapped):
+        raise _invalid(raw, "a numeric host that is no canonical dotted quad")
+    # Where IDNA2008 knows no answer yarl falls back to IDNA2003, which turns ß into ss and ς
+    # into σ: another host than the browser's (URL-05).
+    if not written.isascii() and _deviations(written) != _deviations(host):
+        raise _invalid(raw, "the host can't be mapped to ASCII; write it in its xn-- form")
+    return host
+
+
+def _is_dotted_quad(host: str) -> bool:
+    try:
+        ipaddress.IPv4Address(host)  # strict: four decimal octets, no leading zeros
+    except ValueError:
+        return False
+    return True
+
+
+def _deviations(host: str) -> tuple[int, int]:
+    text = _decoded(host.lower())
+    return text.count("ß"), text.count("ς")
+
+
+def _decoded(host: str) -> str:
+    """A-labels as Unicode, by Punycode alone."""
+    return ".".join(
+        label[4:].encode().decode("punycode", "replace") if label.startswith("xn--") else label
+        for label in _LABEL_ENDS.split(host)
+    )
+
+
+def _path(url: URL, raw: str) -> str:
+    path = url.raw_path
+    if _MAYBE_DOTS.search(path):
+        path = _without_dot_segments(path)
+    query = url.raw_query_string
+    # yarl drops the `?` of an empty query; a rule may ask for it (URL-04).
+    if query or "?" in raw.partition("#")[0]:
+        path = f"{path}?{query}"
+    return _UNSENDABLE.sub(_escaped, path)
+
+
+def _without_dot_segments(path: str) -> str:
+    """RFC 3986 section 5.2.4, `%2e` read as a dot (URL-03)."""
+    kept: list[str] = []
+    last = ""
+    for segment in path[1:].split("/"):
+        last = segment.lower().replace("%2e", ".") if len(segment) <= 6 else segment
+        if last == "..":
+            if kept:
+                kept.pop()
+        elif last != ".":
+            kept.append(segment)
+    if last in {".", ".."}:
+        kept.append("")
+    return "/" + "/".join(kept)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "".join(f"%{octet:02X}" for octet in found[0].encode())
+
+
+def _printable(text: str, limit: int) -> str:
+    if len(text) > limit:
+        text = text[: limit - 1] + "…"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _invalid(raw: str, problem: str) -> InvalidURL:
+    return InvalidURL(mask(raw), problem)
