@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
+from gatekeeper.robots.model import Candidate, Dialect, Group, Match, Rule, Severity
 
-
-class Rule(msgspec.Struct, frozen=True):
-    """One rule line, as it stands in the file."""
-
-    line: int
-    field: str
-    value: str
-    text: str
+__all__ = ["Candidate", "Dialect", "Group", "Match", "Rule", "Severity"]
