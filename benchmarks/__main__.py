@@ -1,0 +1,86 @@
+"""`python -m benchmarks`: measure, print the tables, keep the figures if asked to."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.corpus import shape
+from benchmarks.options import Options
+from benchmarks.report import Table, environment
+
+SUITES = {
+    "text": "parse, first answer and match beside six parsers",
+    "memory": "what one kept policy costs",
+    "hostile": "the worst 500 KiB files we can construct",
+    "gate": "`await gate.allowed(url)` on warm origins",
+    "storage": "the journal and the state file",
+    "pacing": "the scheduler, under virtual time and in a real loop",
+    "sidecar": "the HTTP service beside a handler that returns a constant",
+    "crawl": "20,000 pages of 200 hosts on loopback, beside other crawlers",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the suites that were asked for; the exit status says whether all of them ran."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure gatekeeper beside its peers, interleaved in one run.",
+        epilog="example: python -m benchmarks --quick --only text --only gate",
+    )
+    parser.add_argument("--corpus", metavar="FILE", help="real sites as JSON lines")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller inputs")
+    parser.add_argument(
+        "--only", metavar="NAME", action="append", help=f"one of {', '.join(SUITES)}"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.only or ()) - set(SUITES))
+    if unknown:
+        parser.error(f"no such benchmark: {', '.join(unknown)} (there are {', '.join(SUITES)})")
+    return _run(options.only or list(SUITES), Options(options.corpus, options.quick), options.json)
+
+
+def _run(names: list[str], options: Options, target: str | None) -> int:
+    facts = environment()
+    facts["corpus"] = options.corpus or "made up, seed 9309"
+    facts |= {f"corpus {key}": f"{value:,}" for key, value in shape(options.sites()).items()}
+    print("# gatekeeper, measured\n")
+    print("\n".join(f"- {key}: {value}" for key, value in facts.items()), flush=True)
+    tables: list[Table] = []
+    failed = []
+    for name in names:
+        start = time.monotonic()
+        try:
+            made = _suite(name, options)
+        except ImportError as error:
+            failed.append(name)
+            print(f"\n## {name}: not run ({error})", flush=True)
+            continue
+        tables += made
+        for table in made:
+            print(f"\n{table.markdown()}", flush=True)
+        print(f"({name}: {time.monotonic() - start:.0f} s)", flush=True)
+    if target:
+        document = {"environment": facts, "tables": [table.as_dict() for table in tables]}
+        Path(target).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return 1 if failed else 0
+
+
+def _suite(name: str, options: Options) -> list[Table]:
+    """`run(options)` gives tables; a benchmark with only a `main` prints its own."""
+    module = importlib.import_module(f"benchmarks.{name}")
+    if hasattr(module, "run"):
+        return list(module.run(options))
+    arguments = ["--quick"] if options.quick else []
+    module.main(*([arguments] if inspect.signature(module.main).parameters else []))
+    return []
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""What one kept policy costs in memory.
+
+The method, the same for every parser: a fresh process reads a share of the files, so that
+every module, cache and memory arena is there; then it parses every file several times over,
+each time a different text (a comment with a number stands at its end, so that nothing can be
+shared), chooses the agent, asks about all URLs of the site and keeps parsed file and chosen
+agent. The growth of the process's resident memory, divided by the number of policies, is
+the figure: it counts Python objects and C++ alike. `tracemalloc` is run in a second
+process, for comparison: it sees what Python allocates, and nothing else.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+from benchmarks.corpus import Site
+from benchmarks.options import Options
+from benchmarks.peers import BASELINE, OURS, installed, missing
+from benchmarks.report import Table, count, seconds, times
+
+__all__ = ["run"]
+
+
+def run(options: Options) -> list[Table]:
+    """One table: resident bytes, traced bytes, and what a full garbage collection costs."""
+    copies = 6 if options.quick else 12
+    rows, figures = [], {}
+    for peer in installed():
+        resident = _child(peer.name, options, copies, "resident")
+        traced = _child(peer.name, options, 2, "traced")
+        figures[peer.name] = {
+            "resident_bytes": resident["bytes"],
+            "traced_bytes": traced["bytes"],
+            "full_collection_seconds": resident["collection"],
+            "policies": resident["policies"],
+        }
+    base = figures[BASELINE]["resident_bytes"]
+    for name, figure in figures.items():
+        each = figure["full_collection_seconds"] / figure["policies"] * 10_000
+        rows.append(
+            (
+                name,
+                f"{figure['resident_bytes']:,.0f} B",
+                times(figure["resident_bytes"] / base),
+                f"{figure['traced_bytes']:,.0f} B",
+                seconds(each),
+            )
+        )
+    ours = figures.get(OURS, figures[BASELINE])
+    mean = sum(len(site.body) for site in options.sites()) // len(options.sites())
+    return [
+        Table(
+            "Memory of one kept policy",
+            ("", "resident", "of Protego's", "traced", "full collection, 10,000 kept"),
+            rows,
+            "at most 4 kB, at most a quarter of Protego's",
+            (
+                *(f"{name}: not installed here" for name in missing()),
+                f"Mean text: {mean:,} B; {count(ours['policies'])} policies a process.",
+                "resident: growth of the process; the same method for all, C++ included. "
+                "traced: what tracemalloc saw; it does not see C++.",
+                "Parsed file and chosen agent are kept, and were asked about every URL of "
+                "the site.",
+            ),
+            figures,
+        )
+    ]
+
+
+def _child(name: str, options: Options, copies: int, method: str) -> dict[str, Any]:
+    task = {
+        "peer": name,
+        "corpus": options.corpus,
+        "quick": options.quick,
+        "copies": copies,
+        "method": method,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.memory"],
+        input=json.dumps(task),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def _measure(task: dict[str, Any]) -> dict[str, float]:
+    (peer,) = installed((task["peer"],))
+    sites = Options(task["corpus"], task["quick"]).sites()
+    kept: list[Any] = []
+
+    def keep(site: Site, tail: str) -> None:
+        robots = peer.parse(site.body + f"\n# {tail}\n".encode())
+        ask = peer.ready(robots)
+        for url in site.urls:
+            ask(url)
+        kept.append((robots, ask))
+
+    for site in sites[:60]:
+        keep(site, "warm")
+    kept.clear()
+    kept.extend([None] * (len(sites) * task["copies"]))
+    kept.clear()
+    gc.collect()
+    resident = task["method"] == "resident"
+    if not resident:
+        tracemalloc.start()
+    before = _resident() if resident else tracemalloc.get_traced_memory()[0]
+    for copy in range(task["copies"]):
+        for site in sites:
+            keep(site, str(copy))
+    start = time.process_time()
+    gc.collect()
+    collection = time.process_time() - start
+    after = _resident() if resident else tracemalloc.get_traced_memory()[0]
+    # The pair and the closure are the benchmark's own.
+    own = len(kept) * (sys.getsizeof(kept[0]) + 8)
+    return {
+        "bytes": (after - before - own) / len(kept),
+        "collection": collection,
+        "policies": len(kept),
+    }
+
+
+def _resident() -> int:
+    """Bytes of this process in memory (Linux), or the largest it ever was (elsewhere)."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(json.loads(sys.stdin.read()))))

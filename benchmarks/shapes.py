@@ -1,0 +1,291 @@
+"""Hostile files of 500 KiB: each is the worst for one way of parsing or matching."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from benchmarks.corpus import AGENT
+
+__all__ = ["LIMIT", "SHAPES", "Shape"]
+
+LIMIT = 512_000
+_HOST = "https://www.site.example"
+_LONG = 2_000
+"""Length of the long URLs: what servers and browsers agree to carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A file and the URLs that hurt most beside it."""
+
+    name: str
+    body: bytes
+    paths: tuple[str, ...]
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The paths, and those that hurt somewhere, as whole URLs."""
+        common = ("/", "/" + "a" * _LONG, "/index.html?q=1", "/%41" + "%2F%E4" * (_LONG // 6))
+        return tuple(_HOST + path for path in (*self.paths, *common))
+
+
+_MAKERS: dict[str, Callable[[], Shape]] = {}
+
+
+def _shape(name: str) -> Callable[[Callable[[], tuple[str, tuple[str, ...]]]], None]:
+    def keep(make: Callable[[], tuple[str, tuple[str, ...]]]) -> None:
+        def built() -> Shape:
+            text, paths = make()
+            return Shape(name, text.encode("utf-8")[:LIMIT], paths)
+
+        _MAKERS[name] = built
+
+    return keep
+
+
+def _full(head: str, lines: Iterable[str]) -> str:
+    """Lines until the limit is reached."""
+    parts, size = [head], len(head)
+    for line in lines:
+        size += len(line) + 1
+        if size > LIMIT:
+            break
+        parts.append(line)
+    return "\n".join(parts) + "\n"
+
+
+def _group(lines: Iterable[str]) -> str:
+    return _full("User-agent: *", lines)
+
+
+@_shape("20,000 plain rules")
+def _() -> tuple[str, tuple[str, ...]]:
+    rng = random.Random(1)
+    paths = [f"/{rng.randrange(10**9):x}" for _ in range(20_000)]
+    return _group(f"Disallow: {path}" for path in paths), (paths[7] + "/x", paths[-1])
+
+
+@_shape("20,000 rules, half with wildcards")
+def _() -> tuple[str, tuple[str, ...]]:
+    rng = random.Random(2)
+    rules = [
+        f"/{rng.randrange(10**6):x}" + ("*" + f"{rng.randrange(10**4):x}") * (index % 2)
+        for index in range(20_000)
+    ]
+    return _group(f"Disallow: {rule}" for rule in rules), (rules[1].replace("*", "/y/"),)
+
+
+@_shape("10,000 groups")
+def _() -> tuple[str, tuple[str, ...]]:
+    blocks = (f"User-agent: b{index}\nDisallow: /{index}\n" for index in range(10_000))
+    return _full("", blocks) + "User-agent: *\nDisallow: /x\n", ("/x",)
+
+
+@_shape("10,000 groups, all of our agent")
+def _() -> tuple[str, tuple[str, ...]]:
+    blocks = (f"User-agent: {AGENT}\nDisallow: /{index}\n" for index in range(10_000))
+    return _full("", blocks), ("/9999", "/44")
+
+
+@_shape("5,000 agents over 10,000 rules")
+def _() -> tuple[str, tuple[str, ...]]:
+    agents = "\n".join(f"User-agent: agent{index}" for index in range(5_000))
+    rules = (f"Disallow: /{index}/x" for index in range(10_000))
+    return _full(f"{agents}\nUser-agent: *", rules), ("/9999/x", "/44/x")
+
+
+@_shape("30,000 agents, one rule")
+def _() -> tuple[str, tuple[str, ...]]:
+    agents = (f"User-agent:a{index:x}" for index in range(30_000))
+    return _full("", agents) + "User-agent: *\nDisallow: /x\n", ("/x",)
+
+
+@_shape("/a*a*...*b a thousand times")
+def _() -> tuple[str, tuple[str, ...]]:
+    rule = "Disallow: /" + "a*" * 240 + "b"
+    return _group(rule for _ in range(1_000)), ("/" + "a" * 1_900 + "/", "/" + "a" * 1_900 + "b")
+
+
+@_shape("/a*a*...*b, each another one")
+def _() -> tuple[str, tuple[str, ...]]:
+    rules = (f"Disallow: /{'a*' * 240}b{index}" for index in range(1_100))
+    return _group(rules), ("/" + "a" * 1_900 + "b", "/" + "ab" * 950)
+
+
+@_shape("400,000 stars in one rule")
+def _() -> tuple[str, tuple[str, ...]]:
+    return f"User-agent: *\nDisallow: /{'*' * 400_000}x$\n", ("/" + "x" * _LONG,)
+
+
+@_shape("200,000 times *a in one rule")
+def _() -> tuple[str, tuple[str, ...]]:
+    return f"User-agent: *\nDisallow: /{'*a' * 200_000}$\n", ("/" + "a" * _LONG,)
+
+
+@_shape("no line end at all")
+def _() -> tuple[str, tuple[str, ...]]:
+    return "Disallow: /" + "a" * LIMIT, ("/a",)
+
+
+@_shape("one rule of 500 kB")
+def _() -> tuple[str, tuple[str, ...]]:
+    return f"User-agent: *\nDisallow: /{'a' * 500_000}\n", ("/" + "a" * _LONG,)
+
+
+@_shape("one rule of 160,000 escapes")
+def _() -> tuple[str, tuple[str, ...]]:
+    return f"User-agent: *\nDisallow: /{'%c3%A9%41' * 55_000}\n", ("/" + "%c3%A9A" * 280,)
+
+
+@_shape("35,000 rules with escapes")
+def _() -> tuple[str, tuple[str, ...]]:
+    rules = (f"Allow:/%{index % 256:02x}%{index // 256 % 256:02X}" for index in range(35_000))
+    return _group(rules), ("/%41%00", "/A%00")
+
+
+@_shape("each rule a prefix of the next")
+def _() -> tuple[str, tuple[str, ...]]:
+    rules = (f"{'Allow' if n % 2 else 'Disallow'}: /{'a' * n}" for n in range(1_000))
+    return _group(rules), ("/" + "a" * 990 + "b",)
+
+
+@_shape("40,000 wildcards that all hit")
+def _() -> tuple[str, tuple[str, ...]]:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    rules = (
+        f"Allow:/*{letters[index % 26]}*{letters[index // 26 % 26]}" for index in range(40_000)
+    )
+    return _group(rules), ("/" + letters * 76, "/" + letters[::-1] * 76)
+
+
+@_shape("25,000 wildcards, every piece there, the order wrong")
+def _() -> tuple[str, tuple[str, ...]]:
+    rng = random.Random(3)
+    pieces = [f"{index:02x}" for index in range(256)]
+    rules = (f"Allow:/*{'*'.join(rng.sample(pieces, 4))}$" for _ in range(25_000))
+    return _group(rules), ("/" + "".join(pieces) * 3 + "/", "/" + "".join(reversed(pieces)) * 3)
+
+
+@_shape("1,000 long pieces that nearly hit")
+def _() -> tuple[str, tuple[str, ...]]:
+    rules = (f"Disallow: /*{'a' * 490}{index:x}" for index in range(1_000))
+    return _group(rules), ("/" + "a" * _LONG, "/" + ("a" * 489 + "b") * 4)
+
+
+@_shape("1,000 nearly periodic pieces")
+def _() -> tuple[str, tuple[str, ...]]:
+    rules = (f"Disallow: /*{'a' * 240}b{'a' * 240}{index:x}" for index in range(1_000))
+    return _group(rules), ("/" + ("a" * 240 + "b") * 8 + "a" * 100, "/" + "a" * _LONG)
+
+
+@_shape("40,000 rules that end in $")
+def _() -> tuple[str, tuple[str, ...]]:
+    rules = (f"Allow:/*{index:x}$" for index in range(40_000))
+    return _group(rules), ("/" + "f" * _LONG, "/9c3f")
+
+
+@_shape("45,000 times the same rule")
+def _() -> tuple[str, tuple[str, ...]]:
+    return _group("Allow:/*a" for _ in range(46_000)), ("/" + "b" * _LONG,)
+
+
+@_shape("draft 2.0: 20,000 classes")
+def _() -> tuple[str, tuple[str, ...]]:
+    rules = (f"Disallow: /*[a-z]{index:x}[!0-9]?" for index in range(20_000))
+    return _full("User-agent: *\nRobot-version: 2.0", rules), ("/" + "a1b2" * 480,)
+
+
+@_shape("draft 2.0: one class of 400,000")
+def _() -> tuple[str, tuple[str, ...]]:
+    head = "User-agent: *\nRobot-version: 2.0\n"
+    return f"{head}Disallow: /*[{'a-c' * 130_000}]x\n", ("/" + "ay" * 950,)
+
+
+@_shape("draft 2.0: 150,000 times ?*")
+def _() -> tuple[str, tuple[str, ...]]:
+    head = "User-agent: *\nRobot-version: 2.0\n"
+    return f"{head}Disallow: /{'?*' * 150_000}b\n", ("/" + "a" * _LONG,)
+
+
+@_shape("draft 2.0: [a]*[b] a thousand times")
+def _() -> tuple[str, tuple[str, ...]]:
+    rules = (f"Disallow: /{'[ab]*' * 90}{index:x}" for index in range(1_000))
+    return _full("User-agent: *\nRobot-version: 2.0", rules), ("/" + "ab" * 900,)
+
+
+@_shape("500,000 line ends")
+def _() -> tuple[str, tuple[str, ...]]:
+    return "User-agent: *\nDisallow: /x\n" + "\r" * 480_000, ("/x",)
+
+
+@_shape("250,000 colons")
+def _() -> tuple[str, tuple[str, ...]]:
+    return "User-agent: *\n" + ":\n" * 250_000, ("/x",)
+
+
+@_shape("500 kB of blanks before a colon")
+def _() -> tuple[str, tuple[str, ...]]:
+    return f"User-agent: *\nDisallow{' ' * 500_000}x: /\n", ("/x",)
+
+
+@_shape("comment marks only")
+def _() -> tuple[str, tuple[str, ...]]:
+    return "User-agent: *\nDisallow: /x " + "#" * 500_000, ("/x",)
+
+
+@_shape("100,000 unknown fields")
+def _() -> tuple[str, tuple[str, ...]]:
+    return _group(f"x{index % 1000}:y" for index in range(100_000)), ("/x",)
+
+
+@_shape("30,000 misspelt fields")
+def _() -> tuple[str, tuple[str, ...]]:
+    return _group("Disalow: /x" if n % 2 else "Useragent: y" for n in range(30_000)), ("/x",)
+
+
+@_shape("25,000 rates and windows")
+def _() -> tuple[str, tuple[str, ...]]:
+    lines = (
+        f"Request-rate: {n + 1}/10m 0100-0{n % 10}00" if n % 2 else f"Visit-time: 0{n % 10}00-0959"
+        for n in range(25_000)
+    )
+    return _group(lines), ("/x",)
+
+
+@_shape("numbers of 120,000 digits")
+def _() -> tuple[str, tuple[str, ...]]:
+    digits = "9" * 120_000
+    lines = (f"Crawl-delay: {digits}", f"Request-rate: {digits}/{digits}", f"Visit-time: {digits}")
+    return _group(lines), ("/x",)
+
+
+@_shape("20,000 sitemaps")
+def _() -> tuple[str, tuple[str, ...]]:
+    return _group(f"Sitemap: https://a.example/{n}" for n in range(20_000)), ("/x",)
+
+
+@_shape("15,000 usage preferences")
+def _() -> tuple[str, tuple[str, ...]]:
+    return _group(f"Content-Usage: /{n}* train-ai=n" for n in range(15_000)), ("/4*",)
+
+
+@_shape("random octets")
+def _() -> tuple[str, tuple[str, ...]]:
+    return random.Random(4).randbytes(LIMIT).decode("latin-1"), ("/x",)
+
+
+@_shape("every control and line separator")
+def _() -> tuple[str, tuple[str, ...]]:
+    unit = "Disallow: /\x00\x0b\x0c\x1c\x85\u2028\ufeffx\r"
+    return "User-agent: *\n" + unit * 20_000, ("/x",)
+
+
+@_shape("deep in dots: /a/../a/..")
+def _() -> tuple[str, tuple[str, ...]]:
+    rules = (f"Disallow: /{'a/../' * 90}{index}" for index in range(1_000))
+    return _group(rules), ("/" + "a/../" * 380,)
+
+
+SHAPES: dict[str, Callable[[], Shape]] = _MAKERS
