@@ -49,7 +49,7 @@ _PORT = re.compile(r"[0-9]{0,5}\Z")  # yarl takes `:+80` and `:０８０`, being
 _NOT_A_NAME = re.compile(r"[^a-z0-9\-._~!$&'()*+,;=]")
 _NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
 _LABEL_ENDS = re.compile("[.\u3002\uff0e\uff61]")
-_WHOLE_AUTHORITY = re.compile(r"[A-Za-z]+://[^/?#@]+\Z")
+_WHOLE_AUTHORITY = re.compile(r"[A-Za-z]+://[^/?#@]+/\Z")
 _AUTHORITY_END = re.compile(r"[/?#\\]")
 _NO_PORT = re.compile(r":[0-9]*[^0-9]")
 _QUERY = re.compile(r"([?#]).+\Z", re.DOTALL)
@@ -144,7 +144,7 @@ def split_ordinary(raw: str) -> tuple[str, str] | None:
     segments, characters to escape or an authority not seen by `split` before is None.
     """
     end = raw.find("/", 8)  # 8: past `http://a` and `https://`
-    origin = _seen.get(raw[:end])
+    origin = _seen.get(raw[: end + 1])  # with no slash at all: the empty text, never seen
     if origin is None or len(raw) > MAX_URL:
         return None
     path = raw[end:]
@@ -189,21 +189,20 @@ def host_of(origin: str) -> str:
     return hostport.partition(":")[0]
 
 
-# Authorities that `split` has read, as they were written: `HTTPS://Example.com` -> origin.
+# Authorities that `split` has read, as they were written: `HTTPS://Example.com/` -> origin.
 # Emptied when full, which costs one parse an authority; a moving window would cost the hot
 # path a write for every question.
 _seen: dict[str, str] = {}
 
 
 def _remember(raw: str, origin: str) -> None:
-    end = raw.find("/", 8)
-    written = raw[:end]
+    written = raw[: raw.find("/", 8) + 1]
     # Only an authority that ends at this slash, and holds no credentials, may stand for it.
-    if end < 0 or end > _MAX_AUTHORITY or not _WHOLE_AUTHORITY.match(written):
+    if not _WHOLE_AUTHORITY.match(written):
         return
     if len(_seen) >= _MAX_AUTHORITIES:
         _seen.clear()
-    _seen[written] = origin if origin != written else written
+    _seen[written] = origin
 
 
 def _refuse_text(raw: str) -> None:
