@@ -1,0 +1,213 @@
+"""When and how often a site wants to be visited: Crawl-delay, Request-rate, Visit-time.
+
+Values are read strictly, singly and without exceptions: one that can't be used is None and
+counts for nothing (V2-33). Times of day are UTC (V2-24). Moments come in as aware datetimes
+of any zone; there is no clock here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, time, timedelta
+
+import msgspec
+
+__all__ = [
+    "MAX_SECONDS",
+    "RequestRate",
+    "Window",
+    "effective_interval",
+    "in_window",
+    "may_visit",
+    "next_change",
+    "next_visit",
+    "parse_crawl_delay",
+    "parse_request_rate",
+    "parse_visit_time",
+]
+
+MAX_SECONDS = 31_536_000.0
+"""A year. A site that asks for more, `1e400` written out say, gets that: an absurd wish must
+not overflow into none at all, because an error never speeds us up."""
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}  # `d`: not Conner's, but seen (V2-27)
+
+# re.ASCII and [0-9]: no other script's digits. Every pattern is anchored and cannot backtrack
+# further than its own few parts.
+_DELAY = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\Z")
+_TIME = r"([01][0-9]|2[0-3]):?([0-5][0-9])"  # V2-26: HHMM in the examples, HH:MM in the prose
+_WINDOW = re.compile(rf"{_TIME}[ \t]*-[ \t]*{_TIME}\Z")
+_RATE = re.compile(
+    r"([0-9]{1,15})[ \t]*/[ \t]*([0-9]{1,15})[ \t]*([smhd]?)(?:[ \t]+([0-9].*))?\Z",
+    re.IGNORECASE | re.ASCII,
+)
+
+_MINUTE = timedelta(minutes=1)
+_DAY = timedelta(days=1)
+
+# V2-31: without a rate, the slower of ten seconds and twice the time the retrieval took.
+_THUMB_SECONDS = 10.0
+_THUMB_FACTOR = 2.0
+
+
+class Window(msgspec.Struct, frozen=True):
+    """A part of every day, in UTC. The minute of `end` belongs to it (V2-25).
+
+    A window whose end is before its start goes on past midnight.
+    """
+
+    start: time
+    end: time
+
+    def __str__(self) -> str:
+        return f"{self.start:%H%M}-{self.end:%H%M}"
+
+
+class RequestRate(msgspec.Struct, frozen=True):
+    """So many documents in so many seconds, all day or in a window (V2-27).
+
+    >>> RequestRate(documents=10, seconds=60).interval
+    6.0
+    """
+
+    documents: int
+    seconds: int
+    window: Window | None = None
+
+    @property
+    def interval(self) -> float:
+        """Seconds from one document to the next (V2-30)."""
+        return min(self.seconds / self.documents, MAX_SECONDS)
+
+
+def parse_crawl_delay(value: str) -> float | None:
+    """Seconds, or None for anything but a plain non-negative decimal (VND-01).
+
+    >>> parse_crawl_delay("2.5"), parse_crawl_delay("-3"), parse_crawl_delay("5 s")
+    (2.5, None, None)
+    """
+    value = value.strip(" \t")
+    return min(float(value), MAX_SECONDS) if _DELAY.match(value) else None
+
+
+def parse_visit_time(value: str) -> Window | None:
+    """A window such as `0600-0845`, `06:00-08:45` or `0100 - 0800`, or None (V2-24, V2-26).
+
+    >>> print(parse_visit_time("2200 - 01:59"))
+    2200-0159
+    """
+    found = _WINDOW.match(value.strip(" \t"))
+    if found is None:
+        return None
+    start_hour, start_minute, end_hour, end_minute = map(int, found.groups())
+    return Window(time(start_hour, start_minute), time(end_hour, end_minute))
+
+
+def parse_request_rate(value: str) -> RequestRate | None:
+    """A rate such as `10/60`, `20/1h` or `1/10m 1300-1659`, or None (V2-27, V2-33).
+
+    >>> parse_request_rate("100/24h").interval
+    864.0
+    """
+    found = _RATE.match(value.strip(" \t"))
+    if found is None:
+        return None
+    documents = int(found[1])
+    seconds = int(found[2]) * _UNITS[found[3].lower()]
+    window = parse_visit_time(found[4]) if found[4] else None
+    if not documents or not seconds or (found[4] and window is None):
+        return None  # zero is no rate; a rate in no window we can tell holds never
+    return RequestRate(documents, seconds, window)
+
+
+def in_window(window: Window, at: datetime) -> bool:
+    """Whether that moment lies in the window. Raises ValueError for a naive datetime."""
+    return _holds(window, _utc(at).time())
+
+
+def may_visit(windows: Sequence[Window], at: datetime) -> bool:
+    """Whether a visit is welcome then: no window at all means any time (V2-24).
+
+    Raises ValueError for a naive datetime.
+    """
+    moment = _utc(at).time()
+    return not windows or any(_holds(window, moment) for window in windows)
+
+
+def next_visit(windows: Sequence[Window], at: datetime) -> datetime:
+    """The first moment from `at` on at which a visit is welcome, in UTC.
+
+    Raises ValueError for a naive datetime.
+    """
+    moment = _utc(at)
+    if may_visit(windows, moment):
+        return moment
+    return min(_next(window.start, moment) for window in windows)
+
+
+def next_change(rates: Iterable[RequestRate], at: datetime) -> datetime | None:
+    """When another rate can come into force: the next edge of a window, in UTC (GK-02).
+
+    None where no rate has a window. Raises ValueError for a naive datetime.
+    """
+    moment = _utc(at)
+    edges: list[datetime] = []
+    for rate in rates:
+        if rate.window is not None:
+            edges.append(_next(rate.window.start, moment))
+            edges.append(_next(rate.window.end, moment - _MINUTE) + _MINUTE)
+    return min(edges, default=None)
+
+
+def effective_interval(
+    crawl_delay: float | None,
+    rates: Iterable[RequestRate],
+    *,
+    rule_of_thumb: bool,
+    at: datetime,
+    took: float | None = None,
+) -> float | None:
+    """Seconds between two requests that the text asks for at that moment, or None.
+
+    Within a window the slowest rate for it counts, outside the slowest without one (V2-28,
+    V2-29); of a rate and a Crawl-delay, the slower. Where the text gives neither,
+    `rule_of_thumb` says whether V2-31 speaks, which looks at the seconds that the last
+    retrieval `took`. Raises ValueError for a naive datetime.
+    """
+    moment = _utc(at).time()
+    timed: list[float] = []
+    always: list[float] = []
+    for rate in rates:
+        if rate.window is None:
+            always.append(rate.interval)
+        elif _holds(rate.window, moment):
+            timed.append(rate.interval)
+    wishes = timed or always
+    if crawl_delay is not None:
+        wishes.append(crawl_delay)
+    if wishes:
+        return max(wishes)
+    if rule_of_thumb:
+        return max(_THUMB_SECONDS, _THUMB_FACTOR * (took or 0.0))
+    return None
+
+
+def _holds(window: Window, moment: time) -> bool:
+    # To the minute: the end's seconds 00 to 59.999 all belong to it (V2-25).
+    minute = moment.replace(second=0, microsecond=0)
+    if window.start <= window.end:
+        return window.start <= minute <= window.end
+    return minute >= window.start or minute <= window.end
+
+
+def _next(of_day: time, moment: datetime) -> datetime:
+    """The first moment after that one at which the clocks show that time."""
+    today = datetime.combine(moment.date(), of_day, UTC)
+    return today if today > moment else today + _DAY
+
+
+def _utc(at: datetime) -> datetime:
+    if at.utcoffset() is None:
+        raise ValueError("a moment needs a time zone: datetime.now(timezone.utc), not utcnow()")
+    return at.astimezone(UTC)
