@@ -1,1 +1,65 @@
-"""One module a command."""
+"""The command `gatekeeper`: one module a command.
+
+A command's module has two functions, `add_parser(subparsers)` and `run(args) -> int`,
+and its name stands in `COMMANDS`. Exit codes: 0 all well; 1 refused, or errors found;
+2 a mistake in the call, the configuration or the input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from gatekeeper.cli.common import NAME, USAGE, version
+from gatekeeper.errors import GatekeeperError
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = ("serve", "check", "lint", "healthcheck", "config")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. Errors are one line on stderr.
+
+    >>> main(["check", "--help"])  # doctest: +SKIP
+    """
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except GatekeeperError as error:
+        return fail(args.command, str(error))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone, as `| head` does: no more to say to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        return fail(args.command, _describe(error))
+
+
+def fail(command: str, message: str) -> int:
+    """Print the one line that an error gets; the exit code for it."""
+    print(f"{NAME} {command}: {' '.join(message.split())}", file=sys.stderr)
+    return USAGE
+
+
+def _describe(error: OSError) -> str:
+    text = error.strerror or str(error)
+    return f"{error.filename}: {text}" if error.filename else text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=NAME,
+        description="Ask a site's robots.txt first, then wait your turn.",
+        epilog=f"example: {NAME} check https://example.org/",
+    )
+    parser.add_argument("--version", action="version", version=f"{NAME} {version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        importlib.import_module(f"gatekeeper.cli.{name}").add_parser(commands)
+    return parser

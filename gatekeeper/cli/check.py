@@ -1,0 +1,137 @@
+"""`gatekeeper check URL...`: the verdict, the line that decided, and the timing."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gatekeeper.cli.common import (
+    DENIED,
+    NAME,
+    OK,
+    USAGE,
+    Subparsers,
+    add_command,
+    load,
+    log_to_stderr,
+    open_gate,
+)
+from gatekeeper.cli.settings import Settings
+from gatekeeper.decision import Decision, Reason
+
+if TYPE_CHECKING:
+    from gatekeeper.gate import Gatekeeper
+    from gatekeeper.robots import Policy
+
+__all__ = ["add_parser", "run"]
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text says about when and how often. Durations are seconds."""
+
+    crawl_delay: float | None
+    request_rates: list[str]
+    visit_times: list[str]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `--json`: a decision, the timing, and the seconds it took to know."""
+
+    decision: Decision
+    timing: Timing | None
+    took: float
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Put `check` among the commands."""
+    parser = add_command(
+        subparsers,
+        "check",
+        summary="say whether URLs may be fetched, and which line decided",
+        example=f"{NAME} check https://example.org/a https://example.org/b",
+        run=run,
+    )
+    parser.add_argument("urls", nargs="+", metavar="URL", help="an http or https URL")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit 0 if all may be fetched, 1 if any may not, 2 if any is no URL at all."""
+    log_to_stderr()
+    return asyncio.run(_check(load(args), args.urls, as_json=args.json))
+
+
+async def _check(settings: Settings, urls: list[str], *, as_json: bool) -> int:
+    code = OK
+    async with open_gate(settings) as gate:
+        started = time.perf_counter()
+        async for decision in gate.check_many(urls):
+            took = round(time.perf_counter() - started, 6)
+            if decision.reason is Reason.INVALID_URL:
+                print(f"{NAME} check: {decision.url!r}: {decision.note}", file=sys.stderr)
+                code = USAGE
+            elif not decision:
+                code = max(code, DENIED)
+            answer = Answer(decision=decision, timing=await _timing(gate, decision), took=took)
+            if as_json:
+                sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+            elif decision.reason is not Reason.INVALID_URL:
+                print("\n".join(_lines(answer)))
+            sys.stdout.flush()
+    return code
+
+
+async def _timing(gate: Gatekeeper, decision: Decision) -> Timing | None:
+    """The timing of the file that answered; None where no file was consulted."""
+    if decision.state is None or not decision.origin or decision.robots_status is None:
+        return None
+    policy: Policy = await gate.policy(decision.url)
+    return Timing(
+        crawl_delay=policy.crawl_delay,
+        request_rates=[f"{r.documents}/{r.seconds:g}s" for r in policy.request_rates],
+        visit_times=[f"{w.start:%H:%M}-{w.end:%H:%M}" for w in policy.visit_times],
+    )
+
+
+def _lines(answer: Answer) -> list[str]:
+    """The answer for people: the verdict first, what stands behind it indented."""
+    decision = answer.decision
+    lines = [f"{decision.verdict:<6} {decision.url}"]
+    if decision.rule is not None:
+        lines.append(f"       line {decision.rule.line}: {decision.rule.text}")
+    else:
+        lines.append(f"       {_plain(decision)}")
+    if decision.note:
+        lines.append(f"       {decision.note}")
+    if decision.conflict:
+        lines.append("       the declared dialect and RFC 9309 disagree; the stricter one decided")
+    if decision.retry_at is not None:
+        lines.append(f"       ask again at {decision.retry_at:%Y-%m-%d %H:%M:%S} UTC")
+    if answer.timing is not None:
+        lines.extend(f"       {text}" for text in _timing_lines(answer.timing))
+    lines.append(f"       {_file(decision)}took {answer.took * 1000:.0f} ms, id {decision.id}")
+    return lines
+
+
+def _plain(decision: Decision) -> str:
+    return decision.reason.replace("_", " ")
+
+
+def _file(decision: Decision) -> str:
+    if decision.state is None:
+        return ""
+    status = f" ({decision.robots_status})" if decision.robots_status is not None else ""
+    return f"robots.txt {decision.state}{status}, "
+
+
+def _timing_lines(timing: Timing) -> list[str]:
+    lines = []
+    if timing.crawl_delay is not None:
+        lines.append(f"Crawl-delay: {timing.crawl_delay:g} s between two requests")
+    lines.extend(f"Request-rate: {rate}" for rate in timing.request_rates)
+    lines.extend(f"Visit-time: {window} UTC" for window in timing.visit_times)
+    return lines

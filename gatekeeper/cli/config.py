@@ -1,0 +1,76 @@
+"""`gatekeeper config check` and `config show`: what is in force, and where it came from."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import msgspec
+
+from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, load
+from gatekeeper.cli.settings import Settings
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Put `config` with its two actions among the commands."""
+    parser = add_command(
+        subparsers,
+        "config",
+        summary="check the configuration, or show what is in force",
+        example=f"{NAME} config show --config gatekeeper.toml",
+        run=run,
+    )
+    parser.add_argument(
+        "action",
+        choices=("check", "show"),
+        help="check: only say whether it is right; show: every value and its origin",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit 0 if the configuration is right; a wrong one raises ConfigError (exit 2)."""
+    settings = load(args)
+    verify(settings)
+    if args.action == "check":
+        _say_checked(settings, as_json=args.json)
+    elif args.json:
+        _show_json(settings)
+    else:
+        _show(settings)
+    return OK
+
+
+def verify(settings: Settings) -> None:
+    """What only the parts that use a setting can judge. Raises ConfigError."""
+    from gatekeeper.sidecar.checks import check_server  # noqa: PLC0415 - `--help` stays quick
+
+    check_server(settings.config)
+
+
+def _say_checked(settings: Settings, *, as_json: bool) -> None:
+    if as_json:
+        print('{"ok":true}')
+    else:
+        print(f"{settings.path or 'no file, the defaults'}: all right")
+
+
+def _show_json(settings: Settings) -> None:
+    values: dict[str, Any] = {
+        one.name: {"value": one.value, "source": one.source} for one in settings
+    }
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(values), indent=2) + b"\n")
+
+
+def _show(settings: Settings) -> None:
+    section = ""
+    for one in settings:
+        head, _, field = one.name.rpartition(".")
+        if head != section:
+            section = head
+            print(f"\n[{section}]")
+        value = msgspec.json.encode(one.value).decode() if one.value is not None else "(not set)"
+        origin = "" if one.source == "default" else f"    # {one.source}"
+        print(f"{field} = {value}{origin}")

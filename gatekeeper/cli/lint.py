@@ -1,0 +1,111 @@
+"""`gatekeeper lint FILE|URL`: what is wrong, or surprising, in a robots.txt."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+
+from gatekeeper.cli.common import (
+    DENIED,
+    NAME,
+    OK,
+    Subparsers,
+    add_command,
+    load,
+    log_to_stderr,
+    open_gate,
+)
+from gatekeeper.cli.settings import Settings
+from gatekeeper.decision import State
+from gatekeeper.errors import GatekeeperError
+from gatekeeper.robots import Finding, RobotsTxt, Severity
+
+__all__ = ["add_parser", "run"]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """`--json`: everything found in one text."""
+
+    source: str
+    size: int
+    truncated: bool
+    errors: int
+    findings: list[Finding]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Put `lint` among the commands."""
+    parser = add_command(
+        subparsers,
+        "lint",
+        summary="find what is wrong in a robots.txt, with line numbers",
+        example=f"{NAME} lint https://example.org/robots.txt",
+        run=run,
+    )
+    parser.add_argument("source", metavar="FILE|URL", help="a file, a URL, or - for stdin")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit 0 if no error was found, 1 if one was, 2 if there was nothing to read."""
+    log_to_stderr()
+    settings = load(args)
+    robots = _read(settings, args.source)
+    if robots is None:
+        if args.json:
+            _print_json(Report(source=args.source, size=0, truncated=False, errors=0, findings=[]))
+        else:
+            print(f"{args.source}: there is no file, so everything is welcome")
+        return OK
+    findings = sorted(robots.findings, key=lambda finding: (finding.line, finding.code))
+    errors = sum(finding.severity is Severity.ERROR for finding in findings)
+    if args.json:
+        _print_json(
+            Report(
+                source=args.source,
+                size=robots.size,
+                truncated=robots.truncated,
+                errors=errors,
+                findings=findings,
+            )
+        )
+    else:
+        _print(args.source, findings, errors)
+    return DENIED if errors else OK
+
+
+def _read(settings: Settings, source: str) -> RobotsTxt | None:
+    """The parsed text; None where the site has none. Raises OSError for a bad file."""
+    if source.startswith(("http://", "https://")):
+        return asyncio.run(_fetch(settings, source))
+    body = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    return RobotsTxt.parse(
+        body, dialect=settings.config.robots.dialect, limit=settings.config.fetch.max_body
+    )
+
+
+async def _fetch(settings: Settings, url: str) -> RobotsTxt | None:
+    async with open_gate(settings) as gate:
+        robots = await gate.robots(url)
+        if robots is None:
+            decision = await gate.check(url)
+            if decision.state is not State.UNAVAILABLE:
+                raise GatekeeperError(f"{url}: the file can't be had ({decision.reason})")
+    return robots
+
+
+def _print_json(report: Report) -> None:
+    sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+
+
+def _print(source: str, findings: list[Finding], errors: int) -> None:
+    name = "stdin" if source == "-" else source
+    for finding in findings:
+        print(f"{name}:{finding.line}: {finding.severity}: {finding.message} [{finding.code}]")
+    if not findings:
+        print(f"{name}: nothing to say against it")
+    else:
+        print(f"{name}: {len(findings)} findings, {errors} errors")

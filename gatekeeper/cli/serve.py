@@ -1,0 +1,68 @@
+"""`gatekeeper serve`: the sidecar."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, load
+from gatekeeper.cli.settings import Settings
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Put `serve` among the commands."""
+    parser = add_command(
+        subparsers,
+        "serve",
+        summary="run the sidecar: the gate over HTTP",
+        example=f"{NAME} serve --socket /run/gatekeeper.sock",
+        run=run,
+    )
+    parser.add_argument("--host", metavar="H", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", metavar="P", type=int, help="port (8750); 0 takes a free one")
+    parser.add_argument("--socket", metavar="PATH", help="a unix socket instead, mode 0600")
+    parser.add_argument("--token-file", metavar="FILE", help="bearer tokens, one a line")
+    parser.add_argument(
+        "--storage", metavar="PATH|memory", help="where state is kept; memory: nowhere"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; exit 0 when every lease and stream has ended."""
+
+    def read() -> Settings:
+        return load(
+            args,
+            server__host=args.host,
+            server__port=args.port,
+            server__socket=args.socket,
+            server__token_file=args.token_file,
+            storage__path=args.storage,
+        )
+
+    settings = read()
+    from gatekeeper.sidecar.lifecycle import Wiring, serve  # noqa: PLC0415 - quick --help
+
+    if settings.config.user_agent is None:
+        print(
+            f"{NAME}: no identity is set, so sites see {settings.identity()!r}; give them a way "
+            'to reach you with --user-agent "yourbot/1.0 (+https://...)" or `user_agent` in '
+            "the configuration",
+            file=sys.stderr,
+        )
+    wiring = Wiring(
+        identity=settings.identity(),
+        config=settings.config,
+        reread=lambda: read().config,
+        announce=_announce,
+    )
+    serve(wiring)
+    return OK
+
+
+def _announce(where: str, curl: str) -> None:
+    """Said once it listens; a program reads the address from the first line."""
+    print(f"{NAME}: listening on {where}")
+    print(f"try: {curl}", flush=True)

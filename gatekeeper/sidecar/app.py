@@ -1,0 +1,183 @@
+"""`Service`: from a request to its answer, with everything that stands between.
+
+No web framework's router and middlewares: on the way of a warm `/v1/check` each layer
+would cost a tenth of the whole. What every request goes through stands in `handle`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from gatekeeper.clock import Clock, SystemClock
+from gatekeeper.config import Config
+from gatekeeper.decision import Decision
+from gatekeeper.errors import Deferred, Denied, GateClosed, InvalidURL, LeaseTimeout
+from gatekeeper.sidecar.auth import Door, Tokens
+from gatekeeper.sidecar.clients import Clients
+from gatekeeper.sidecar.decisionlog import DecisionLog
+from gatekeeper.sidecar.metrics import Metrics
+from gatekeeper.sidecar.problems import Problem, retry_after
+from gatekeeper.sidecar.routes import check, health
+from gatekeeper.sidecar.routing import Call, Router
+
+if TYPE_CHECKING:
+    from gatekeeper.gate import Gatekeeper
+
+__all__ = ["ROUTES", "Service"]
+
+logger = logging.getLogger(__name__)
+
+ROUTES = (*check.ROUTES, *health.ROUTES)
+
+
+class Service:
+    """The gate over HTTP. One object per process; `Lifecycle` starts and ends it.
+
+    `hosts` are the Host headers that are accepted, None on a unix socket.
+    """
+
+    def __init__(
+        self,
+        gate: Gatekeeper,
+        config: Config,
+        *,
+        tokens: Tokens | None = None,
+        hosts: frozenset[str] | None = None,
+        clock: Clock | None = None,
+        version: str = "0",
+    ) -> None:
+        self.gate = gate
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.phase = "starting"
+        self.metrics = Metrics(build=version)
+        self.log = DecisionLog(config.server, self.clock)
+        self.clients = Clients(config.server, self.clock)
+        self.door = Door(config.server, tokens=tokens or Tokens(), hosts=hosts)
+        self.router = Router(ROUTES)
+        self._prefix = f"{secrets.token_hex(4)}-"
+        self._counter = itertools.count(1)
+
+    @property
+    def ready(self) -> bool:
+        """Whether new questions are taken."""
+        return self.phase == "serving"
+
+    async def drain(self, sites: Sequence[web.BaseSite]) -> None:
+        """Unready at once; then no new connections; then let what is open end, bounded.
+
+        The unready time lets a load balancer notice before connections are refused.
+        """
+        server = self.config.server
+        self.phase = "draining"
+        if self.clients.stats():
+            await self.clock.sleep(server.drain_grace)
+        for site in sites:
+            await site.stop()
+
+    def decided(self, decision: Decision, call: Call) -> None:
+        """Count and log one decision."""
+        self.metrics.decided(decision)
+        self.log.add(decision, call.id, call.client)
+
+    def decided_many(self, decisions: list[Decision], call: Call) -> None:
+        """Count and log the decisions of a batch."""
+        for decision in decisions:
+            self.metrics.decided(decision)
+        self.log.add_many(decisions, call.id, call.client)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; every error becomes a problem document."""
+        request_id = f"{self._prefix}{next(self._counter):x}"
+        where = "unmatched"
+        try:
+            path, _, query = _target(request)
+            route, params = self.router.find(request.method, path)
+            where = route.path
+            if route.probe:
+                response = await route.handler(self, Call(request, request_id, "", query, params))
+            else:
+                client = self.door.admit(request)
+                self.clients.enter(client)
+                try:
+                    call = Call(request, request_id, client, query, params)
+                    response = await route.handler(self, call)
+                finally:
+                    self.clients.leave(client)
+        except Exception as error:  # noqa: BLE001 - the one place where errors become answers
+            response = self._problem(error, request_id).response(request_id)
+        self.metrics.answered(where, _method(request), response.status)
+        if not response.prepared:
+            response.headers["X-Request-Id"] = request_id
+        return response
+
+    def _problem(self, error: Exception, request_id: str) -> Problem:
+        """What an exception says to a client; what nobody foresaw is logged, not told."""
+        if isinstance(error, Problem):
+            return error
+        if isinstance(error, ConnectionError):
+            raise error  # the client is gone: nobody to answer
+        if isinstance(error, InvalidURL):
+            return Problem(400, "invalid-url", str(error))
+        if isinstance(error, Denied):
+            return self.refusal(error)
+        if isinstance(error, LeaseTimeout):
+            return self.too_late(error)
+        if isinstance(error, GateClosed):
+            return Problem(
+                503, "closing", "the service is shutting down", headers={"Retry-After": "5"}
+            )
+        if isinstance(error, asyncio.TimeoutError):
+            return Problem(504, "timeout", "the answer did not come in time")
+        logger.error("request %s failed", request_id, exc_info=error)
+        return Problem(500, "internal", f"an error of ours; the log names it {request_id}")
+
+    def refusal(self, error: Denied) -> Problem:
+        """403 for a denial, 429 with Retry-After for a deferral."""
+        decision = error.decision
+        if not isinstance(error, Deferred):
+            return Problem(403, "denied", decision.explain(), decision=decision)
+        return Problem(
+            429,
+            "deferred",
+            decision.explain(),
+            headers={"Retry-After": self.seconds_until(decision.retry_at)},
+            decision=decision,
+        )
+
+    def too_late(self, error: LeaseTimeout) -> Problem:
+        """429 for a turn that did not come within `wait`."""
+        return Problem(
+            429,
+            "not-yet",
+            str(error),
+            headers={"Retry-After": self.seconds_until(error.retry_at)},
+        )
+
+    def seconds_until(self, moment: object) -> str:
+        """A moment as a Retry-After header; 1 where none is known."""
+        timestamp = getattr(moment, "timestamp", None)
+        return retry_after(timestamp() - self.clock.wall() if timestamp is not None else 1.0)
+
+
+def _target(request: web.BaseRequest) -> tuple[str, str, str]:
+    """Path and query as they came; also of a request line with a whole URL in it."""
+    raw = request.raw_path
+    if raw.startswith("/"):
+        return raw.partition("?")
+    url = request.rel_url
+    return url.raw_path, "?", url.raw_query_string
+
+
+def _method(request: web.BaseRequest) -> str:
+    return request.method if request.method in _METHODS else "other"
+
+
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))

@@ -1,0 +1,163 @@
+"""One line a decision, off the way of the answer: a bounded ring that a task writes out."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Iterable
+from datetime import datetime
+from typing import IO, Literal
+
+import msgspec
+
+from gatekeeper.clock import Clock, utc
+from gatekeeper.config import ServerConfig
+from gatekeeper.decision import Decision, Verdict
+
+__all__ = ["DecisionLog", "DecisionRecord"]
+
+_PAUSE = 0.1
+"""Seconds between two writes."""
+_RING = 20_000
+_MAX_URL = 2048
+
+
+class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the log."""
+
+    time: datetime
+    event: Literal["decision"] = "decision"
+    id: str
+    request: str
+    client: str
+    url: str
+    origin: str
+    user_agent: str
+    verdict: str
+    reason: str
+    state: str | None = None
+    line: int | None = None
+    rule: str | None = None
+    robots_status: int | None = None
+    retry_at: datetime | None = None
+
+    # `event` is what a reader sorts by, so it stands even though it is the default.
+
+
+_Entry = tuple[float, Decision, str, str]
+
+
+class DecisionLog:
+    """Keeps what is to be written; drops, and counts, what comes too fast.
+
+    Nothing here can block or fail an answer: adding is an append, and OPA's two lessons
+    are kept, a ring without a bound runs out of memory, a drop uncounted goes unseen.
+    """
+
+    def __init__(
+        self, server: ServerConfig, clock: Clock, *, stream: IO[str] | None = None
+    ) -> None:
+        self._clock = clock
+        self._stream = stream if stream is not None else sys.stderr
+        self._all = server.log_decisions == "all"
+        self.enabled = server.log_decisions != "none"
+        self._queries = server.log_queries
+        self._per_pause = max(1, int(server.log_rate * _PAUSE))
+        wanted = server.log_format
+        self._json = wanted == "json" or (wanted == "auto" and not self._stream.isatty())
+        self._ring: deque[_Entry] = deque()
+        self._encoder = msgspec.json.Encoder()
+        self.written = 0
+        self.dropped = 0
+
+    def add(self, decision: Decision, request: str, client: str) -> None:
+        """Note a decision for the log."""
+        if not self.enabled or (decision.verdict is Verdict.ALLOW and not self._all):
+            return
+        if len(self._ring) >= _RING:
+            self.dropped += 1
+            return
+        self._ring.append((self._clock.wall(), decision, request, client))
+
+    def add_many(self, decisions: Iterable[Decision], request: str, client: str) -> None:
+        """Note a batch; what the ring has no room for is counted as dropped."""
+        if not self.enabled:
+            return
+        now = self._clock.wall()
+        wanted = [d for d in decisions if self._all or d.verdict is not Verdict.ALLOW]
+        room = max(0, _RING - len(self._ring))
+        self._ring.extend((now, decision, request, client) for decision in wanted[:room])
+        self.dropped += max(0, len(wanted) - room)
+
+    async def run(self) -> None:
+        """Write until cancelled, then write what is left."""
+        try:
+            while True:
+                await self._clock.sleep(_PAUSE)
+                self.write()
+        finally:
+            self.write()
+
+    def write(self) -> None:
+        """Write a pause's worth; drop, and count, what exceeds `log_rate`."""
+        ring = self._ring
+        if not ring:
+            return
+        lines = [self._line(ring.popleft()) for _ in range(min(len(ring), self._per_pause))]
+        if len(ring) > self._per_pause:
+            # More than can be written at the next turn: the oldest are let go.
+            excess = len(ring) - self._per_pause
+            for _ in range(excess):
+                ring.popleft()
+            self.dropped += excess
+        try:
+            self._stream.write("".join(lines))
+            self._stream.flush()
+        except (OSError, ValueError):
+            # The log's reader is gone: answers matter more than their log.
+            self.dropped += len(lines)
+            return
+        self.written += len(lines)
+
+    def _line(self, entry: _Entry) -> str:
+        when, decision, request, client = entry
+        rule = decision.rule
+        record = DecisionRecord(
+            time=utc(when),
+            id=decision.id,
+            request=request,
+            client=client,
+            url=self._shown(decision.url),
+            origin=decision.origin,
+            user_agent=decision.user_agent,
+            verdict=decision.verdict,
+            reason=decision.reason,
+            state=decision.state,
+            line=rule.line if rule is not None else None,
+            rule=rule.text[:200] if rule is not None else None,
+            robots_status=decision.robots_status,
+            retry_at=decision.retry_at,
+        )
+        if self._json:
+            # T11: a JSON encoder escapes every control that a URL could smuggle in.
+            return self._encoder.encode(record).decode() + "\n"
+        shown = f" (line {record.line}: {record.rule})" if rule is not None else ""
+        text = f"{record.verdict} {record.url} [{record.reason}]{shown} id={record.id}"
+        return f"{record.time:%H:%M:%S} {_printable(text)}\n"
+
+    def _shown(self, url: str) -> str:
+        if not self._queries:
+            head, mark, _ = url.partition("?")
+            url = f"{head}?***" if mark else head
+        return url[:_MAX_URL]
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
+
+
+async def stop(task: asyncio.Task[None]) -> None:
+    """Cancel the writing task and wait until it has written the rest."""
+    task.cancel()
+    await asyncio.wait([task])

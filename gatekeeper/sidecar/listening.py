@@ -1,0 +1,135 @@
+"""The sockets of the service: its own, or those that systemd hands over."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from gatekeeper.config import ServerConfig
+from gatekeeper.errors import ConfigError
+
+__all__ = ["activated_sockets", "addresses", "describe", "notify", "open_sockets"]
+
+_FIRST_FD = 3  # SD_LISTEN_FDS_START
+_BACKLOG = 1024
+
+
+def open_sockets(server: ServerConfig) -> list[socket.socket]:
+    """Bound sockets for the configuration. Raises ConfigError saying what is in the way."""
+    if server.socket is not None:
+        return [_unix(Path(server.socket))]
+    try:
+        found = socket.getaddrinfo(
+            server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise ConfigError(f"server.host: {server.host}: {error.strerror}") from error
+    # A free port can't be the same one for two addresses, so one address it is.
+    wanted = found[:1] if server.port == 0 else found
+    sockets: list[socket.socket] = []
+    try:
+        sockets.extend(_tcp(family, address) for family, _, _, _, address in wanted)
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise ConfigError(
+            f"{server.host} port {server.port}: {error.strerror}; another one may be running, "
+            "--port or server.port changes it"
+        ) from error
+    return sockets
+
+
+def _tcp(family: int, address: tuple[object, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _unix(path: Path) -> socket.socket:
+    """A socket that only its owner can open, from its first moment on (T5)."""
+    _remove_stale(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # The mode comes from the umask: chmod alone would leave a moment for others.
+    before = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"server.socket: {path}: {error.strerror or error}") from error
+    finally:
+        os.umask(before)
+    return sock
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket that nobody listens on; anything else in the way is an error."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"server.socket: {path} exists and is no socket")
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        probe.connect(str(path))
+    except ConnectionRefusedError:
+        path.unlink()
+    else:
+        raise ConfigError(f"server.socket: {path}: another process listens there")
+    finally:
+        probe.close()
+
+
+def activated_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
+    """The sockets of LISTEN_FDS, if they are meant for this process (sd_listen_fds)."""
+    pid = environ.pop("LISTEN_PID", "")
+    count = environ.pop("LISTEN_FDS", "")
+    environ.pop("LISTEN_FDNAMES", None)
+    if pid != str(os.getpid()) or not count.isdigit():
+        return []
+    found = []
+    for number in range(_FIRST_FD, _FIRST_FD + int(count)):
+        os.set_inheritable(number, False)
+        found.append(socket.socket(fileno=number))
+    return found
+
+
+def notify(message: str, environ: MutableMapping[str, str]) -> None:
+    """Tell the service manager, where there is one (sd_notify); never fails."""
+    where = environ.get("NOTIFY_SOCKET")
+    if not where:
+        return
+    address = "\0" + where[1:] if where.startswith("@") else where
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(address)
+            sock.sendall(message.encode())
+        except OSError:
+            return
+
+
+def addresses(sockets: list[socket.socket]) -> list[tuple[str, int]]:
+    """Address and port of each TCP socket."""
+    return [sock.getsockname()[:2] for sock in sockets if sock.family != socket.AF_UNIX]
+
+
+def describe(sock: socket.socket, *, tls: bool) -> tuple[str, str]:
+    """Where a socket listens, as a URL or path, and a curl line to try it."""
+    query = "--data-urlencode url=https://www.wikipedia.org/"
+    if sock.family == socket.AF_UNIX:
+        path = sock.getsockname()
+        return f"unix:{path}", f"curl -sG --unix-socket {path} http://localhost/v1/check {query}"
+    host, port = sock.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    base = f"{'https' if tls else 'http'}://{host}:{port}"
+    return base, f"curl -sG {base}/v1/check {query}"

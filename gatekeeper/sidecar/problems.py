@@ -1,0 +1,82 @@
+"""Errors as problem documents (RFC 9457)."""
+
+from __future__ import annotations
+
+import http
+import math
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
+
+from gatekeeper.decision import Decision
+
+__all__ = ["Problem", "ProblemDocument", "retry_after"]
+
+CONTENT_TYPE = "application/problem+json"
+_PREFIX = "urn:gatekeeper:problem:"
+
+
+class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The body of every error."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    """The id of the request, as in the log."""
+    decision: Decision | None = None
+    """With a lease that was denied or deferred: why."""
+
+
+class Problem(Exception):
+    """Stops a request; `Service` turns it into its document.
+
+    `kind` is a word for programs (the end of `type`), `detail` a sentence for people.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        decision: Decision | None = None,
+    ) -> None:
+        super().__init__(status, kind, detail)
+        self.status = status
+        self.kind = kind
+        self.detail = detail
+        self.headers = dict(headers or {})
+        self.decision = decision
+
+    def document(self, request_id: str | None = None) -> ProblemDocument:
+        """The body, for the request with that id."""
+        return ProblemDocument(
+            type=_PREFIX + self.kind,
+            title=http.HTTPStatus(self.status).phrase,
+            status=self.status,
+            detail=self.detail,
+            instance=f"urn:gatekeeper:request:{request_id}" if request_id else None,
+            decision=self.decision,
+        )
+
+    def response(self, request_id: str | None = None) -> web.Response:
+        """The whole answer."""
+        return web.Response(
+            status=self.status,
+            body=msgspec.json.encode(self.document(request_id)),
+            content_type=CONTENT_TYPE,
+            headers=self.headers,
+        )
+
+
+def retry_after(seconds: float) -> str:
+    """A Retry-After header: whole seconds, rounded up, at least 1.
+
+    >>> retry_after(0.2), retry_after(1.0), retry_after(1.01)
+    ('1', '1', '2')
+    """
+    return str(max(1, math.ceil(seconds)))

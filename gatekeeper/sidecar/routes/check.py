@@ -1,0 +1,86 @@
+"""`/v1/check`: may this URL be fetched, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from aiohttp import web
+
+from gatekeeper.decision import Decision
+from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.routing import Call, Route
+from gatekeeper.sidecar.wire import json_response, read_body, read_query
+
+if TYPE_CHECKING:
+    from gatekeeper.sidecar.app import Service
+
+__all__ = ["ROUTES", "Batch", "CheckQuery", "Decisions", "UserAgent"]
+
+UserAgent = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+
+
+class CheckQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `GET /v1/check` asks."""
+
+    url: str
+    user_agent: UserAgent | None = None
+
+
+class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `POST /v1/check` asks."""
+
+    urls: Annotated[list[str], msgspec.Meta(max_length=1000)]
+    user_agent: UserAgent | None = None
+
+
+class Decisions(msgspec.Struct, frozen=True):
+    """The answers to a batch, in its order."""
+
+    decisions: list[Decision]
+
+
+async def check(service: Service, call: Call) -> web.StreamResponse:
+    """One decision; 200 whatever the verdict."""
+    query = read_query(call.query, CheckQuery)
+    gate, agent = service.gate, query.user_agent
+    # A warm origin is answered without a turn of the loop.
+    decision = gate.peek(query.url, user_agent=agent)
+    if decision is None:
+        decision = await gate.check(query.url, user_agent=agent)
+    service.decided(decision, call)
+    return json_response(decision)
+
+
+async def check_batch(service: Service, call: Call) -> web.StreamResponse:
+    """Decisions in the order of the URLs; a URL that is none gets deny, invalid_url."""
+    batch = await read_body(call.request, Batch, limit=service.config.server.max_body)
+    most = service.config.server.max_batch
+    if len(batch.urls) > most:
+        raise Problem(413, "too-large", f"a batch may have {most} URLs at most")
+    gate, agent = service.gate, batch.user_agent
+    decisions = [decision async for decision in gate.check_many(batch.urls, user_agent=agent)]
+    service.decided_many(decisions, call)
+    return json_response(Decisions(decisions))
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/check",
+        check,
+        "May this URL be fetched?",
+        query=CheckQuery,
+        answers={200: Decision},
+        problems=(400,),
+    ),
+    Route(
+        "POST",
+        "/v1/check",
+        check_batch,
+        "May these URLs be fetched?",
+        body=Batch,
+        answers={200: Decisions},
+        problems=(400, 413, 415),
+    ),
+)

@@ -1,0 +1,49 @@
+"""Alive, and ready: two questions, since a draining service is the one and not the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.routing import Call, Route
+from gatekeeper.sidecar.wire import json_response
+
+if TYPE_CHECKING:
+    from gatekeeper.sidecar.app import Service
+
+__all__ = ["ROUTES", "Health"]
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The body of both probes."""
+
+    status: str
+
+
+async def healthz(service: Service, call: Call) -> web.StreamResponse:
+    """The process answers: 200, whatever it is doing."""
+    return json_response(Health("alive"))
+
+
+async def readyz(service: Service, call: Call) -> web.StreamResponse:
+    """New questions are taken: 200, or 503 while starting or draining."""
+    if not service.ready:
+        raise Problem(503, "not-ready", service.phase, headers={"Retry-After": "1"})
+    return json_response(Health("ready"))
+
+
+ROUTES = (
+    Route("GET", "/healthz", healthz, "Is the process alive?", answers={200: Health}, probe=True),
+    Route(
+        "GET",
+        "/readyz",
+        readyz,
+        "Does it take questions?",
+        answers={200: Health},
+        problems=(503,),
+        probe=True,
+    ),
+)

@@ -1,0 +1,257 @@
+"""`/v1/check`, the probes and the problem documents, over a real server on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
+
+from gatekeeper.config import Config, ServerConfig
+from gatekeeper.decision import Decision, Reason, State, Verdict
+from gatekeeper.errors import GateClosed, InvalidURL
+from gatekeeper.robots import Rule
+from gatekeeper.sidecar.app import Service
+from gatekeeper.sidecar.auth import ANY_LITERAL
+
+
+def decision(url: str, verdict: Verdict = Verdict.ALLOW, **fields: Any) -> Decision:
+    return Decision(
+        verdict=verdict,
+        reason=fields.pop("reason", Reason.NO_RULE),
+        url=url,
+        origin="https://a.example",
+        user_agent=fields.pop("user_agent", None) or "bot",
+        state=State.PARSED,
+        id="d-1",
+        **fields,
+    )
+
+
+class ScriptedGate:
+    """Answers what a test wrote down; the doors of the service are what is tested here."""
+
+    def __init__(self) -> None:
+        self.warm: dict[str, Decision] = {}
+        self.error: Exception | None = None
+
+    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        if not url.startswith("http"):
+            raise InvalidURL(url, "no scheme")
+        return self.warm.get(url)
+
+    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
+        if self.error is not None:
+            raise self.error
+        if "private" in url:
+            rule = Rule(line=3, field="disallow", value="/private", text="Disallow: /private")
+            return decision(url, Verdict.DENY, reason=Reason.RULE, rule=rule, user_agent=user_agent)
+        return decision(url, user_agent=user_agent)
+
+    async def check_many(
+        self, urls: Iterable[str], *, user_agent: str | None = None
+    ) -> AsyncIterator[Decision]:
+        for url in urls:
+            yield await self.check(url, user_agent=user_agent)
+
+
+@pytest.fixture
+def gate() -> ScriptedGate:
+    return ScriptedGate()
+
+
+@pytest.fixture
+def config() -> Config:
+    return Config(server=ServerConfig(max_batch=3, max_body=2000, log_decisions="none"))
+
+
+@pytest.fixture
+async def service(gate: ScriptedGate, config: Config) -> Service:
+    service = Service(gate, config, hosts=frozenset([ANY_LITERAL]))  # type: ignore[arg-type]
+    service.phase = "serving"
+    return service
+
+
+@pytest.fixture
+async def base(service: Service) -> AsyncIterator[str]:
+    server = RawTestServer(service.handle)
+    await server.start_server()
+    yield str(server.make_url("")).rstrip("/")
+    await server.close()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def test_a_denial_is_an_answer_and_names_its_line(
+    base: str, client: aiohttp.ClientSession
+) -> None:
+    async with client.get(
+        f"{base}/v1/check", params={"url": "https://a.example/private?x=1&y=2"}
+    ) as response:
+        body = await response.json()
+
+    assert response.status == 200
+    assert body["verdict"] == "deny"
+    assert body["url"] == "https://a.example/private?x=1&y=2"
+    assert body["rule"] == {
+        "line": 3,
+        "field": "disallow",
+        "value": "/private",
+        "text": "Disallow: /private",
+    }
+
+
+async def test_a_warm_origin_is_answered_from_peek(
+    base: str, client: aiohttp.ClientSession, gate: ScriptedGate
+) -> None:
+    gate.warm["https://a.example/"] = decision("https://a.example/", conflict=True)
+    async with client.get(f"{base}/v1/check", params={"url": "https://a.example/"}) as response:
+        assert (await response.json())["conflict"] is True
+
+
+async def test_the_agent_of_the_question_is_used(base: str, client: aiohttp.ClientSession) -> None:
+    params = {"url": "https://a.example/", "user_agent": "other bot/1.0"}
+    async with client.get(f"{base}/v1/check", params=params) as response:
+        assert (await response.json())["user_agent"] == "other bot/1.0"
+
+
+async def test_a_batch_keeps_its_order(base: str, client: aiohttp.ClientSession) -> None:
+    urls = ["https://a.example/private", "https://a.example/", "https://a.example/private/2"]
+    async with client.post(f"{base}/v1/check", json={"urls": urls}) as response:
+        decisions = (await response.json())["decisions"]
+
+    assert [one["url"] for one in decisions] == urls
+    assert [one["verdict"] for one in decisions] == ["deny", "allow", "deny"]
+
+
+@pytest.mark.parametrize(
+    ("query", "detail"),
+    [
+        ("", "url"),
+        ("url=ftp://a.example/", "no scheme"),
+        ("url=https://a.example/&url=https://b.example/", "twice"),
+        ("url=https://a.example/&useragent=x", "useragent"),
+        ("url=%ff", "UTF-8"),
+        ("url=https://a.example/&user_agent=", "user_agent"),
+    ],
+)
+async def test_a_bad_question_is_a_problem_document(
+    base: str, client: aiohttp.ClientSession, query: str, detail: str
+) -> None:
+    async with client.get(f"{base}/v1/check?{query}") as response:
+        body = await response.json(content_type="application/problem+json")
+
+    assert response.status == body["status"] == 400
+    assert body["title"] == "Bad Request"
+    assert body["type"].startswith("urn:gatekeeper:problem:")
+    assert detail in body["detail"]
+    assert body["instance"].endswith(response.headers["X-Request-Id"])
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status"),
+    [
+        (b'{"urls": ["https://a.example/"]}', "text/plain", 415),
+        (b"{", "application/json", 400),
+        (b'{"urls": "https://a.example/"}', "application/json", 400),
+        (b'{"urls": [], "more": 1}', "application/json", 400),
+        (b"\xff", "application/json", 400),
+        (b'{"urls": ["1", "2", "3", "4"]}', "application/json", 413),
+        (b'{"urls": ["' + b"x" * 2000 + b'"]}', "application/json", 413),
+    ],
+)
+async def test_a_bad_batch_is_a_problem_document(
+    base: str, client: aiohttp.ClientSession, body: bytes, content_type: str, status: int
+) -> None:
+    async with client.post(
+        f"{base}/v1/check", data=body, headers={"Content-Type": content_type}
+    ) as response:
+        assert response.status == status
+        assert response.content_type == "application/problem+json"
+
+
+async def test_an_unknown_path_is_404(base: str, client: aiohttp.ClientSession) -> None:
+    async with client.get(f"{base}/v1/chekc") as response:
+        assert response.status == 404
+        assert response.content_type == "application/problem+json"
+
+
+async def test_a_wrong_method_names_the_right_ones(
+    base: str, client: aiohttp.ClientSession
+) -> None:
+    async with client.delete(f"{base}/v1/check") as response:
+        assert response.status == 405
+        assert response.headers["Allow"] == "GET, POST"
+
+
+async def test_an_error_of_ours_tells_nothing_but_its_id(
+    base: str, client: aiohttp.ClientSession, gate: ScriptedGate, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate.error = RuntimeError("the secret inside")
+    async with client.get(f"{base}/v1/check", params={"url": "https://a.example/"}) as response:
+        text = await response.text()
+
+    assert response.status == 500
+    assert "secret" not in text
+    assert response.headers["X-Request-Id"] in caplog.text
+
+
+async def test_a_closed_gate_is_503_with_retry_after(
+    base: str, client: aiohttp.ClientSession, gate: ScriptedGate
+) -> None:
+    gate.error = GateClosed()
+    async with client.get(f"{base}/v1/check", params={"url": "https://a.example/"}) as response:
+        assert response.status == 503
+        assert int(response.headers["Retry-After"]) >= 1
+
+
+async def test_liveness_and_readiness_are_two_things(
+    base: str, client: aiohttp.ClientSession, service: Service
+) -> None:
+    async with client.get(f"{base}/readyz") as response:
+        assert (response.status, await response.json()) == (200, {"status": "ready"})
+
+    service.phase = "draining"
+    async with client.get(f"{base}/readyz") as response:
+        assert response.status == 503
+    async with client.get(f"{base}/healthz") as response:
+        assert (response.status, await response.json()) == (200, {"status": "alive"})
+
+
+async def test_head_is_get_without_a_body(base: str, client: aiohttp.ClientSession) -> None:
+    async with client.head(f"{base}/healthz") as response:
+        assert response.status == 200
+        assert await response.read() == b""
+
+
+async def test_decisions_and_answers_are_counted(
+    base: str, client: aiohttp.ClientSession, service: Service
+) -> None:
+    for path in ("/private", "/private", "/"):
+        params = {"url": f"https://a.example{path}"}
+        async with client.get(f"{base}/v1/check", params=params) as response:
+            await response.read()
+
+    assert service.metrics.decisions == {
+        (Verdict.DENY, Reason.RULE): 2,
+        (Verdict.ALLOW, Reason.NO_RULE): 1,
+    }
+    assert service.metrics.requests == {("/v1/check", "GET", 200): 3}
+
+
+async def test_whatever_raises_the_connection_stays_usable(
+    base: str, client: aiohttp.ClientSession, gate: ScriptedGate
+) -> None:
+    gate.error = web.HTTPGone()
+    async with client.get(f"{base}/v1/check", params={"url": "https://a.example/"}) as response:
+        assert response.status == 500
+    gate.error = None
+    async with client.get(f"{base}/v1/check", params={"url": "https://a.example/"}) as response:
+        assert response.status == 200
