@@ -145,6 +145,10 @@ class StorageConfig(_Section, frozen=True):
     history_bytes: Size = 268_435_456
     journal_bytes: Size = 16_777_216
     """Size at which the journal is absorbed into SQLite and begun anew."""
+    max_origins: Count = 2_000_000
+    """Origins kept; beyond, the least recently asked go first. Never one with a promise."""
+    forget_after: Positive = 7_776_000.0
+    """An origin, or a clock to which nothing is owed, goes after so long without use."""
 
 
 class ServerConfig(_Section, frozen=True):

@@ -6,11 +6,24 @@ after a restart.
 
 from __future__ import annotations
 
+import hashlib
+import zlib
 from typing import Protocol
 
 import msgspec
 
-__all__ = ["ClockRecord", "HistoryEntry", "OriginRecord", "Storage"]
+__all__ = [
+    "ClockRecord",
+    "HistoryEntry",
+    "OriginRecord",
+    "Storage",
+    "StorageStats",
+    "pack_body",
+    "unpack_body",
+]
+
+MAX_TEXT = 64 * 1024 * 1024
+"""No body is inflated beyond this many bytes, whatever a tampered file holds."""
 
 
 class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +56,7 @@ class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes | None = None
     """zlib of the last good text (decoded octets, cut at the limit); None: no file."""
     body_hash: bytes | None = None
+    """SHA-256 of that text. A storage fills it in where a body comes without."""
     took: float | None = None
     """Seconds the last successful retrieval took."""
     last_page_ok_at: float | None = None
@@ -66,7 +80,11 @@ class ClockRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One distinct body of an origin and when it was seen."""
+    """One body of an origin and when it was seen.
+
+    A body that comes back after another one is an entry of its own, so that a moment has
+    one answer. A definite absence (4xx) is an entry too, with an empty `body_hash`.
+    """
 
     origin: str
     body_hash: bytes
@@ -75,24 +93,73 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     status: int | None
     size: int
+    """Bytes of the text."""
+
+
+class StorageStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since `open`, and what is pending now."""
+
+    pending: int = 0
+    """Records put and not yet written."""
+    written: int = 0
+    """Records written, in `batches` transactions."""
+    batches: int = 0
+    failed_batches: int = 0
+    """Transactions that failed and are tried again (a full disk, for one)."""
+    last_error: str | None = None
+    """Why the last transaction failed; None while all is well."""
+    dropped: int = 0
+    """Records given up because too many were pending while nothing could be written."""
+    rejected: int = 0
+    """Records that the database refused by themselves."""
+    promises: int = 0
+    unjournaled: int = 0
+    """Promises that could not be appended to the journal: kept in memory and in the next
+    batch, but not safe from kill -9 until then."""
+    journal_bytes: int = 0
+    replayed: int = 0
+    """Promises taken over from the journal of an earlier process."""
+    damaged: int = 0
+    """Journal bytes skipped at the start: the torn tail of a process that was killed."""
+    history_bytes: int = 0
+
+
+def pack_body(text: bytes) -> tuple[bytes, bytes]:
+    """A text as `OriginRecord` wants it: `(body, body_hash)`.
+
+    >>> body, digest = pack_body(b"User-agent: *")
+    >>> unpack_body(body), len(digest)
+    (b'User-agent: *', 32)
+    """
+    return zlib.compress(text), hashlib.sha256(text).digest()
+
+
+def unpack_body(body: bytes) -> bytes:
+    """The text of a packed body, cut at 64 MiB. Raises zlib.error if it is none."""
+    return zlib.decompressobj().decompress(body, MAX_TEXT)
 
 
 class Storage(Protocol):
     """Where promises and policies are kept.
 
     Loading is asynchronous (a file is read); saving is not: `put_*` return at once and
-    the storage writes in batches. `promise` alone is durable against kill -9 when it
-    returns: it is appended to the journal before a grant or a report is answered.
+    the storage writes in batches, the latest record of an origin or scope winning.
+    `promise` alone is durable against kill -9 when it returns: it is appended to the
+    journal before a grant or a report is answered. All calls come from the thread of the
+    loop that opened it.
     """
 
     async def open(self) -> None:
-        """Open or create. Raises StorageError for a corrupt or foreign file."""
+        """Open or create. Raises StorageError for a file that can't or must not be used."""
 
     async def close(self) -> None:
-        """Write what is pending and close. Idempotent."""
+        """Write what is pending and close. Idempotent; a failed last write is logged."""
 
     async def load_origin(self, origin: str) -> OriginRecord | None:
-        """What was last put for that origin, pending writes included."""
+        """What was last put for that origin, pending writes included.
+
+        Raises StorageError when the file can't be read.
+        """
 
     def put_origin(self, record: OriginRecord) -> None:
         """Keep it, in the next batch. A body joins the origin's history."""
@@ -107,16 +174,26 @@ class Storage(Protocol):
         """Keep it, in the next batch."""
 
     def promise(self, record: ClockRecord) -> None:
-        """Keep it, durable against kill -9 before this returns."""
+        """Keep it, durable against kill -9 before this returns.
+
+        Where the journal can't be written (a full disk) the promise is kept in memory and
+        counted as `unjournaled`: refusing to grant would help nobody.
+        """
 
     def forget_clock(self, scope: str) -> None:
         """Nothing is owed to that scope any more."""
 
     async def history(self, origin: str) -> list[HistoryEntry]:
-        """Distinct bodies of an origin, oldest first."""
+        """The bodies of an origin, oldest first, pending ones included."""
 
     async def body(self, body_hash: bytes) -> bytes | None:
         """The text behind a hash, decompressed; None if it was dropped."""
 
+    async def body_at(self, origin: str, wall: float) -> bytes | None:
+        """The text that was last seen at or before that moment; None: no file, or unknown."""
+
     async def flush(self) -> None:
-        """Return when everything put so far is written."""
+        """Return when everything put so far is written. Raises StorageError if it can't be."""
+
+    def stats(self) -> StorageStats:
+        """What was written, what is pending, what failed."""

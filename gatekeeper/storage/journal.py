@@ -1,0 +1,230 @@
+"""The journal of promises: appended before a grant is answered, absorbed in batches.
+
+    <database>.promises-<n>     generation n, ascending
+        "gatekeeper promises 1\\n"
+        frame*                  magic, length, CRC-32, MessagePack of [sequence, clock]
+
+A frame goes out with one plain write(2): from then on it is the kernel's and survives
+kill -9. A power cut may cost the last second, the time between two fsyncs. What a killed
+process leaves half written fails its checksum and is passed over.
+
+The database remembers the highest sequence that it absorbed, in the same transaction as
+the clocks themselves. So a generation may be read any number of times, and a frame is
+never applied over a later `put_clock`. A generation is deleted only after the transaction
+that absorbed all of it is committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from gatekeeper.errors import StorageError
+from gatekeeper.storage.base import ClockRecord
+
+__all__ = ["Journal", "read_generation"]
+
+HEADER = b"gatekeeper promises 1\n"
+_MAGIC = b"\xa5\x9c\xc3\x0a"
+_FRAME = struct.Struct("<4sII")
+_MAX_FRAME = 1 << 20
+_OVERRUN = 4
+"""While nothing can be absorbed, the journal grows to this many times its limit."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(tuple[int, ClockRecord])
+
+
+class Journal:
+    """The generations beside one database; the newest is open for appending.
+
+    Not thread-safe: its owner holds a lock around every call but `sync`.
+    """
+
+    __slots__ = ("_fd", "_generation", "_limit", "_path", "_retired", "damaged", "size")
+
+    def __init__(self, database: Path, *, limit: int) -> None:
+        self._path = database
+        self._limit = limit
+        self._fd = -1
+        self._generation = 0
+        self._retired: list[Path] = []
+        self.size = 0
+        self.damaged = 0
+
+    def replay(self, absorbed: int) -> Iterator[tuple[int, ClockRecord]]:
+        """Promises that the database has not absorbed, in the order they were given.
+
+        The generations read are retired: `discard` deletes them. Raises StorageError for a
+        file in a generation's place that is none.
+        """
+        for generation, path in self._generations():
+            self._generation = max(self._generation, generation)
+            self._retired.append(path)
+            frames, damaged = read_generation(path)
+            self.damaged += damaged
+            for sequence, record in frames:
+                if sequence > absorbed:
+                    yield sequence, record
+
+    def begin(self) -> None:
+        """Start the next generation. Raises OSError; the one before goes on then."""
+        generation = self._generation + 1
+        path = self._name(generation)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o644)
+        try:
+            if os.write(fd, HEADER) != len(HEADER):
+                raise OSError(f"{path}: short write")
+        except OSError:
+            os.close(fd)
+            path.unlink()
+            raise
+        self._end_generation()
+        self._fd = fd
+        self._generation = generation
+        self.size = len(HEADER)
+
+    def append(self, sequence: int, record: ClockRecord) -> bool:
+        """Hand one promise to the kernel; False if that could not be done."""
+        if self._fd < 0 or self.size >= self._limit * _OVERRUN:
+            return False
+        payload = _payload(sequence, record)
+        frame = _FRAME.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
+        try:
+            written = os.write(self._fd, frame)
+        except OSError:
+            return False
+        if written != len(frame):
+            # A disk filled up in the middle. The reader would pass over the torn frame,
+            # but cutting it off keeps the file clean; shrinking needs no space.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self.size)
+            return False
+        self.size += written
+        return True
+
+    @property
+    def full(self) -> bool:
+        """Due to be begun anew; not while an older generation waits to be absorbed."""
+        return self.size >= self._limit and not self._retired
+
+    @property
+    def idle(self) -> bool:
+        """No generation is open: `begin` failed, and may be tried again."""
+        return self._fd < 0
+
+    def retired(self) -> list[Path]:
+        """Generations that no promise goes to any more; absorbed, they may be discarded."""
+        return list(self._retired)
+
+    def discard(self, paths: list[Path]) -> None:
+        """Delete generations whose every frame is committed in the database."""
+        for path in paths:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            self._retired.remove(path)
+
+    def sync(self) -> None:
+        """fsync the open generation; called from the writer thread, which alone closes it."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.fsync(self._fd)
+
+    def discard_all(self) -> None:
+        """Close and delete: the database holds every promise."""
+        self._end_generation()
+        self.discard(self.retired())
+
+    def close(self) -> None:
+        """Close; what is not discarded is replayed by the next process. Idempotent."""
+        self._end_generation()
+
+    def _end_generation(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._retired.append(self._name(self._generation))
+
+    def _name(self, generation: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.promises-{generation}")
+
+    def _generations(self) -> list[tuple[int, Path]]:
+        prefix = f"{self._path.name}.promises-"
+        found = [
+            (int(path.name[len(prefix) :]), path)
+            for path in self._path.parent.iterdir()
+            if path.name.startswith(prefix) and path.name[len(prefix) :].isdecimal()
+        ]
+        return sorted(found)
+
+
+def read_generation(path: Path) -> tuple[list[tuple[int, ClockRecord]], int]:
+    """Every whole frame of a generation, and the number of bytes that belong to none.
+
+    Raises StorageError for a file that is no journal.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StorageError(
+            f"{path}: the journal can't be read ({error.strerror}); make it readable, "
+            "or move it away to start without its promises"
+        ) from error
+    if not data.startswith(HEADER):
+        # Killed between creating the file and writing its first line.
+        if HEADER.startswith(data):
+            return [], len(data)
+        raise StorageError(
+            f"{path}: in the place of the journal, but no journal of gatekeeper; "
+            "move it away and start again"
+        )
+    return _frames(data)
+
+
+def _frames(data: bytes) -> tuple[list[tuple[int, ClockRecord]], int]:
+    frames: list[tuple[int, ClockRecord]] = []
+    position, damaged = len(HEADER), 0
+    while position < len(data):
+        start = data.find(_MAGIC, position)
+        if start < 0:
+            return frames, damaged + len(data) - position
+        damaged += start - position
+        frame, length = _frame_at(data, start)
+        if frame is None:
+            damaged += 1
+            position = start + 1
+        else:
+            frames.append(frame)
+            position = start + length
+    return frames, damaged
+
+
+def _frame_at(data: bytes, start: int) -> tuple[tuple[int, ClockRecord] | None, int]:
+    """The frame that starts here, if it is whole, and its length."""
+    body = start + _FRAME.size
+    if body > len(data):
+        return None, 0
+    _, length, checksum = _FRAME.unpack_from(data, start)
+    payload = data[body : body + length] if length <= _MAX_FRAME else b""
+    if not payload or len(payload) != length or zlib.crc32(payload) != checksum:
+        return None, 0
+    try:
+        return _decoder.decode(payload), _FRAME.size + length
+    except msgspec.DecodeError:
+        return None, 0
+
+
+def _payload(sequence: int, record: ClockRecord) -> bytes:
+    try:
+        return _encode((sequence, record))
+    except UnicodeEncodeError:
+        # A lone surrogate from a header must not cost the promise its place on disk.
+        reason = record.block_reason.encode("utf-8", "backslashreplace").decode()
+        return _encode((sequence, msgspec.structs.replace(record, block_reason=reason)))

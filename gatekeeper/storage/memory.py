@@ -1,0 +1,172 @@
+"""`MemoryStorage`: the same protocol, nothing outlives the process."""
+
+from __future__ import annotations
+
+from gatekeeper.config import StorageConfig
+from gatekeeper.storage.base import (
+    ClockRecord,
+    HistoryEntry,
+    OriginRecord,
+    StorageStats,
+    unpack_body,
+)
+from gatekeeper.storage.history import ROW_COST, entry_at
+from gatekeeper.storage.pending import overlay, sighting, with_hash
+
+__all__ = ["MemoryStorage"]
+
+
+class MemoryStorage:
+    """For a gate that need not remember, and for tests.
+
+    Bounded like the file: `config.max_origins` origins, `config.history_versions` versions
+    an origin, `config.history_bytes` bytes of history in all. Clocks are bounded by the
+    ledger that puts them.
+
+    >>> import asyncio
+    >>> async def remember():
+    ...     storage = MemoryStorage()
+    ...     storage.promise(ClockRecord(scope="a.example", next_at=5.0))
+    ...     return await storage.load_clock("a.example")
+    >>> asyncio.run(remember()).next_at
+    5.0
+    """
+
+    def __init__(self, *, config: StorageConfig | None = None) -> None:
+        self._config = config or StorageConfig()
+        self._origins: dict[str, OriginRecord] = {}
+        self._clocks: dict[str, ClockRecord] = {}
+        self._history: dict[str, list[HistoryEntry]] = {}
+        self._bodies: dict[bytes, tuple[bytes, int]] = {}
+        """Packed text and the number of history entries that name it."""
+        self._history_bytes = 0
+        self._written = 0
+        self._promises = 0
+
+    async def __aenter__(self) -> MemoryStorage:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def close(self) -> None:
+        """Nothing to close: what was put stays readable."""
+
+    async def flush(self) -> None:
+        """Nothing is pending."""
+
+    async def load_origin(self, origin: str) -> OriginRecord | None:
+        """What was last put for that origin."""
+        return self._origins.get(origin)
+
+    def put_origin(self, record: OriginRecord) -> None:
+        """Keep it. A body joins the origin's history."""
+        record = with_hash(record)
+        self._origins.pop(record.origin, None)
+        self._origins[record.origin] = record
+        self._written += 1
+        self._see(record)
+        if len(self._origins) > self._config.max_origins:
+            self._forget_oldest()
+
+    async def load_clocks(self) -> list[ClockRecord]:
+        """Every clock kept."""
+        return list(self._clocks.values())
+
+    async def load_clock(self, scope: str) -> ClockRecord | None:
+        """One scope's clock."""
+        return self._clocks.get(scope)
+
+    def put_clock(self, record: ClockRecord) -> None:
+        """Keep it."""
+        self._clocks[record.scope] = record
+        self._written += 1
+
+    def promise(self, record: ClockRecord) -> None:
+        """Keep it; no journal stands behind this one."""
+        self._promises += 1
+        self.put_clock(record)
+
+    def forget_clock(self, scope: str) -> None:
+        """Nothing is owed to that scope any more."""
+        self._clocks.pop(scope, None)
+
+    async def history(self, origin: str) -> list[HistoryEntry]:
+        """The bodies of an origin, oldest first."""
+        return list(self._history.get(origin, ()))
+
+    async def body(self, body_hash: bytes) -> bytes | None:
+        """The text behind a hash, decompressed; None if it was dropped."""
+        found = self._bodies.get(body_hash)
+        return None if found is None else unpack_body(found[0])
+
+    async def body_at(self, origin: str, wall: float) -> bytes | None:
+        """The text that was last seen at or before that moment; None: no file, or unknown."""
+        entry = entry_at(self._history.get(origin, ()), wall)
+        return None if entry is None else await self.body(entry.body_hash)
+
+    def stats(self) -> StorageStats:
+        """What was put, and the size of the history."""
+        return StorageStats(
+            written=self._written, promises=self._promises, history_bytes=self._history_bytes
+        )
+
+    def _see(self, record: OriginRecord) -> None:
+        seen = sighting(record)
+        if seen is None:
+            return
+        before = self._history.pop(record.origin, [])
+        after = overlay(before, record.origin, [seen])
+        # Popped and put: the history seen longest ago comes first, and is shrunk first.
+        self._history[record.origin] = after
+        if len(after) > len(before):
+            self._keep_body(seen.body_hash, seen.body)
+        while len(after) > self._config.history_versions:
+            self._drop_body(after.pop(0).body_hash)
+        if self._history_bytes > self._config.history_bytes:
+            self._shrink()
+
+    def _keep_body(self, body_hash: bytes, body: bytes | None) -> None:
+        self._history_bytes += ROW_COST
+        if not body_hash or body is None:
+            return
+        packed, count = self._bodies.get(body_hash, (body, 0))
+        self._bodies[body_hash] = (packed, count + 1)
+        if count == 0:
+            self._history_bytes += len(packed)
+
+    def _drop_body(self, body_hash: bytes) -> None:
+        self._history_bytes -= ROW_COST
+        found = self._bodies.get(body_hash)
+        if found is None:
+            return
+        packed, count = found
+        if count > 1:
+            self._bodies[body_hash] = (packed, count - 1)
+        else:
+            del self._bodies[body_hash]
+            self._history_bytes -= len(packed)
+
+    def _shrink(self) -> None:
+        """Older versions of every origin first, then origins that are no longer kept."""
+        goal = self._config.history_bytes - self._config.history_bytes // 20
+        for origin, entries in list(self._history.items()):
+            keep = 1 if origin in self._origins else 0
+            while len(entries) > keep and self._history_bytes > goal:
+                self._drop_body(entries.pop(0).body_hash)
+            if not entries:
+                del self._history[origin]
+            if self._history_bytes <= goal:
+                return
+
+    def _forget_oldest(self) -> None:
+        """The least recently put that is off the ladder of failures, within a short search."""
+        oldest = next(iter(self._origins))
+        for origin, _ in zip(self._origins, range(16), strict=False):
+            if self._origins[origin].first_unreachable_at is None:
+                oldest = origin
+                break
+        del self._origins[oldest]

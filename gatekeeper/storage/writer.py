@@ -1,0 +1,351 @@
+"""The one thread that writes: it collects what was put and commits it in batches.
+
+The loop's thread puts under a lock that is held for microseconds; everything that can
+wait (opening, committing, fsync, deleting) happens in this thread. It sleeps until
+something is put, then gathers for `flush_interval` and commits once. A transaction that
+fails is given back to the buffer, where newer records win over it, and tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+from gatekeeper.clock import Clock
+from gatekeeper.config import StorageConfig
+from gatekeeper.errors import StorageError
+from gatekeeper.storage import schema
+from gatekeeper.storage.base import ClockRecord, OriginRecord, StorageStats
+from gatekeeper.storage.batches import Committer
+from gatekeeper.storage.journal import Journal
+from gatekeeper.storage.lock import FileLock
+from gatekeeper.storage.pending import Batch, Pending, Sighting, merge, with_hash
+
+__all__ = ["Writer"]
+
+_log = logging.getLogger("gatekeeper.storage")
+
+MAX_PENDING_ORIGINS = 200_000
+MAX_PENDING_BYTES = 128 * 1024 * 1024
+EARLY = 10_000
+"""So many pending records are written without waiting for the interval's end."""
+MAX_RETRY = 30.0
+SYNC_INTERVAL = 1.0
+"""A power cut may cost this much of the journal (DESIGN.md promise 8)."""
+
+
+class Writer:
+    """Owns the lock, the journal, the writing connection and the thread.
+
+    Monotonic time here is the machine's own, not the injected clock's: a virtual clock
+    can't wake a thread. Tests and callers that must know use `flush`.
+    """
+
+    def __init__(self, path: Path, config: StorageConfig, clock: Clock) -> None:
+        self._path = path
+        self._config = config
+        self._clock = clock
+        self._wake = threading.Condition(threading.Lock())
+        # Guarded by _wake:
+        self._pending = Pending(
+            max_origins=MAX_PENDING_ORIGINS,
+            max_bytes=MAX_PENDING_BYTES,
+            versions=config.history_versions,
+        )
+        self._writing: Batch | None = None
+        self._flushes: list[Future[None]] = []
+        self._running = False
+        self._stopping = False
+        self._due: float | None = None
+        self._unsynced_since: float | None = None
+        self._promises = 0
+        self._unjournaled = 0
+        # The thread's own; `append` alone is called from outside, under _wake:
+        self._journal = Journal(path, limit=config.journal_bytes)
+        self._committer: Committer | None = None
+        self._gather = config.flush_interval
+        self._failures = 0
+        self._failed_batches = 0
+        self._error: str | None = None
+        self._replayed = 0
+
+    # Called from the loop's thread.
+
+    def start(self) -> Future[None]:
+        """Begin; the future is done when the file is open, or holds the StorageError."""
+        opened: Future[None] = Future()
+        self._ended: Future[None] = Future()
+        # A daemon: a program that forgets to close ends all the same, as if killed.
+        self._thread = threading.Thread(
+            target=self._run, args=(opened,), name="gatekeeper-storage", daemon=True
+        )
+        self._thread.start()
+        return opened
+
+    def stop(self) -> Future[None]:
+        """Take no more, write what is pending, close; done when the thread has ended."""
+        with self._wake:
+            self._running = False
+            self._stopping = True
+            self._wake.notify()
+        return self._ended
+
+    def join(self) -> None:
+        """Wait for the thread itself; immediate once `stop`'s future is done."""
+        self._thread.join()
+
+    def put_origin(self, record: OriginRecord) -> None:
+        """Keep it in the next batch."""
+        record = with_hash(record)
+        with self._wake:
+            self._check_running()
+            self._pending.put_origin(record)
+            self._set_due()
+
+    def put_clock(self, scope: str, record: ClockRecord | None) -> None:
+        """Keep it in the next batch; None forgets the scope."""
+        with self._wake:
+            self._check_running()
+            self._pending.put_clock(scope, record)
+            self._set_due()
+
+    def promise(self, record: ClockRecord) -> None:
+        """Keep it in the journal now and in the next batch."""
+        with self._wake:
+            self._check_running()
+            sequence = self._pending.put_clock(record.scope, record)
+            self._promises += 1
+            if not self._journal.append(sequence, record):
+                self._unjournaled += 1
+            if self._unsynced_since is None:
+                self._unsynced_since = time.monotonic()
+                self._wake.notify()
+            self._set_due()
+
+    def flush(self) -> Future[None]:
+        """Done when all that was put so far is committed, or holds the StorageError."""
+        flushed: Future[None] = Future()
+        with self._wake:
+            self._check_running()
+            self._flushes.append(flushed)
+            self._wake.notify()
+        return flushed
+
+    def pending_origin(self, origin: str) -> OriginRecord | None:
+        """What the file does not hold yet."""
+        with self._wake:
+            found = self._pending.origin(origin)
+            if found is None and self._writing is not None:
+                found = self._writing.origins.get(origin)
+            return found
+
+    def pending_clocks(self) -> dict[str, ClockRecord | None]:
+        """Clocks that the file does not hold yet; None: forgotten."""
+        with self._wake:
+            return {**(self._writing.clocks if self._writing else {}), **self._pending.clocks}
+
+    def pending_clock(self, scope: str) -> tuple[bool, ClockRecord | None]:
+        """Whether something is pending for that scope, and what."""
+        with self._wake:
+            for clocks in (self._pending.clocks, self._writing.clocks if self._writing else {}):
+                if scope in clocks:
+                    return True, clocks[scope]
+            return False, None
+
+    def pending_history(self, origin: str) -> tuple[int, list[Sighting]]:
+        """Sightings that the file does not hold yet, and the number of batches before."""
+        with self._wake:
+            writing = self._writing.sightings.get(origin, []) if self._writing else []
+            seen = merge(writing, self._pending.sightings(origin), self._config.history_versions)
+            return self._batches(), seen
+
+    def pending_body(self, body_hash: bytes) -> bytes | None:
+        """A packed body that the file does not hold yet."""
+        with self._wake:
+            return self._pending.body(body_hash) or (
+                self._writing.body(body_hash) if self._writing else None
+            )
+
+    def batches(self) -> int:
+        """Transactions committed so far."""
+        with self._wake:
+            return self._batches()
+
+    def stats(self) -> StorageStats:
+        """Counters; those of the thread may lag by a batch."""
+        committer = self._committer
+        with self._wake:
+            return StorageStats(
+                pending=len(self._pending) + len(self._writing or ()),
+                written=committer.written if committer else 0,
+                batches=self._batches(),
+                failed_batches=self._failed_batches,
+                last_error=self._error,
+                dropped=self._pending.dropped,
+                rejected=committer.rejected if committer else 0,
+                promises=self._promises,
+                unjournaled=self._unjournaled,
+                journal_bytes=self._journal.size,
+                replayed=self._replayed,
+                damaged=self._journal.damaged,
+                history_bytes=committer.history_bytes if committer else 0,
+            )
+
+    def _batches(self) -> int:
+        return self._committer.batches if self._committer else 0
+
+    def _check_running(self) -> None:
+        if not self._running:
+            raise StorageError(f"{self._path}: not open; nothing can be kept before or after")
+
+    def _set_due(self) -> None:
+        if self._due is None:
+            self._due = time.monotonic() + self._gather
+            self._wake.notify()
+        elif len(self._pending) == EARLY and not self._failures:
+            self._due = time.monotonic()
+            self._wake.notify()
+
+    # The thread.
+
+    def _run(self, opened: Future[None]) -> None:
+        try:
+            with contextlib.ExitStack() as stack:
+                try:
+                    committer = self._open(stack)
+                except BaseException as error:  # noqa: BLE001 - it belongs to who awaits `open`
+                    opened.set_exception(error)
+                    return
+                opened.set_result(None)
+                self._serve(committer)
+        finally:
+            with self._wake:
+                self._running = False
+                waiting = [f for f in self._flushes if f.set_running_or_notify_cancel()]
+            for flush in waiting:
+                flush.set_exception(StorageError(f"{self._path}: the writer has ended"))
+            self._ended.set_result(None)
+
+    def _open(self, stack: contextlib.ExitStack) -> Committer:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"{self._path}: its directory can't be made ({error.strerror}); give another path"
+            ) from error
+        lock = FileLock(self._path.with_name(self._path.name + ".lock"), guarded=self._path)
+        stack.callback(lock.release)
+        schema.prepare(self._path)
+        connection = schema.connect(self._path)
+        stack.callback(connection.close)
+        self._committer = committer = Committer(connection, self._config, self._clock)
+        stack.callback(self._journal.close)
+        latest = committer.absorbed
+        for sequence, record in self._journal.replay(committer.absorbed):
+            self._pending.put_clock(record.scope, record)
+            latest = max(latest, sequence)
+            self._replayed += 1
+        self._pending.sequence = latest
+        if not len(self._pending):
+            self._journal.discard(self._journal.retired())
+        self._begin_journal()
+        with self._wake:
+            self._running = not self._stopping
+            if len(self._pending):
+                self._set_due()
+        return committer
+
+    def _serve(self, committer: Committer) -> None:
+        while True:
+            with self._wake:
+                commit_due = self._await_work()
+                self._unsynced_since = None
+                stopping = self._stopping
+                if commit_due:
+                    batch, flushes = self._take()
+            if not commit_due:
+                self._journal.sync()
+                continue
+            error = self._write(committer, batch)
+            for flush in flushes:
+                if error is None:
+                    flush.set_result(None)
+                else:
+                    flush.set_exception(schema.unusable(self._path, error))
+            if stopping:
+                if error is None:
+                    self._journal.discard_all()
+                return
+
+    def _await_work(self) -> bool:
+        """Sleep until a commit is due (true) or an fsync of the journal (false)."""
+        while not (self._stopping or self._flushes):
+            now = time.monotonic()
+            if self._due is not None and now >= self._due:
+                return True
+            ends = [] if self._due is None else [self._due]
+            if self._unsynced_since is not None:
+                ends.append(self._unsynced_since + SYNC_INTERVAL)
+                if now >= ends[-1]:
+                    return False
+            self._wake.wait(min(ends) - now if ends else None)
+        return True
+
+    def _take(self) -> tuple[Batch, list[Future[None]]]:
+        """The next batch, the journal begun anew where due, and who waits for it."""
+        if self._journal.full or self._journal.idle:
+            self._begin_journal()
+        self._writing = batch = self._pending.take()
+        self._due = None
+        flushes = [f for f in self._flushes if f.set_running_or_notify_cancel()]
+        self._flushes = []
+        return batch, flushes
+
+    def _begin_journal(self) -> None:
+        try:
+            self._journal.begin()
+        except OSError as error:
+            # A full disk: the generation before goes on, or promises count as unjournaled.
+            _log.warning("%s: no new journal can be begun: %s", self._path, error)
+
+    def _write(self, committer: Committer, batch: Batch) -> sqlite3.Error | None:
+        began = time.monotonic()
+        retired = self._journal.retired()
+        try:
+            if len(batch):
+                committer.commit(batch)
+        except sqlite3.Error as error:
+            self._failed(batch, error)
+            return error
+        self._journal.discard(retired)
+        took = time.monotonic() - began
+        with self._wake:
+            self._writing = None
+            self._failures = 0
+            self._error = None
+            # A put is on disk `flush_interval` after it was made, the commit included.
+            self._gather = max(self._config.flush_interval - took, self._config.flush_interval / 4)
+        try:
+            committer.upkeep()
+        except sqlite3.Error as error:
+            _log.warning("%s: upkeep failed, tried again later: %s", self._path, error)
+        return None
+
+    def _failed(self, batch: Batch, error: sqlite3.Error) -> None:
+        """Keep what could not be written, and try again after a growing while."""
+        if self._failures == 0:
+            _log.error("%s: nothing can be written, tried again later: %s", self._path, error)
+        with self._wake:
+            self._pending.give_back(batch)
+            self._writing = None
+            self._failures += 1
+            self._failed_batches += 1
+            self._error = str(error)
+            wait = min(self._config.flush_interval * 2.0 ** min(self._failures, 16), MAX_RETRY)
+            self._due = time.monotonic() + wait if len(self._pending) else None
+        self._journal.sync()
