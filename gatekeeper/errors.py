@@ -99,6 +99,7 @@ class AddressRefused(GatekeeperError, OSError):
 
     def __init__(self) -> None:
         super().__init__("blocked")
+        self.strerror = "blocked"  # what aiohttp shows of an OSError
 
 
 class StorageError(GatekeeperError):

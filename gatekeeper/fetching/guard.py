@@ -1,0 +1,209 @@
+"""The guard at the socket: no request of ours reaches an address that it refuses.
+
+A page chooses the URLs that a crawler asks for, so every URL may be an attempt to turn the
+crawler against the network it runs in (T1). The guard judges three times:
+
+    GuardedConnector.connect    the URL of each hop, before anything is done with it
+    the resolver                each answer of the name service, before it is used
+    socket_factory              the final address, at the moment of dialling
+
+The last two are needed together. aiohttp asks no resolver about a literal address; and
+only the resolver can say that a name had no answer but refused ones. Check and use are one
+answer: what the resolver let through is what is dialled, so rebinding finds no gap.
+
+A refusal is known by the guard's own record. aiohttp merges the errors of several attempts
+into a plain OSError, so the class of an exception proves nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from gatekeeper.config import Config
+from gatekeeper.errors import AddressRefused, ConfigError
+from gatekeeper.fetching.addresses import Kind
+from gatekeeper.fetching.judging import Guard, GuardStats, Refusal
+
+if TYPE_CHECKING:
+    from aiohttp import ClientRequest, ClientTimeout
+    from aiohttp.connector import AddrInfoType, Connection
+    from aiohttp.tracing import Trace
+
+__all__ = [
+    "Guard",
+    "GuardStats",
+    "GuardedConnector",
+    "GuardedResolver",
+    "Kind",
+    "Refusal",
+    "guarded_connector",
+    "refuse_proxy",
+]
+
+_MAX_ANSWERS = 32  # addresses of one name that are tried; an answer may hold thousands
+
+
+class _Attempt:
+    """The guard's own record of one connection attempt; seen by the tasks it starts."""
+
+    __slots__ = ("dialled", "host", "proxied", "refused")
+
+    def __init__(self, host: str, *, proxied: bool) -> None:
+        self.host = host
+        self.proxied = proxied
+        self.refused = 0
+        self.dialled = 0
+
+
+_attempt: ContextVar[_Attempt | None] = ContextVar("gatekeeper_guard_attempt", default=None)
+
+
+class GuardedResolver(AbstractResolver):
+    """Drops the answers that may not be dialled."""
+
+    def __init__(self, guard: Guard, inner: AbstractResolver | None) -> None:
+        self._guard = guard
+        self._inner = inner or aiohttp.DefaultResolver()
+        self._owned = inner is None
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """The answers that may be dialled. Raises AddressRefused where none is left of some."""
+        attempt = _attempt.get()
+        if attempt is not None and attempt.proxied:
+            return await self._inner.resolve(host, port, family)
+        if self._guard.refuses_name(host) is not None:
+            raise AddressRefused
+        answers = await self._inner.resolve(host, port, family)
+        kept = self._vetted(host, answers)
+        if answers and not kept:
+            raise AddressRefused
+        if not kept:  # aiohttp would stumble over an empty list
+            raise socket.gaierror(socket.EAI_NONAME, "the name has no address")
+        return kept
+
+    def _vetted(self, host: str, answers: Iterable[ResolveResult]) -> list[ResolveResult]:
+        guard = self._guard
+        return [
+            answer
+            for answer in answers
+            if guard.refuses_answer(answer["host"], answer["port"], host) is None
+        ][:_MAX_ANSWERS]
+
+    async def close(self) -> None:
+        """Release the inner resolver if it is ours."""
+        if self._owned:
+            await self._inner.close()
+
+
+class GuardedConnector(aiohttp.TCPConnector):
+    """A TCPConnector that dials nothing the guard refuses. Made by `guarded_connector`.
+
+    A refused request raises aiohttp.ClientConnectorError whose `os_error` is AddressRefused,
+    whichever of the three stages refused it. `guard` is the judge, with its `stats()`.
+    """
+
+    def __init__(self, guard: Guard, resolver: AbstractResolver | None, **options: Any) -> None:
+        self.guard = guard
+        self._guarded_resolver = GuardedResolver(guard, resolver)
+        super().__init__(
+            resolver=self._guarded_resolver, socket_factory=self._open_socket, **options
+        )
+
+    def _open_socket(self, info: AddrInfoType) -> socket.socket:
+        """The last judge before a connection is made. Raises AddressRefused.
+
+        aiohttp calls it for every attempt: literals, names, redirects, happy eyeballs. The
+        error is an OSError, so that happy eyeballs goes on to the next address.
+        """
+        family, kind, proto, _, sockaddr = info
+        host, port = str(sockaddr[0]), int(sockaddr[1])
+        attempt = _attempt.get()
+        if attempt is None:
+            refusal = self.guard.refuses_address(host, port)
+        elif attempt.proxied:
+            refusal = None  # the proxy is the operator's; only the URL can be judged (T19)
+        else:
+            refusal = self.guard.refuses_answer(host, port, attempt.host)
+        if refusal is not None:
+            if attempt is not None:
+                attempt.refused += 1
+            raise AddressRefused
+        if attempt is not None:
+            attempt.dialled += 1
+        self.guard.dialled()
+        return socket.socket(family, kind, proto)
+
+    async def connect(
+        self,
+        req: ClientRequest,
+        traces: list[Trace],
+        timeout: ClientTimeout,  # noqa: ASYNC109
+    ) -> Connection:
+        """Judge the URL of the hop, then connect; on pooled connections too."""
+        refuse_proxy(self.guard.mode, req.proxy)
+        if self.guard.refuses_url(str(req.url)) is not None:
+            raise aiohttp.ClientConnectorError(req.connection_key, AddressRefused())
+        attempt = _Attempt(req.url.raw_host or "", proxied=req.proxy is not None)
+        token = _attempt.set(attempt)
+        try:
+            return await super().connect(req, traces, timeout)
+        except aiohttp.ClientConnectorError as error:
+            # Nothing was dialled, and not for want of an address: the guard's refusal, however
+            # the errors were merged on their way here. The resolver's error is typed where a
+            # look-up was shared with another request, whose record this one doesn't see.
+            refused = attempt.refused and not attempt.dialled
+            if refused or isinstance(error.os_error, AddressRefused):
+                raise aiohttp.ClientConnectorError(req.connection_key, AddressRefused()) from error
+            raise
+        finally:
+            _attempt.reset(token)
+
+    async def close(self, *, abort_ssl: bool = False) -> None:
+        """Close the connections, and the resolver if it is not the caller's."""
+        await super().close(abort_ssl=abort_ssl)
+        await self._guarded_resolver.close()
+
+
+def guarded_connector(
+    config: Config | None = None,
+    *,
+    resolver: AbstractResolver | None = None,
+    guard: Guard | None = None,
+    **options: Any,
+) -> GuardedConnector:
+    """The guard for any aiohttp session; needs a running loop, as every connector does.
+
+    `guard` shares one judge between several connectors, in place of one made of `config`;
+    `options` go to aiohttp.TCPConnector. A session given this connector needs
+    `trust_env=False` (aiohttp's default): a proxy raises ConfigError unless guard.mode is
+    "url-only". Raises ConfigError for options that would lead round the guard.
+
+    >>> async def main() -> None:
+    ...     async with aiohttp.ClientSession(connector=guarded_connector()) as session:
+    ...         await session.get("http://169.254.169.254/")   # aiohttp.ClientConnectorError
+    """
+    if "socket_factory" in options:
+        raise ConfigError("socket_factory is the guard's; leave it out of the connector's options")
+    return GuardedConnector(guard or Guard(config), resolver, **options)
+
+
+def refuse_proxy(config: Config | str, proxy: object) -> None:
+    """T19: behind a proxy only URLs can be judged, and the operator has to know that.
+
+    `config` may be the guard's mode itself. Raises ConfigError for a proxy without
+    guard.mode = "url-only".
+    """
+    mode = config if isinstance(config, str) else config.guard.mode
+    if proxy is not None and mode != "url-only":
+        raise ConfigError(
+            'behind a proxy the guard can only judge URLs: set guard.mode = "url-only" '
+            "to accept that, or leave the proxy out"
+        )

@@ -1,0 +1,281 @@
+"""What the guard says about URLs; the operator's lists; what it tells and what it logs."""
+
+from __future__ import annotations
+
+import logging
+from ipaddress import ip_address
+
+import pytest
+
+from gatekeeper import urls
+from gatekeeper.config import Config, GuardConfig
+from gatekeeper.errors import AddressRefused, ConfigError
+from gatekeeper.fetching.guard import Guard, Kind, Refusal, refuse_proxy
+
+
+def guard_with(**settings: object) -> Guard:
+    return Guard(Config(guard=GuardConfig(**settings)))
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("ftp://example.com/", Kind.MALFORMED),
+        ("http://exa%6dple.com/", Kind.MALFORMED),
+        ("http://127.1/", Kind.MALFORMED),
+        ("http://" + "a" * 64 + ".com/", Kind.MALFORMED),
+        ("http://" + "a." * 127 + "com/", Kind.MALFORMED),
+        ("http://user@example.com/", Kind.USERINFO),
+        ("http://@example.com/", Kind.USERINFO),
+        ("http://example.com:22/", Kind.PORT),
+        ("http://localhost/", Kind.NAME),
+        ("http://redis./", Kind.NAME),
+        ("http://127.0.0.1/", Kind.LOOPBACK),
+        ("http://①②⑦.0.0.1/", Kind.LOOPBACK),
+        ("http://[::ffff:a9fe:a9fe]/", Kind.LINK_LOCAL),
+        ("http://[2002:7f00:1::]/", Kind.TRANSITION),
+    ],
+)
+def test_refusals_have_named_verdicts(url: str, kind: Kind) -> None:
+    assert Guard().refuses_url(url).kind is kind
+
+
+def test_the_default_refuses_loopback() -> None:
+    guard = Guard(Config())
+    assert guard.refuses_address("127.0.0.1", 80)
+    assert guard.refuses_address("::1", 80)
+
+
+def test_a_refusal_is_one_constant_word_outside() -> None:
+    guard = Guard()
+    refusals = [
+        guard.refuses_url(url) for url in ("http://127.0.0.1/", "http://a:b@c.com/", "nonsense")
+    ]
+    assert {str(refusal) for refusal in refusals} == {"blocked"}
+    assert str(AddressRefused()) == "blocked"
+    assert AddressRefused().strerror == "blocked"
+
+
+def test_a_refusal_is_a_value() -> None:
+    one, other = Guard().refuses_url("http://redis/"), Guard().refuses_url("http://redis/")
+    assert one == other
+    with pytest.raises(AttributeError):
+        one.kind = Kind.PORT
+
+
+# -- a seen authority
+
+
+def test_a_seen_authority_is_judged_without_reading_it_again(monkeypatch) -> None:
+    guard = Guard()
+    assert guard.refuses_url("http://good.example.com/1") is None
+    assert guard.refuses_url("http://10.1.2.3/1")
+
+    def never(raw: str) -> urls.Target:
+        raise AssertionError(f"{raw} was parsed again")
+
+    monkeypatch.setattr(urls, "parse", never)
+    assert guard.refuses_url("http://good.example.com/2?x=y") is None
+    assert guard.refuses_url("http://10.1.2.3/2").kind is Kind.PRIVATE
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://u:p@seen.example.com/",
+        "http://seen.example.com:22/",
+        "http://seen.example.com/a\nb",
+        "http://seen.example.com\\@10.0.0.1/",
+        "http://seen.example.com@10.0.0.1/",
+    ],
+)
+def test_a_seen_authority_excuses_nothing_else(url: str) -> None:
+    guard = Guard()
+    assert guard.refuses_url("http://seen.example.com/") is None
+    assert guard.refuses_url(url) is not None
+
+
+def test_the_memory_of_verdicts_is_bounded(monkeypatch) -> None:
+    monkeypatch.setattr("gatekeeper.fetching.judging._MAX_REMEMBERED", 10)
+    guard = Guard()
+    for number in range(100):
+        assert guard.refuses_url(f"http://h{number}.example.com/") is None
+    assert len(guard._verdicts) <= 10
+
+
+# -- the operator's lists
+
+
+def test_an_allowed_range_opens_its_addresses_only() -> None:
+    guard = guard_with(allow=("10.1.0.0/16", "::1", "192.168.7.7"))
+    assert guard.refuses_address("10.1.2.3", 80) is None
+    assert guard.refuses_url("http://10.1.2.3:8080/") is None
+    assert guard.refuses_url("http://[::1]/") is None
+    assert guard.refuses_address("192.168.7.7", 80) is None
+    assert guard.refuses_address("10.2.0.0", 80).kind is Kind.PRIVATE
+    assert guard.refuses_address("192.168.7.8", 80).kind is Kind.PRIVATE
+
+
+def test_an_allowed_range_is_reached_through_mapping_too() -> None:
+    guard = guard_with(allow=("10.1.0.0/16",))
+    assert guard.refuses_address("::ffff:10.1.0.1", 80) is None
+    assert guard.refuses_address("::ffff:10.2.0.1", 80) is not None
+
+
+def test_all_of_ipv6_allowed_does_not_open_mapped_addresses() -> None:
+    guard = guard_with(allow=("::/0",))
+    assert guard.refuses_address("fd00::1", 80) is None
+    assert guard.refuses_address("::ffff:127.0.0.1", 80).kind is Kind.LOOPBACK
+
+
+def test_an_allowed_range_opens_no_bad_port() -> None:
+    assert guard_with(allow=("10.0.0.0/8",)).refuses_address("10.0.0.1", 22).kind is Kind.PORT
+
+
+def test_an_allowed_name_is_open_and_so_is_what_it_resolves_to() -> None:
+    guard = guard_with(allow=("Intranet.", "*.corp.internal"))
+    assert guard.refuses_url("http://intranet/") is None
+    assert guard.refuses_url("http://a.b.corp.internal/") is None
+    assert guard.refuses_answer("10.0.0.1", 80, "intranet") is None
+    assert guard.refuses_url("http://corp.internal/").kind is Kind.NAME
+    assert guard.refuses_url("http://other/").kind is Kind.NAME
+    assert guard.refuses_answer("10.0.0.1", 80, "other.com").kind is Kind.PRIVATE
+    assert guard.refuses_url("http://10.0.0.1/").kind is Kind.PRIVATE
+
+
+def test_denied_is_stronger_than_allowed() -> None:
+    guard = guard_with(
+        allow=("10.0.0.0/8", "*.corp.internal"), deny=("10.0.0.5", "secret.corp.internal")
+    )
+    assert guard.refuses_address("10.0.0.4", 80) is None
+    assert guard.refuses_address("10.0.0.5", 80).kind is Kind.OPERATOR
+    assert guard.refuses_address("::ffff:10.0.0.5", 80).kind is Kind.OPERATOR
+    assert guard.refuses_url("http://secret.corp.internal/").kind is Kind.OPERATOR
+
+
+def test_denied_closes_what_is_public() -> None:
+    guard = guard_with(deny=("93.184.0.0/16", "*.example.com", "2606::/16"))
+    assert guard.refuses_address("93.184.215.14", 80).kind is Kind.OPERATOR
+    assert guard.refuses_address("2606:4700::1", 80).kind is Kind.OPERATOR
+    assert guard.refuses_url("http://www.example.com/").kind is Kind.OPERATOR
+    assert guard.refuses_url("http://example.com/") is None
+
+
+@pytest.mark.parametrize("entry", ["10.0.0.0/33", "10.0.0.5/8", "127.1", "", "a b", "http://x/"])
+def test_an_entry_that_is_neither_range_nor_name_is_a_config_error(entry: str) -> None:
+    with pytest.raises(ConfigError, match=r"guard\.allow"):
+        guard_with(allow=(entry,))
+
+
+# -- our own listeners (T3)
+
+
+def test_own_listener_stays_closed_even_when_allowed() -> None:
+    guard = guard_with(allow=("127.0.0.0/8",))
+    guard.listens_on("127.0.0.1", 8750)
+    assert guard.refuses_address("127.0.0.1", 8750).kind is Kind.SELF
+    assert guard.refuses_address("::ffff:127.0.0.1", 8750).kind is Kind.SELF
+    assert guard.refuses_url("http://127.0.0.1:8750/v1/check").kind is Kind.SELF
+
+
+def test_own_listener_means_address_and_port_together() -> None:
+    guard = guard_with(allow=("127.0.0.0/8",))
+    guard.listens_on("127.0.0.1", 8750)
+    assert guard.refuses_address("127.0.0.1", 8751) is None
+    assert guard.refuses_address("127.0.0.2", 8750) is None
+
+
+def test_a_verdict_given_before_the_listener_opened_is_forgotten() -> None:
+    guard = guard_with(allow=("127.0.0.0/8",))
+    assert guard.refuses_url("http://127.0.0.1:8750/") is None
+    guard.listens_on("127.0.0.1", 8750)
+    assert guard.refuses_url("http://127.0.0.1:8750/").kind is Kind.SELF
+
+
+@pytest.mark.parametrize(
+    ("listener", "closed"),
+    [
+        ("0.0.0.0", {"127.0.0.1": True, "0.0.0.0": True, "10.0.0.9": True, "::1": False}),
+        ("::", {"127.0.0.1": True, "::1": True, "10.0.0.9": True, "10.0.0.10": False}),
+        ("", {"127.0.0.1": True, "::1": True, "10.0.0.10": False}),
+    ],
+)
+def test_a_listener_on_every_interface(listener: str, closed: dict[str, bool]) -> None:
+    own = {ip_address(text) for text in ("127.0.0.1", "::1", "10.0.0.9")}
+    config = Config(guard=GuardConfig(allow=("0.0.0.0/0", "::/0")))
+    guard = Guard(config, is_local=own.__contains__)
+    guard.listens_on(listener, 8750)
+    refused = {ip: guard.refuses_address(ip, 8750) is not None for ip in closed}
+    assert refused == closed
+
+
+def test_this_machine_knows_its_own_addresses() -> None:
+    guard = guard_with(allow=("127.0.0.0/8",))
+    guard.listens_on("0.0.0.0", 8750)
+    assert guard.refuses_address("127.0.0.1", 8750).kind is Kind.SELF
+    assert guard.refuses_address("93.184.215.14", 8750) is None
+
+
+def test_a_listener_has_a_numeric_address() -> None:
+    with pytest.raises(ConfigError):
+        Guard().listens_on("localhost", 80)
+
+
+# -- counting and logging
+
+
+def test_refusals_are_counted_by_kind() -> None:
+    guard = Guard()
+    for url in ("http://10.0.0.1/", "http://10.0.0.1/a", "http://redis/", "http://example.com/"):
+        guard.refuses_url(url)
+    guard.refuses_address("1.1.1.1", 80)
+    stats = guard.stats()
+    assert stats.refused == {"private": 2, "name": 1}
+    assert stats.mode == "full"
+    assert stats.table_version
+
+
+def test_a_refusal_is_logged_once_with_its_detail(caplog) -> None:
+    guard = Guard()
+    with caplog.at_level(logging.WARNING, "gatekeeper.guard"):
+        for _ in range(3):
+            guard.refuses_url("http://10.0.0.1:8080/secret?token=1")
+        guard.refuses_answer("127.0.0.1", 80, "evil.example.com")
+    assert caplog.messages == [
+        "refused (private): 10.0.0.1 port 8080: private address",
+        "refused (loopback): evil.example.com -> 127.0.0.1 port 80: loopback address",
+    ]
+
+
+def test_credentials_and_control_characters_stay_out_of_the_log(caplog) -> None:
+    guard = Guard()
+    guard.refuses_url("http://ann:secret@example.com/?key=hidden")
+    guard.refuses_url("http://example.com/\r\nforged line")
+    guard.refuses_url("http://" + "x" * 10_000)
+    assert "secret" not in caplog.text
+    assert "hidden" not in caplog.text
+    assert all("\n" not in message and len(message) < 500 for message in caplog.messages)
+
+
+def test_the_memory_of_logged_refusals_is_bounded(monkeypatch) -> None:
+    monkeypatch.setattr("gatekeeper.fetching.judging._MAX_LOGGED", 10)
+    guard = Guard()
+    for number in range(100):
+        guard.refuses_url(f"http://10.0.0.{number}/")
+    assert len(guard._logged) <= 10
+    assert guard.stats().refused == {"private": 100}
+
+
+# -- proxies (T19)
+
+
+def test_a_proxy_needs_the_url_only_mode() -> None:
+    refuse_proxy(Config(), None)
+    refuse_proxy(Config(guard=GuardConfig(mode="url-only")), "http://proxy:3128")
+    with pytest.raises(ConfigError, match="url-only"):
+        refuse_proxy(Config(), "http://proxy:3128")
+
+
+def test_refusals_can_be_told_apart_only_inside() -> None:
+    assert Refusal(Kind.PORT, "a") != Refusal(Kind.PORT, "b")
+    assert str(Refusal(Kind.PORT, "a")) == str(Refusal(Kind.NAME, "b"))
