@@ -72,6 +72,8 @@ class Reason(StrEnum):
     TLS = "tls"
     BAD_ENCODING = "bad_encoding"
     INTERNAL = "internal"
+    OVERLOADED = "overloaded"
+    """More questions wait for robots.txt files than `cache.max_waiters` lets in."""
     # Somebody else decided.
     OPERATOR = "operator"
     BLOCKED = "blocked"

@@ -1,0 +1,346 @@
+"""`Directory`: one record per origin, asked once however many want to know.
+
+Each origin that has to be asked about has one *flight*: a task that the directory owns and
+a future that everybody awaits. So a cancelled caller cancels nobody, a slow origin holds up
+only those who asked about it, and closing leaves no task behind. Between awaits nothing is
+held: every check and the update that follows it stand in one step of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gatekeeper.clock import Clock
+from gatekeeper.config import Config
+from gatekeeper.errors import GateClosed, StorageError
+from gatekeeper.fetching.absorbing import Absorber
+from gatekeeper.fetching.faults import LocalFaults
+from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.records import NO_TEXT, Answer, Record, Standing
+from gatekeeper.fetching.retrieval import Retrieval, RobotsSource, Validators
+from gatekeeper.fetching.shelf import Shelf
+from gatekeeper.robots import RobotsTxt
+from gatekeeper.storage.base import Storage
+
+__all__ = ["NO_TEXT", "Answer", "Directory", "DirectoryStats", "OnChange", "Record", "Standing"]
+
+log: Final = logging.getLogger("gatekeeper.fetching")
+
+OnChange = Callable[[str, RobotsTxt | None, RobotsTxt | None], object]
+"""Called with the origin, the old text and the new one; None where there is no file."""
+
+_SOON: Final = 1.0
+"""Seconds after which to ask again where nothing could be recorded."""
+
+
+class DirectoryStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since the start, and the state of things now."""
+
+    records: int
+    """Origins in memory; `hot` of them ready to answer, `warm` of them by a look."""
+    hot: int
+    warm: int
+    texts: int
+    """Distinct texts among the hot ones."""
+    bytes: int
+    """Estimate of what they cost."""
+    in_flight: int
+    waiting: int
+    """Questions that wait for a flight."""
+    fetches: int
+    outcomes: dict[str, int]
+    """Retrievals by row name."""
+    revalidated: int
+    internal_errors: int
+    overloaded: int
+    evicted: int
+    storage_errors: int
+    local_fault: bool
+    local_faults: int
+
+
+class _Flight:
+    """One origin being asked about."""
+
+    __slots__ = ("asked", "done", "force")
+
+    def __init__(self, done: asyncio.Future[Record | None], *, force: bool) -> None:
+        self.done = done
+        """Gets the record, or None when the directory closes. Never an exception, so none
+        goes unretrieved when all callers have left."""
+        self.force = force
+        self.asked = False
+        """The origin was really asked, not only looked up in the storage."""
+
+    def answer(self, record: Record | None) -> None:
+        if not self.done.done():
+            self.done.set_result(record)
+
+
+class Directory:
+    """What is known of every origin's robots.txt.
+
+    `warm` is a plain dictionary of records that answer by their policy alone until their
+    `fresh_until`; whoever wants speed looks there first, and calls `get` for the rest.
+
+    >>> # record = directory.warm.get(origin)
+    >>> # if record is None or clock.monotonic() >= record.fresh_until:
+    >>> #     record = await directory.get(origin)
+    """
+
+    def __init__(
+        self,
+        fetcher: RobotsSource,
+        *,
+        config: Config,
+        clock: Clock,
+        rng: random.Random,
+        storage: Storage | None = None,
+        on_evict: Callable[[str], object] | None = None,
+    ) -> None:
+        """`on_evict(origin)` is called when a record in `warm` or handed out goes cold."""
+        self._fetcher = fetcher
+        self._config = config
+        self._clock = clock
+        self._storage = storage
+        self._shelf = Shelf(config, stored=storage is not None, on_evict=on_evict)
+        self.warm = self._shelf.warm
+        self._faults = LocalFaults(rng)
+        self._absorber = Absorber(
+            self._shelf, self._faults, config=config, clock=clock, rng=rng, storage=storage
+        )
+        self._flights: dict[str, _Flight] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._prober: asyncio.Task[None] | None = None
+        self._waiting = 0
+        self._counts: Counter[str] = Counter()
+        self._fetches = 0
+        self._internal = 0
+        self._overloaded = 0
+        self._storage_errors = 0
+        self._open = False
+        if getattr(fetcher, "known", self) is None:
+            # A redirect that ends at another origin's /robots.txt consults its record.
+            fetcher.known = self.known  # type: ignore[attr-defined]
+
+    async def open(self) -> None:
+        """Begin to answer. The storage, if any, is opened by its owner."""
+        self._open = True
+
+    async def close(self) -> None:
+        """End every flight; those who wait get GateClosed. Idempotent."""
+        self._open = False
+        tasks = [*self._tasks]
+        if self._prober is not None:
+            tasks.append(self._prober)
+            self._prober = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def local_fault(self) -> bool:
+        """Our own uplink seems to be down: nothing is recorded against any origin."""
+        return self._faults.active
+
+    @property
+    def ready(self) -> bool:
+        """Open, and with a network."""
+        return self._open and not self._faults.active
+
+    async def get(self, origin: str) -> Record:
+        """The record, asked for if need be.
+
+        Answers at once within the soft life; beyond it too, while the origin is asked in
+        the background; beyond the hard one it waits. Never fails because of the origin:
+        what can't be had reads as DEFER. Raises GateClosed.
+        """
+        record = self._shelf.get(origin)
+        if record is not None:
+            now = self._clock.monotonic()
+            if now < record.fresh_until:
+                return record
+            if record.usable(now):
+                self._launch(origin)
+                return record
+        return await self._wait(origin, force=False)
+
+    def peek(self, origin: str) -> Record | None:
+        """What is in memory and may still answer; never waits, asks or loads."""
+        record = self._shelf.get(origin)
+        if record is None or not record.usable(self._clock.monotonic()):
+            return None
+        return record
+
+    async def refresh(self, origin: str) -> Record:
+        """Ask the origin now, whatever is known. Raises GateClosed."""
+        while True:
+            record, asked = await self._wait_for(origin, force=True)
+            if asked:
+                return record
+
+    async def forget(self, origin: str) -> None:
+        """Drop everything known of the origin, in storage too."""
+        self._shelf.drop(origin)
+        self._absorber.forget(origin)
+
+    def note_page(self, origin: str, ok: bool) -> None:
+        """A page of the origin was fetched; `ok` is 2xx or 3xx (for RFC-38's 30 days)."""
+        if ok:
+            self._absorber.note_page(origin)
+
+    def subscribe(self, callback: OnChange) -> Callable[[], None]:
+        """Be told when an origin's rules change; call the result to be told no more.
+
+        Not called when an origin is asked for the first time.
+        """
+        return self._absorber.subscribe(callback)
+
+    def known(self, origin: str) -> Retrieval | None:
+        """What is fresh about an origin, as if it had just been asked; else None."""
+        return self._absorber.known(origin)
+
+    def stats(self) -> DirectoryStats:
+        """Counters and sizes."""
+        return DirectoryStats(
+            records=len(self._shelf),
+            hot=self._shelf.hot,
+            warm=len(self.warm),
+            texts=len(self._shelf.texts),
+            bytes=self._shelf.bytes,
+            in_flight=len(self._flights),
+            waiting=self._waiting,
+            fetches=self._fetches,
+            outcomes=dict(self._counts),
+            revalidated=self._counts[Outcome.NOT_MODIFIED.row.name],
+            internal_errors=self._internal,
+            overloaded=self._overloaded,
+            evicted=self._shelf.evicted,
+            storage_errors=self._storage_errors + self._absorber.storage_errors,
+            local_fault=self._faults.active,
+            local_faults=self._faults.count,
+        )
+
+    async def _wait(self, origin: str, *, force: bool) -> Record:
+        return (await self._wait_for(origin, force=force))[0]
+
+    async def _wait_for(self, origin: str, *, force: bool) -> tuple[Record, bool]:
+        """The record that the flight brings, and whether the origin was really asked."""
+        if not self._open:
+            raise GateClosed("the directory is not open: use `async with Gatekeeper(...)`")
+        flight = self._flights.get(origin)
+        if self._waiting >= self._config.cache.max_waiters or (
+            flight is None and len(self._flights) >= self._config.cache.max_waiters
+        ):
+            self._overloaded += 1
+            return self._absorber.passing(origin, Outcome.OVERLOADED, _SOON), True
+        if flight is None:
+            flight = self._launch(origin, force=force)
+        elif force:
+            flight.force = True
+        self._waiting += 1
+        try:
+            # shield: a caller's cancellation must not reach the future of all the others.
+            record = await asyncio.shield(flight.done)
+        finally:
+            self._waiting -= 1
+        if record is None:
+            raise GateClosed("the gate was closed while robots.txt was being fetched")
+        return record, flight.asked or record.current.outcome is Outcome.LOCAL_FAULT
+
+    def _launch(self, origin: str, *, force: bool = False) -> _Flight:
+        """The flight of the origin, begun now if there is none: no await in between."""
+        flight = self._flights.get(origin)
+        if flight is None:
+            loop = asyncio.get_running_loop()
+            flight = self._flights[origin] = _Flight(loop.create_future(), force=force)
+            task = loop.create_task(self._fly(origin, flight))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return flight
+
+    async def _fly(self, origin: str, flight: _Flight) -> None:
+        record: Record | None = None
+        try:
+            record = await self._learn(origin, flight)
+        except Exception as error:  # fetching.md 2.9: whatever it was, it defers
+            self._internal += 1
+            log.exception("robots.txt of %s: unexpected %s", origin, type(error).__name__)
+            record = self._after_surprise(origin)
+        finally:
+            # Also on cancellation: no waiter may be left behind.
+            del self._flights[origin]
+            flight.answer(record)
+
+    def _after_surprise(self, origin: str) -> Record:
+        try:
+            return self._absorber.absorb(
+                origin, Retrieval(outcome=Outcome.INTERNAL), began=self._clock.monotonic()
+            )
+        except Exception:
+            log.exception("robots.txt of %s: the failure could not be recorded", origin)
+            return self._absorber.passing(origin, Outcome.INTERNAL, _SOON)
+
+    async def _learn(self, origin: str, flight: _Flight) -> Record:
+        record = self._shelf.get(origin)
+        if record is None and self._storage is not None:
+            record = await self._load(origin, self._storage)
+        now = self._clock.monotonic()
+        if record is not None:
+            if now < record.fresh_until and not flight.force:
+                return record
+            if record.usable(now) and not flight.force:
+                flight.answer(record)  # the rest of this flight is in the background
+        if not self._faults.may_ask(now):
+            return self._absorber.postponed(origin)
+        flight.asked = True
+        self._fetches += 1
+        retrieval = await self._fetcher.fetch(origin, self._validators(record, origin))
+        self._counts[retrieval.outcome.row.name] += 1
+        log.debug("robots.txt of %s: %s %s", origin, retrieval.outcome.name, retrieval.detail)
+        learnt = self._absorber.absorb(origin, retrieval, began=now)
+        if self._faults.active and self._prober is None and self._open:
+            self._prober = asyncio.get_running_loop().create_task(self._probe())
+        return learnt
+
+    async def _load(self, origin: str, storage: Storage) -> Record | None:
+        try:
+            stored = await storage.load_origin(origin)
+        except StorageError as error:
+            self._storage_errors += 1
+            log.warning("the stored record of %s can't be read: %s", origin, error)
+            return None
+        return None if stored is None else self._absorber.restore(stored)
+
+    def _validators(self, record: Record | None, origin: str) -> Validators | None:
+        if record is None or record.good is None or not self._config.fetch.conditional:
+            return None
+        good = record.good
+        if good.etag is None and good.last_modified is None:
+            return None
+        url = good.hops[-1] if good.hops else f"{origin}/robots.txt"
+        return Validators(url=url, etag=good.etag, last_modified=good.last_modified)
+
+    async def _probe(self) -> None:
+        """During a local fault: ask for one suspect at a time until the network is back.
+
+        Otherwise a fault would last until somebody asks, who waits for it to be over.
+        """
+        try:
+            while self._faults.active:
+                now = self._clock.monotonic()
+                await self._clock.sleep(max(_SOON, self._faults.retry_at(now) - now))
+                origin = self._faults.next_suspect()
+                if origin is not None and self._faults.active:
+                    await self.refresh(origin)
+        except GateClosed:
+            pass
+        finally:
+            self._prober = None

@@ -1,0 +1,80 @@
+"""What goes into one retrieval of a robots.txt and what comes out of it: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import msgspec
+
+from gatekeeper.fetching.freshness import Lifetime
+from gatekeeper.fetching.outcomes import Outcome
+
+__all__ = ["Known", "Refuse", "Retrieval", "RobotsSource", "TakeTurn", "Turn", "Validators"]
+
+
+class Validators(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes a request conditional (HTTP-01)."""
+
+    url: str
+    """The URL that gave them: only a request for that one carries them."""
+    etag: str | None = None
+    last_modified: str | None = None
+
+
+class Retrieval(msgspec.Struct, frozen=True, kw_only=True):
+    """What one retrieval came to."""
+
+    outcome: Outcome
+    status: int | None = None
+    """Of the last answer; None where no answer came."""
+    hops: tuple[str, ...] = ()
+    """The URLs that it was redirected to, the last one answered."""
+    url: str = ""
+    """The last URL that was asked."""
+    body: bytes | None = None
+    """Decoded octets of a text, else None. One octet more than `fetch.max_body` where the
+    text goes on: so the parser sees for itself that it was cut, and drops the last line."""
+    etag: str | None = None
+    last_modified: str | None = None
+    lifetime: Lifetime = Lifetime()
+    retry_after: float | None = None
+    """Seconds that the site asks to wait, as it said it (not capped)."""
+    took: float = 0.0
+    """Seconds on the network, all hops; waiting for turns not counted."""
+    truncated: bool = False
+    received: int = 0
+    """Octets of the body on the wire."""
+    detail: str = ""
+    """For the log: what was raised. Never shown to a client (T2)."""
+
+
+class Turn(Protocol):
+    """The right to send one request to a host."""
+
+    def report(
+        self,
+        *,
+        status: int | None = None,
+        elapsed: float | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        """What came of it: the status, None for none; seconds to the head; Retry-After."""
+
+
+class RobotsSource(Protocol):
+    """Where the directory gets its files: `Fetcher`, or a test's stand-in."""
+
+    async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
+        """Ask for the origin's robots.txt. A failure is an outcome, not an exception."""
+
+
+TakeTurn = Callable[[str], AbstractAsyncContextManager[Turn]]
+"""Waits for the turn of a URL's host and gives it back on leaving."""
+
+Refuse = Callable[[str], object | None]
+"""The guard's word about a URL: None, or what is wrong with it."""
+
+Known = Callable[[str], Retrieval | None]
+"""What is known and fresh about an origin, as if it had just been asked."""

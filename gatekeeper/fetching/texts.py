@@ -1,0 +1,85 @@
+"""Texts of robots.txt files, each distinct one kept once, however many origins serve it."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+import zlib
+from typing import Final
+
+from gatekeeper.config import Config
+from gatekeeper.fetching.content import readable
+from gatekeeper.robots import Policy, RobotsTxt
+
+__all__ = ["Text", "Texts", "deflate", "digest_of", "inflate"]
+
+# Primed with what robots.txt files are made of: the mean file shrinks by an eighth more, and
+# a host of small ones to a few dozen octets. For memory only; storage gets plain zlib.
+_PRIMER: Final = (
+    b"host: clean-param: license: visit-time: request-rate: noindex: robot-version: 2.0 "
+    b"content-signal: search=yes,ai-train=no googlebot bingbot slurp yandex baiduspider "
+    b"gptbot ccbot claudebot google-extended bytespider twitterbot applebot amazonbot "
+    b"mediapartners-google ahrefsbot semrushbot mj12bot dotbot petalbot "
+    b"/*?*sort= /*?utm_ /*.pdf$ /*.js$ /*.css$ /feed/ /trackback/ /comments/ /cgi-bin/ "
+    b"/tmp/ /includes/ /modules/ /admin/ /search /login /user/ /account /cart /checkout "
+    b"/api/ /private/ /images/ /scripts/ /wp-admin/admin-ajax.php\nDisallow: /wp-includes/\n"
+    b"# \r\nSitemap: https://www./sitemap_index.xml\nsitemap: https://www.example.com/"
+    b"sitemap.xml\n\nUser-Agent: \nCrawl-delay: 10\n\nDisallow: \nDisallow: /*?\nAllow: /\n"
+    b"Disallow: /wp-admin/\nUser-agent: *\nDisallow: /\n"
+)
+
+
+def deflate(body: bytes) -> bytes:
+    """A body as it is kept in memory while nobody asks."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, -15, 8, zlib.Z_DEFAULT_STRATEGY, _PRIMER)
+    return packer.compress(body) + packer.flush()
+
+
+def inflate(packed: bytes) -> bytes:
+    """The body again."""
+    unpacker = zlib.decompressobj(-15, _PRIMER)
+    return unpacker.decompress(packed) + unpacker.flush()
+
+
+def digest_of(body: bytes) -> bytes:
+    """What a body is known by, in memory and in storage."""
+    return hashlib.sha256(body).digest()
+
+
+class Text:
+    """One distinct text: compressed, parsed, and with the policies compiled so far."""
+
+    __slots__ = ("__weakref__", "digest", "packed", "policies", "robots", "size")
+
+    def __init__(self, digest: bytes, body: bytes, packed: bytes, robots: RobotsTxt) -> None:
+        self.digest = digest
+        self.size = len(body)
+        self.packed = packed
+        self.robots = robots
+        self.policies: dict[str, Policy] = {}
+
+    def body(self) -> bytes:
+        """The octets as they were fetched."""
+        return inflate(self.packed)
+
+
+class Texts:
+    """Every text in use, by its digest. One lives as long as some record holds it."""
+
+    def __init__(self, config: Config) -> None:
+        self._dialect = config.robots.dialect
+        self._limit = config.fetch.max_body
+        self._texts: weakref.WeakValueDictionary[bytes, Text] = weakref.WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def of(self, body: bytes, packed: bytes | None = None) -> Text:
+        """The text with that body, parsed now unless it is in use already."""
+        digest = digest_of(body)
+        text = self._texts.get(digest)
+        if text is None:
+            robots = RobotsTxt.parse(readable(body), dialect=self._dialect, limit=self._limit)
+            text = Text(digest, body, deflate(body) if packed is None else packed, robots)
+            self._texts[digest] = text
+        return text
