@@ -1,0 +1,351 @@
+"""What a site says beside Allow and Disallow: read from a line, or from a response's header."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gatekeeper.robots.headers import (
+    PageRules,
+    from_headers,
+    parse_content_usage_header,
+    parse_license_links,
+    parse_robots_tag,
+    parse_tdm_reservation,
+    parse_x_robots_tag,
+)
+from gatekeeper.robots.signals import (
+    CleanParam,
+    absolute_url,
+    combine_signals,
+    combine_usage,
+    parse_clean_param,
+    parse_content_signal,
+    parse_content_usage,
+    parse_host,
+    parse_preferences,
+    usage_of_signal,
+)
+
+# --- Content-Usage ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "preferences"),
+    [
+        ("train-ai=n", "", {"train-ai": "n"}),
+        ("/open/ train-ai=y", "/open/", {"train-ai": "y"}),
+        ("/p%20q\ttrain-ai=n", "/p%20q", {"train-ai": "n"}),
+        ("/a  search=y, train-ai=n", "/a", {"search": "y", "train-ai": "n"}),
+        ("/a", "/a", {}),
+        ("", "", {}),
+        ("open/ train-ai=y", "", {}),
+    ],
+)
+def test_content_usage_has_an_optional_path(
+    value: str, path: str, preferences: dict[str, str]
+) -> None:
+    assert parse_content_usage(value) == (path, preferences)
+
+
+@pytest.mark.parametrize(
+    ("text", "preferences"),
+    [
+        ("train-ai=n;why=x", {"train-ai": "n"}),
+        ("train-genai=n", {"train-genai": "n"}),
+        ("train-ai=y, train-ai=n", {"train-ai": "n"}),
+        ("train-ai=y, train-ai", {}),
+        ('train-ai="n"', {}),
+        ("train-ai=N", {}),
+        ("train-ai=?0", {}),
+        ("train-ai=n, search", {"train-ai": "n"}),
+        ("train-ai;x=1=n, search;p=n", {}),
+        ("Train-AI=n", {}),
+        ("train-ai=n,", {}),
+    ],
+)
+def test_a_preference_is_y_or_n_and_nothing_else(text: str, preferences: dict[str, str]) -> None:
+    assert parse_preferences(text) == preferences
+
+
+def test_of_several_sources_disallow_beats_allow_beats_unknown() -> None:
+    views = [{"search": "y", "train-ai": "n"}, {"train-ai": "y"}, {"search": "n", "tdm": "y"}]
+    assert combine_usage(views) == {"search": "n", "train-ai": "n", "tdm": "y"}
+
+
+def test_several_header_fields_are_one_dictionary() -> None:
+    assert parse_content_usage_header(["train-ai=y", "search=n, train-ai=n"]) == {
+        "train-ai": "n",
+        "search": "n",
+    }
+    assert parse_content_usage_header(["train-ai=n", "Search=y"]) == {}
+
+
+# --- Content-Signal --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "signal"),
+    [
+        ("search=yes, ai-train=no", {"search": "yes", "ai-train": "no"}),
+        (
+            "search=yes,ai-train=no,use=reference",
+            {"search": "yes", "ai-train": "no", "use": "reference"},
+        ),
+        ("Search = YES", {"search": "yes"}),
+        ("search=maybe, ai-input=no", {"ai-input": "no"}),
+        ("search=no, search=yes", {"search": "no"}),
+        ("novel=thing", {"novel": "thing"}),
+        ("search, =no, a=b=c, ,", {}),
+        ("", {}),
+    ],
+)
+def test_content_signal_is_pairs(value: str, signal: dict[str, str]) -> None:
+    assert parse_content_signal(value) == signal
+
+
+def test_of_several_signals_no_wins() -> None:
+    assert combine_signals([{"search": "yes", "use": "full"}, {"search": "no", "use": "x"}]) == {
+        "search": "no",
+        "use": "full",
+    }
+
+
+def test_a_signal_speaks_in_the_words_of_content_usage() -> None:
+    signal = {"search": "yes", "ai-train": "no", "ai-input": "no", "use": "full"}
+    assert usage_of_signal(signal) == {"search": "y", "train-ai": "n"}
+
+
+# --- the site's own data ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["https://example.com/a.xml", "http://b.example/s?x=1"])
+def test_a_sitemap_or_licence_is_an_absolute_url(value: str) -> None:
+    assert absolute_url(value) == value
+
+
+@pytest.mark.parametrize(
+    "value", ["", "/a.xml", "a.xml", "//example.com/a", "ftp://a/b", "https://"]
+)
+def test_any_other_sitemap_or_licence_is_none(value: str) -> None:
+    assert absolute_url(value) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "host"),
+    [
+        ("www.example.com", "www.example.com"),
+        ("https://www.example.com", "https://www.example.com"),
+        ("example.com:8080", "example.com:8080"),
+        ("", None),
+        ("a b", None),
+        ("exa%6dple.com", None),
+    ],
+)
+def test_host_names_a_host(value: str, host: str | None) -> None:
+    assert parse_host(value) == host
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("ref /some/page", CleanParam(("ref",), "/some/page")),
+        ("Sid&ref", CleanParam(("Sid", "ref"), "")),
+        ("a&&b", CleanParam(("a", "b"), "")),
+        ("", None),
+        ("&", None),
+        ("a /b c", None),
+        ("a" * 501, None),
+    ],
+)
+def test_clean_param_is_names_and_a_prefix(value: str, expected: CleanParam | None) -> None:
+    assert parse_clean_param(value) == expected
+
+
+# --- X-Robots-Tag ----------------------------------------------------------------------
+
+JUNE = datetime(2027, 6, 25, 15, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("values", "rules"),
+    [
+        (["noindex"], PageRules(names=frozenset({"noindex"}))),
+        (["NoIndex, NOFOLLOW"], PageRules(names=frozenset({"noindex", "nofollow"}))),
+        (["none"], PageRules(names=frozenset({"noindex", "nofollow"}))),
+        (["all"], PageRules()),
+        (["all", "noindex"], PageRules(names=frozenset({"noindex"}))),
+        (["noai, noimageai"], PageRules(names=frozenset({"noai", "noimageai"}))),
+        (["bot: noindex"], PageRules(names=frozenset({"noindex"}))),
+        (["BOT: noindex"], PageRules(names=frozenset({"noindex"}))),
+        (["otherbot: noindex"], PageRules()),
+        (["otherbot: noindex, nofollow"], PageRules()),
+        (["otherbot: noindex", "nofollow"], PageRules(names=frozenset({"nofollow"}))),
+        (["bot: nofollow, otherbot: noindex"], PageRules(names=frozenset({"nofollow"}))),
+        (["not an agent: noindex"], PageRules()),
+        (["max-snippet: 20, max-snippet:5"], PageRules(max_snippet=5)),
+        (["max-snippet:-1"], PageRules(max_snippet=-1)),
+        (["max-snippet:-1, max-snippet:9"], PageRules(max_snippet=9)),
+        (["max-snippet:x"], PageRules()),
+        (
+            ["max-image-preview:large, max-image-preview:Standard"],
+            PageRules(max_image_preview="standard"),
+        ),
+        (["max-image-preview:huge"], PageRules()),
+        (["max-video-preview:0"], PageRules(max_video_preview=0)),
+        (["bot: max-snippet:3"], PageRules(max_snippet=3)),
+        (["unavailable_after: 25 Jun 2027 15:00:00 GMT"], PageRules(unavailable_after=JUNE)),
+        (["unavailable_after: Fri, 25 Jun 2027 15:00:00 GMT"], PageRules(unavailable_after=JUNE)),
+        (["unavailable_after: Friday, 25-Jun-27 15:00:00 UTC"], PageRules(unavailable_after=JUNE)),
+        (["unavailable_after: 2027-06-25T17:00:00+02:00"], PageRules(unavailable_after=JUNE)),
+        (["unavailable_after: 2027-06-25 15:00"], PageRules(unavailable_after=JUNE)),
+        (["unavailable_after: never"], PageRules()),
+        (["otherbot: unavailable_after: 25 Jun 2027 15:00:00 GMT"], PageRules()),
+        (
+            ["bot: unavailable_after: Fri, 25 Jun 2027 15:00:00 GMT, noindex"],
+            PageRules(unavailable_after=JUNE, names=frozenset({"noindex"})),
+        ),
+        (["", ",", ":", "noindex: yes"], PageRules()),
+    ],
+)
+def test_x_robots_tag(values: list[str], rules: PageRules) -> None:
+    assert parse_x_robots_tag(values, "bot") == rules
+
+
+def test_the_earliest_end_stands() -> None:
+    values = ["unavailable_after: 2028-01-01", "unavailable_after: 2027-06-25T15:00:00Z"]
+    assert parse_x_robots_tag(values, "bot").unavailable_after == JUNE
+
+
+def test_moments_are_in_utc() -> None:
+    rules = parse_x_robots_tag(["unavailable_after: 2027-06-25T17:00:00+02:00"], "bot")
+    assert rules.unavailable_after is not None
+    assert rules.unavailable_after.tzinfo is UTC
+    assert rules.unavailable_after == datetime(2027, 6, 25, 17, tzinfo=timezone(timedelta(hours=2)))
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (["*;nosnippet, ExampleBot;noindex"], {"nosnippet", "noindex"}),
+        (["*;nosnippet", "examplebot;noindex"], {"nosnippet", "noindex"}),
+        (["otherbot;noindex"], set()),
+        (["*;noindex=?0"], set()),
+        (["*;noindex, "], set()),
+        (['"*";noindex'], set()),
+        (["noindex"], set()),
+    ],
+)
+def test_robots_tag_unites_everybody_and_the_agent(values: list[str], names: set[str]) -> None:
+    assert parse_robots_tag(values, "ExampleBot").names == names
+
+
+def test_rules_answer_the_two_common_questions() -> None:
+    rules = parse_x_robots_tag(["none"], "bot")
+    assert (rules.index, rules.follow) == (False, False)
+    assert (PageRules().index, PageRules().follow) == (True, True)
+
+
+# --- the whole header ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "reserved"),
+    [
+        (["1"], True),
+        (["0"], False),
+        ([" 1 "], True),
+        (["0", "1"], True),
+        (["yes"], None),
+        ([], None),
+    ],
+)
+def test_tdm_reservation(values: list[str], reserved: bool | None) -> None:
+    assert parse_tdm_reservation(values) is reserved
+
+
+@pytest.mark.parametrize(
+    ("value", "links"),
+    [
+        (
+            '<https://a.example/l>; rel="license"; type="application/rsl+xml"',
+            ("https://a.example/l",),
+        ),
+        ("<https://a.example/l>;rel=license", ("https://a.example/l",)),
+        ('<https://a.example/l>; rel="next License"', ("https://a.example/l",)),
+        ("<https://a.example/l>; rel=next; rel=license", ()),
+        ('<https://a.example/l>; title="a, <b>; rel=license"', ()),
+        (
+            '<https://a.example/1>; rel=license, <https://a.example/2>; rel="license"',
+            ("https://a.example/1", "https://a.example/2"),
+        ),
+        ("</l>; rel=license", ("https://example.com/l",)),
+        ("<mailto:a@b>; rel=license", ()),
+        ("<", ()),
+    ],
+)
+def test_licence_links(value: str, links: tuple[str, ...]) -> None:
+    assert parse_license_links([value], url="https://example.com/a/b") == links
+
+
+def test_a_relative_licence_needs_the_page() -> None:
+    assert parse_license_links(["</l>; rel=license"]) == ()
+
+
+def test_a_whole_header() -> None:
+    headers = CIMultiDictProxy(
+        CIMultiDict(
+            [
+                ("content-usage", "train-ai=n"),
+                ("X-Robots-Tag", "otherbot: noindex"),
+                ("X-Robots-Tag", "nofollow"),
+                ("Robots-Tag", "bot;nosnippet"),
+                ("TDM-Reservation", "1"),
+                ("tdm-policy", "https://example.com/policy.json"),
+                ("Link", '</license.xml>; rel="license"'),
+            ]
+        )
+    )
+    signals = from_headers(headers, "bot", url="https://example.com/a")
+    assert signals.content_usage == {"train-ai": "n"}
+    assert signals.rules.names == {"nofollow", "nosnippet"}
+    assert signals.tdm_reserved is True
+    assert signals.tdm_policy == "https://example.com/policy.json"
+    assert signals.licenses == ("https://example.com/license.xml",)
+
+
+def test_a_silent_header() -> None:
+    signals = from_headers({}, "bot")
+    assert signals.rules == PageRules()
+    assert (signals.content_usage, signals.tdm_reserved, signals.tdm_policy) == ({}, None, None)
+
+
+_FIELDS = ["Content-Usage", "X-Robots-Tag", "Robots-Tag", "Link", "tdm-reservation", "tdm-policy"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(_FIELDS),
+            st.text('abn*:;,=<>"\\ -019/', max_size=40)
+            | st.text(max_size=20)
+            | st.text(max_size=20).map("unavailable_after: {}".format),
+        ),
+        max_size=5,
+    )
+)
+def test_no_header_raises(fields: list[tuple[str, str]]) -> None:
+    from_headers(CIMultiDict(fields), "bot", url="https://example.com/")
+
+
+@given(st.text(max_size=60))
+def test_no_line_raises(value: str) -> None:
+    parse_content_usage(value)
+    parse_content_signal(value)
+    parse_clean_param(value)
+    parse_host(value)
+    absolute_url(value)
