@@ -42,6 +42,7 @@ class Committer:
         self._forget_at = clock.monotonic()
         self._put_since_forget = 0
         self._hopeless = 0
+        self._newest = 0.0
         self.absorbed = tables.get_meta(connection, "absorbed") or 0
         self.history_bytes = tables.get_meta(connection, "history_bytes") or 0
         self.batches = 0
@@ -62,6 +63,12 @@ class Committer:
         self.batches += 1
         self.written += len(batch)
         self._put_since_forget += len(batch.origins)
+        for record in batch.origins.values():
+            if record.fetched_at > self._newest:
+                self._newest = record.fetched_at
+        for clock in batch.clocks.values():
+            if clock is not None and clock.next_at > self._newest:
+                self._newest = clock.next_at
 
     def _commit(self, batch: Batch, write: Callable[[Batch], int]) -> None:
         with self._transaction():
@@ -128,7 +135,9 @@ class Committer:
             with self._transaction():
                 forget(
                     self._connection,
-                    now=self._clock.wall(),
+                    # Old is what is older than the news: a clock set years ahead, with
+                    # nothing fetched since, makes nothing old.
+                    now=min(self._clock.wall(), self._newest),
                     forget_after=self._config.forget_after,
                     max_origins=self._config.max_origins,
                 )

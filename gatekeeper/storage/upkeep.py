@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import sqlite3
 
-__all__ = ["forget", "host_of"]
+from gatekeeper.urls import host_of
+
+__all__ = ["forget"]
 
 AT_ONCE = 1000
 
 _OWED = (
-    "EXISTS (SELECT 1 FROM clocks WHERE scope IN (host_of(origin), 'host:' || host_of(origin))"
+    "EXISTS (SELECT 1 FROM clocks WHERE scope = host_of(origin)"
     " AND (next_at > :now OR blocked_until > :now OR paused))"
 )
 _STALE_ORIGINS = (
@@ -35,17 +37,6 @@ _STALE_CLOCKS = (
     " WHERE max(next_at, blocked_until, last_failure_at) < :horizon AND NOT paused"
     " LIMIT :at_once)"
 )
-
-
-def host_of(origin: str) -> str:
-    """The host of an origin, as a scope names it.
-
-    >>> host_of("https://a.example:8443"), host_of("http://[::1]:8080")
-    ('a.example', '[::1]')
-    """
-    authority = origin.partition("://")[2]
-    host, colon, port = authority.rpartition(":")
-    return host if colon and port.isdecimal() else authority
 
 
 def forget(

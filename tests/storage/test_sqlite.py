@@ -1,0 +1,286 @@
+"""The file: what is in it after a restart, and whose it is while it is open."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import StorageConfig
+from gatekeeper.errors import StorageError
+from gatekeeper.storage import ClockRecord, SqliteStorage
+
+ORIGIN = "https://a.example"
+SLOW = StorageConfig(flush_interval=3600.0)
+
+
+def _threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("gatekeeper-storage")]
+
+
+async def test_everything_is_there_after_a_restart(path: Path, made: Any) -> None:
+    async with SqliteStorage(path, config=SLOW) as storage:
+        storage.put_origin(made())
+        storage.put_clock(ClockRecord(scope="a.example", next_at=1.0))
+        storage.promise(ClockRecord(scope="b.example", next_at=2.0))
+    async with SqliteStorage(path) as storage:
+        assert await storage.load_origin(ORIGIN) == made()
+        clocks = {clock.scope: clock.next_at for clock in await storage.load_clocks()}
+        assert clocks == {"a.example": 1.0, "b.example": 2.0}
+        assert await storage.body_at(ORIGIN, 2000.0) == b"User-agent: *\nDisallow: /x\n"
+
+
+async def test_closing_leaves_the_database_and_its_lock_file_alone(path: Path, made: Any) -> None:
+    async with SqliteStorage(path) as storage:
+        storage.put_origin(made())
+        storage.promise(ClockRecord(scope="b.example", next_at=2.0))
+    assert sorted(p.name for p in path.parent.iterdir()) == ["state.db", "state.db.lock"]
+    assert _threads() == []
+
+
+async def test_the_directory_is_made(tmp_path: Path) -> None:
+    async with SqliteStorage(tmp_path / "var" / "gate" / "state.db"):
+        assert (tmp_path / "var" / "gate" / "state.db").exists()
+
+
+async def test_a_put_is_written_without_a_flush(path: Path, made: Any) -> None:
+    written = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    async with SqliteStorage(path, config=StorageConfig(flush_interval=0.01)) as storage:
+        committer = storage._writer._committer
+        assert committer is not None
+        upkeep = committer.upkeep
+        committer.upkeep = lambda: (upkeep(), loop.call_soon_threadsafe(written.set))[0]  # type: ignore[method-assign]
+        storage.put_origin(made())
+        await written.wait()
+        assert storage.stats().pending == 0
+        assert storage.stats().written == 1
+
+
+async def test_a_second_storage_of_the_same_process_is_refused(path: Path) -> None:
+    async with SqliteStorage(path):
+        with pytest.raises(StorageError, match=r"state\.db: in use by another gatekeeper"):
+            await SqliteStorage(path).open()
+    async with SqliteStorage(path):
+        pass
+
+
+async def test_a_second_process_is_refused_and_told_whose_it_is(path: Path, made: Any) -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from gatekeeper.storage import SqliteStorage\n"
+        "asyncio.run(SqliteStorage(sys.argv[1]).open())\n"
+    )
+    async with SqliteStorage(path) as storage:
+        storage.put_origin(made())
+        second = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", code, path], capture_output=True, text=True
+        )
+        import os
+
+        assert second.returncode == 1
+        assert f"in use by another gatekeeper (process {os.getpid()})" in second.stderr
+        await storage.flush()
+        assert await storage.load_origin(ORIGIN) is not None
+
+
+async def test_after_a_failed_open_it_can_be_opened(path: Path) -> None:
+    path.write_bytes(b"something else, and long enough to be looked at\n" * 10)
+    storage = SqliteStorage(path)
+    with pytest.raises(StorageError):
+        await storage.open()
+    assert _threads() == []
+    path.unlink()
+    await storage.open()
+    await storage.close()
+
+
+async def test_closing_twice_and_without_opening_is_fine(path: Path) -> None:
+    storage = SqliteStorage(path)
+    await storage.close()
+    await storage.open()
+    await asyncio.gather(storage.close(), storage.close())
+    await storage.close()
+
+
+async def test_nothing_is_taken_that_would_be_lost(path: Path, made: Any) -> None:
+    storage = SqliteStorage(path)
+    with pytest.raises(StorageError, match="not open"):
+        storage.put_origin(made())
+    await storage.open()
+    await storage.close()
+    with pytest.raises(StorageError, match="not open"):
+        storage.promise(ClockRecord(scope="a.example", next_at=1.0))
+    with pytest.raises(StorageError, match="not open"):
+        await storage.load_origin(ORIGIN)
+    with pytest.raises(StorageError, match="not open"):
+        await storage.flush()
+
+
+async def test_a_cancelled_open_leaves_nothing_behind(path: Path) -> None:
+    opening = asyncio.create_task(SqliteStorage(path).open())
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert _threads() == []
+    async with SqliteStorage(path):
+        pass
+
+
+async def test_a_cancelled_close_closes_all_the_same(path: Path, made: Any) -> None:
+    storage = SqliteStorage(path, config=SLOW)
+    await storage.open()
+    storage.put_origin(made())
+    closing = asyncio.create_task(storage.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await storage.close()
+    assert _threads() == []
+    async with SqliteStorage(path) as again:
+        assert await again.load_origin(ORIGIN) is not None
+
+
+async def test_a_cancelled_flush_disturbs_nobody(path: Path, made: Any) -> None:
+    async with SqliteStorage(path, config=SLOW) as storage:
+        storage.put_origin(made())
+        flush = asyncio.create_task(storage.flush())
+        await asyncio.sleep(0)
+        flush.cancel()
+        await storage.flush()
+        assert storage.stats().pending == 0
+
+
+async def test_many_questions_at_once_are_answered(path: Path, made: Any) -> None:
+    async with SqliteStorage(path) as storage:
+        for n in range(200):
+            storage.put_origin(made(f"https://{n}.example"))
+        await storage.flush()
+        found = await asyncio.gather(
+            *(storage.load_origin(f"https://{n}.example") for n in range(400))
+        )
+        assert [record is not None for record in found] == [True] * 200 + [False] * 200
+
+
+async def test_one_bad_record_spoils_no_other(path: Path, made: Any) -> None:
+    async with SqliteStorage(path, config=SLOW) as storage:
+        storage.put_origin(made("https://good.example"))
+        storage.put_origin(made("https://bad.example", expires_at=float("nan")))
+        storage.put_origin(made("https://huge.example", status=2**70))
+        storage.put_clock(ClockRecord(scope="good.example", next_at=1.0))
+        storage.put_clock(ClockRecord(scope="bad.example", next_at=float("nan")))
+        await storage.flush()
+        assert await storage.load_origin("https://good.example") is not None
+        assert await storage.load_origin("https://bad.example") is None
+        assert [c.scope for c in await storage.load_clocks()] == ["good.example"]
+        stats = storage.stats()
+        assert (stats.rejected, stats.pending, stats.last_error) == (3, 0, None)
+
+
+async def test_a_promise_with_a_reason_that_is_no_text_is_kept(path: Path) -> None:
+    async with SqliteStorage(path, config=SLOW) as storage:
+        storage.promise(ClockRecord(scope="a.example", next_at=1.0, block_reason="\udcff"))
+        assert storage.stats().unjournaled == 0
+        await storage.flush()
+        found = await storage.load_clock("a.example")
+        assert found is not None
+        assert found.block_reason == "\udcff"
+
+
+async def test_what_is_pending_is_bounded_while_nothing_is_written(made: Any) -> None:
+    from gatekeeper.storage.pending import Pending
+
+    pending = Pending(max_origins=10, max_bytes=10_000, versions=3)
+    pending.put_origin(made("https://ladder.example", first_unreachable_at=1.0))
+    for n in range(30):
+        pending.put_origin(made(f"https://{n}.example"))
+    assert len(pending) == 10
+    assert pending.dropped == 21
+    assert pending.origin("https://ladder.example") is not None
+    assert pending.origin("https://29.example") is not None
+
+
+async def test_what_is_pending_is_bounded_in_bytes(made: Any) -> None:
+    import random
+
+    from gatekeeper.storage.pending import Pending
+
+    pending = Pending(max_origins=1000, max_bytes=10_000, versions=3)
+    rng = random.Random(1)
+    for n in range(30):
+        pending.put_origin(made(f"https://{n}.example", rng.randbytes(1000)))
+    assert len(pending) == 9
+
+
+async def test_what_was_put_since_wins_over_a_batch_given_back(made: Any) -> None:
+    from gatekeeper.storage.pending import Pending
+
+    pending = Pending(max_origins=10, max_bytes=10_000, versions=3)
+    pending.put_origin(made(at=1.0, text=b"A"))
+    pending.put_clock("a.example", ClockRecord(scope="a.example", next_at=1.0))
+    pending.put_clock("b.example", ClockRecord(scope="b.example", next_at=1.0))
+    batch = pending.take()
+    pending.put_origin(made(at=2.0, text=b"B"))
+    pending.put_clock("a.example", None)
+    pending.give_back(batch)
+    again = pending.take()
+    assert again.origins[ORIGIN].fetched_at == 2.0
+    assert [seen.first_seen for seen in again.sightings[ORIGIN]] == [1.0, 2.0]
+    assert again.clocks["a.example"] is None
+    assert again.clocks["b.example"] is not None
+
+
+async def test_old_origins_are_forgotten_but_never_a_promise(path: Path, made: Any) -> None:
+    day = 86_400.0
+    clock = VirtualClock(wall=1000 * day)
+    config = StorageConfig(flush_interval=3600.0, forget_after=90 * day)
+    old, young = 900 * day, 990 * day
+    async with SqliteStorage(path, config=config, clock=clock) as storage:
+        storage.put_origin(made("https://old.example", at=old))
+        storage.put_origin(made("https://young.example", at=young))
+        storage.put_origin(made("https://used.example", at=old, last_page_ok_at=young))
+        storage.put_origin(made("https://ladder.example", at=old, expires_at=1001 * day))
+        storage.put_origin(made("https://clock.example:8443", at=old))
+        storage.put_origin(made("http://[::1]", at=old))
+        storage.put_clock(ClockRecord(scope="clock.example", next_at=1001 * day))
+        storage.put_clock(ClockRecord(scope="::1", next_at=0.0, paused=True))
+        storage.put_clock(ClockRecord(scope="gone.example", next_at=old))
+        await storage.flush()
+    async with SqliteStorage(path, config=config, clock=clock) as storage:
+        storage.put_clock(ClockRecord(scope="new.example", next_at=1000 * day))
+        await storage.flush()
+    async with SqliteStorage(path, config=config, clock=clock) as storage:
+        kept = {c.scope for c in await storage.load_clocks()}
+        assert kept == {"clock.example", "::1", "new.example"}
+        names = ("https://young.example", "https://used.example", "https://ladder.example")
+        for origin in (*names, "https://clock.example:8443", "http://[::1]"):
+            assert await storage.load_origin(origin) is not None, origin
+        assert await storage.load_origin("https://old.example") is None
+
+
+async def test_a_clock_set_years_ahead_makes_nothing_old(path: Path, made: Any) -> None:
+    async with SqliteStorage(path, clock=VirtualClock(wall=4e9)) as storage:
+        storage.put_origin(made(at=1e9))
+    async with SqliteStorage(path) as storage:
+        assert await storage.load_origin(ORIGIN) is not None
+
+
+async def test_the_number_of_origins_is_bounded(path: Path, made: Any) -> None:
+    config = StorageConfig(flush_interval=3600.0, max_origins=100)
+    async with SqliteStorage(path, config=config, clock=VirtualClock(wall=1e6)) as storage:
+        storage.put_origin(made("https://ladder.example", at=0.0, first_unreachable_at=0.0))
+        for n in range(150):
+            storage.put_origin(made(f"https://{n}.example", at=float(n)))
+        await storage.flush()
+    async with SqliteStorage(path) as storage:
+        assert await storage.load_origin("https://ladder.example") is not None
+        assert await storage.load_origin("https://0.example") is None
+        assert await storage.load_origin("https://149.example") is not None
