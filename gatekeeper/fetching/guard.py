@@ -18,6 +18,7 @@ into a plain OSError, so the class of an exception proves nothing.
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,9 @@ __all__ = [
     "refuse_proxy",
 ]
 
-_MAX_ANSWERS = 32  # addresses of one name that are tried; an answer may hold thousands
+# Addresses of one name that are tried, of each family. An answer may hold thousands, and
+# aiohttp dials n dead ones n(n+1)/2 times: a name could be aimed at somebody else's host.
+_MAX_ANSWERS = 4
 
 
 class _Attempt:
@@ -90,12 +93,15 @@ class GuardedResolver(AbstractResolver):
         return kept
 
     def _vetted(self, host: str, answers: Iterable[ResolveResult]) -> list[ResolveResult]:
-        guard = self._guard
-        return [
-            answer
-            for answer in answers
-            if guard.refuses_answer(answer["host"], answer["port"], host) is None
-        ][:_MAX_ANSWERS]
+        kept: list[ResolveResult] = []
+        families: Counter[int] = Counter()
+        for answer in answers:
+            if self._guard.refuses_answer(answer["host"], answer["port"], host) is not None:
+                continue
+            families[answer["family"]] += 1
+            if families[answer["family"]] <= _MAX_ANSWERS:
+                kept.append(answer)
+        return kept
 
     async def close(self) -> None:
         """Release the inner resolver if it is ours."""

@@ -80,7 +80,8 @@ from tests.internet.behaviours import (
     redirect,
 )
 from tests.internet.names import Fail, Names, Query
-from tests.internet.net import FakeInternet, Listener, Site, has_ipv6
+from tests.internet.net import FakeInternet, Listener, has_ipv6
+from tests.internet.sites import Site
 from tests.internet.wire import Connection, Exchange, Request
 
 __all__ = [

@@ -42,6 +42,10 @@ Headers = Mapping[str, str] | Sequence[tuple[str, str]]
 class Behaviour:
     """The base: gives its bytes at once (`reply`), or is awaited (`__call__`)."""
 
+    def chosen(self, request: Request) -> Behaviour:
+        """The behaviour that this request gets: itself, unless it is a choice."""
+        return self
+
     def reply(self, request: Request) -> tuple[bytes, bool] | None:
         """The whole answer and whether the connection stays open; None: await me instead."""
         return None
@@ -202,9 +206,10 @@ class Hold(Behaviour):
     async def __call__(self, exchange: Exchange) -> None:
         self.waiting.release()
         await self._open.wait()
-        reply = self.then.reply(exchange.request)
+        then = self.then.chosen(exchange.request)
+        reply = then.reply(exchange.request)
         if reply is None:
-            await self.then(exchange)
+            await then(exchange)
             return
         await exchange.send(reply[0])
         if not reply[1]:
@@ -374,12 +379,10 @@ class Custom(Behaviour):
     act: Callable[[Exchange], Awaitable[None]] | None = None
     choose: Callable[[Request], Behaviour] | None = None
 
-    def reply(self, request: Request) -> tuple[bytes, bool] | None:
-        """The chosen behaviour's answer, if it has one at once."""
-        return self.choose(request).reply(request) if self.choose else None
+    def chosen(self, request: Request) -> Behaviour:
+        """What the function chooses, if there is one; asked once a request."""
+        return self.choose(request).chosen(request) if self.choose else self
 
     async def __call__(self, exchange: Exchange) -> None:
-        if self.choose is not None:
-            await self.choose(exchange.request)(exchange)
-        elif self.act is not None:
-            await self.act(exchange)
+        assert self.act is not None, "Custom needs `act` or `choose`"
+        await self.act(exchange)

@@ -34,8 +34,9 @@ def server_context(name: str, kind: TLS) -> ssl.SSLContext:
     authority = _stranger() if kind == "self-signed" else _authority()
     identity = "somebody-else.test" if kind == "wrong-name" else name
     if kind == "expired":
-        past = {"not_before": _PAST, "not_after": _PAST + datetime.timedelta(days=30)}
-        certificate = authority.issue_cert(identity, **past)
+        certificate = authority.issue_cert(
+            identity, not_before=_PAST, not_after=_PAST + datetime.timedelta(days=30)
+        )
     else:
         certificate = authority.issue_cert(identity)
     certificate.configure_cert(context)

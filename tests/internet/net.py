@@ -5,28 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import itertools
 import random
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import aiohttp
 
 from gatekeeper.clock import Clock, SystemClock, VirtualClock
-from tests.internet.behaviours import Behaviour, Custom, Page, redirect
+from tests.internet.behaviours import Behaviour
 from tests.internet.certs import TLS, client_context, server_context
-from tests.internet.names import Fail, Names, Step
-from tests.internet.wire import Connection, Exchange, Request, Wire
+from tests.internet.names import Names, Step
+from tests.internet.sites import NOT_FOUND, Site
+from tests.internet.wire import Connection, Request, Wire
 
-__all__ = ["FakeInternet", "Listener", "Site"]
+__all__ = ["FakeInternet", "Listener", "has_ipv6"]
 
 T = TypeVar("T")
-Act = Behaviour | bytes | str | Callable[[Exchange], Awaitable[None]]
 
-_NOT_FOUND = Page(b"nothing here", 404)
 _SHARED = "127.0.0.1"
 _TLS_PORTS = frozenset({443, 8443})
 
@@ -52,74 +50,6 @@ class Listener:
             self._ports[tls] = sock.getsockname()[1]
             self._net.serve(self.address, sock, tls)
         return self._ports[tls]
-
-
-class Site:
-    """What one host does: a behaviour, or a succession of them, for each path.
-
-    `requests` is what the server saw of it, in order of arrival.
-    """
-
-    def __init__(self, net: FakeInternet, name: str, addresses: list[str], tls: TLS) -> None:
-        self._net = net
-        self.name = name
-        self.addresses = addresses
-        self.tls: TLS = tls
-        self.requests: list[Request] = []
-        self.in_flight = 0
-        self.most_concurrent = 0
-        """The largest number of requests that were in flight at once."""
-        self.default: Behaviour = _NOT_FOUND
-        self._paths: dict[str, list[Behaviour]] = {}
-
-    @property
-    def url(self) -> str:
-        """`http://name`, without a slash at the end."""
-        return self.name if "://" in self.name else f"http://{self.name}"
-
-    def on(self, path: str, *acts: Act) -> Site:
-        """Successive requests of the path (or path and query) get these; the last repeats."""
-        if not acts:
-            raise ValueError("a path needs at least one behaviour")
-        self._paths[path] = [_behaviour(act) for act in acts]
-        return self
-
-    def robots(self, text: Act, **page: Any) -> Site:
-        """The site's /robots.txt: text, or a behaviour."""
-        act = Page(text, **page) if isinstance(text, bytes | str) else text
-        return self.on("/robots.txt", act)
-
-    def page(self, path: str, body: bytes | str = b"ok", **page: Any) -> Site:
-        """An ordinary page; keywords as for `Page`."""
-        return self.on(path, Page(body, **page))
-
-    def redirect(self, path: str, location: str, status: int = 302) -> Site:
-        """The path leads elsewhere."""
-        return self.on(path, redirect(location, status))
-
-    def otherwise(self, act: Act) -> Site:
-        """What every path without a behaviour of its own does (404 unless set)."""
-        self.default = _behaviour(act)
-        return self
-
-    @property
-    def paths(self) -> list[str]:
-        """The targets asked for, in order."""
-        return [request.target for request in self.requests]
-
-    def gaps(self) -> list[float]:
-        """Seconds between each arrival and the one before it."""
-        times = [request.at for request in self.requests]
-        return [b - a for a, b in itertools.pairwise(times)]
-
-    def choose(self, request: Request) -> Behaviour:
-        """The behaviour for a request; a succession moves on."""
-        acts = self._paths.get(request.target)
-        if acts is None:
-            acts = self._paths.get(request.path)
-            if acts is None:
-                return self.default
-        return acts[0] if len(acts) == 1 else acts.pop(0)
 
 
 class FakeInternet:
@@ -151,6 +81,8 @@ class FakeInternet:
         self._next_address = int(ipaddress.IPv4Address("127.1.0.0"))
 
     async def __aenter__(self) -> Self:
+        # Kept, so that a plain (not async) fixture too may open sites.
+        self._loop = asyncio.get_running_loop()
         return self
 
     async def __aexit__(
@@ -192,7 +124,7 @@ class FakeInternet:
         """
         name = name.lower()
         addresses = [address] if isinstance(address, str) else list(address or [_SHARED])
-        site = self.sites[name] = Site(self, name, addresses, tls)
+        site = self.sites[name] = Site(name, addresses, tls)
         for one in addresses:
             self.listener(one).port()
             if address is not None:
@@ -203,8 +135,11 @@ class FakeInternet:
 
     def address(self) -> str:
         """A loopback address that nobody has yet: 127.1.0.1 and so on."""
-        self._next_address += 1
-        return str(ipaddress.IPv4Address(self._next_address))
+        while True:
+            self._next_address += 1
+            address = str(ipaddress.IPv4Address(self._next_address))
+            if address not in self._listeners and address not in self._dead_ports:
+                return address
 
     def dns(self, name: str, *steps: Step) -> None:
         """Script the name's look-ups; see `Names.script`."""
@@ -273,7 +208,7 @@ class FakeInternet:
         port = sock.getsockname()[1]
 
         async def start() -> None:
-            server = await asyncio.get_running_loop().create_server(
+            server = await self._loop.create_server(
                 lambda: Wire(self, address, port, tls),
                 sock=sock,
                 backlog=4096,
@@ -298,7 +233,7 @@ class FakeInternet:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task that this internet owns, ends and asks for its error."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
@@ -321,21 +256,20 @@ class FakeInternet:
         """Log a request and choose what is to be done with it."""
         self.requests.append(request)
         request.connection.requests.append(request)
-        site = self._site_of(request)
+        site = request.site = self._site_of(request)
         if site is None:
-            return _NOT_FOUND
+            return NOT_FOUND
         site.in_flight += 1
         site.most_concurrent = max(site.most_concurrent, site.in_flight)
         request.concurrent = site.in_flight
         site.requests.append(request)
-        return site.choose(request)
+        return site.choose(request).chosen(request)
 
     def ended(self, request: Request) -> None:
         """The server has done with a request."""
         request.ended = self.clock.monotonic()
-        site = self._site_of(request)
-        if site is not None:
-            site.in_flight -= 1
+        if request.site is not None:
+            request.site.in_flight -= 1
 
     # -- for tests
 
@@ -391,14 +325,6 @@ class FakeInternet:
                 await asyncio.gather(task, return_exceptions=True)
 
 
-def _behaviour(act: Act) -> Behaviour:
-    if isinstance(act, Behaviour):
-        return act
-    if isinstance(act, bytes | str):
-        return Page(act)
-    return Custom(act=act)
-
-
 def has_ipv6() -> bool:
     """Whether ::1 can be bound here."""
     try:
@@ -407,6 +333,3 @@ def has_ipv6() -> bool:
     except OSError:
         return False
     return True
-
-
-__all__ += ["Fail", "has_ipv6"]

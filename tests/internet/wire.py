@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 if TYPE_CHECKING:
     from gatekeeper.clock import Clock
     from tests.internet.net import FakeInternet
+    from tests.internet.sites import Site
 
 __all__ = ["Connection", "Exchange", "Request", "Wire"]
 
@@ -57,6 +58,7 @@ class Request:
     body: bytes = b""
     ended: float | None = None
     """When the server had done with it; None while it is in flight."""
+    site: Site | None = None
 
     @property
     def path(self) -> str:
