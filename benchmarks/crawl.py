@@ -1,0 +1,101 @@
+"""20,000 pages of 200 loopback hosts with no delay, and how late a lease starts under load."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+
+from benchmarks.crawlers import CONCURRENCY, CRAWLERS, available
+from benchmarks.lateness import lateness
+from benchmarks.options import Options
+from benchmarks.pages import HOSTS, serving
+from benchmarks.report import Table, count, seconds, times, version_of
+
+__all__ = ["run"]
+
+_BARE = "bare aiohttp"
+_PATIENCE = 300.0
+_SLOW = 2_000
+"""Pages for those that would take minutes for all."""
+
+
+def run(options: Options) -> list[Table]:
+    """The table of crawlers, and that of the leases."""
+    return [_crawls(options), lateness(options)]
+
+
+def _crawls(options: Options) -> Table:
+    pages = 4_000 if options.quick else 20_000
+    rounds = options.rounds(quick=3, full=7)
+    names = available()
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    rng = random.Random(3)
+    with serving() as port:
+        for _ in range(rounds):
+            rng.shuffle(names)
+            for name in names:
+                slow = CRAWLERS[name][2] is not None
+                taken[name].append(_child(name, port, _SLOW if slow else pages))
+    return _table(taken, pages, rounds)
+
+
+def _child(name: str, port: int, pages: int) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.crawlers", name, str(port), str(pages)],
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE,
+        check=False,
+    )
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise RuntimeError(f"{name}: {last[0]}")
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    if figures["pages"] != pages:
+        raise RuntimeError(f"{name}: {figures['pages']:,.0f} of {pages:,} pages came")
+    return figures
+
+
+def _table(taken: dict[str, list[dict[str, float]]], pages: int, rounds: int) -> Table:
+    wall = {name: [one["wall"] / one["pages"] for one in runs] for name, runs in taken.items()}
+    cpu = {name: [one["processor"] / one["pages"] for one in runs] for name, runs in taken.items()}
+    rows, figures = [], {}
+    for name in CRAWLERS:
+        if name not in taken:
+            continue
+        rate = 1 / statistics.median(wall[name])
+        slower = _ratio(wall[name], wall[_BARE])
+        work = _ratio(cpu[name], cpu[_BARE])
+        version = version_of(CRAWLERS[name][1]) or ""
+        rows.append(
+            (
+                f"{name} {version}",
+                f"{count(rate)}/s",
+                times(slower),
+                seconds(statistics.median(cpu[name])),
+                times(work),
+            )
+        )
+        figures[name] = {"pages_per_second": rate, "wall": slower, "processor": work}
+    notes = [f"{name}: not installed here" for name in CRAWLERS if name not in taken]
+    return Table(
+        f"{pages:,} pages of {HOSTS} hosts, no delay",
+        ("", "pages", "time of the bare client's", "processor a page", "of the bare client's"),
+        rows,
+        "at most 1.10x the bare client's time; at least 15x Scrapy's pages",
+        (
+            *notes,
+            f"Loopback, the server in a process of its own; {CONCURRENCY} requests in flight; "
+            f"{rounds} shuffled rounds, each crawler in a fresh process, medians. Start-up and "
+            "imports are not counted, robots.txt is.",
+            f"Crawlee and Scrapy were given {_SLOW:,} pages.",
+        ),
+        figures,
+    )
+
+
+def _ratio(own: list[float], base: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(own, base, strict=True))

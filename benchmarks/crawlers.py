@@ -1,0 +1,251 @@
+"""The crawlers that are compared, each started in a process of its own.
+
+`python -m benchmarks.crawlers NAME PORT PAGES` fetches the pages and prints what it took.
+All have a hundred requests in flight at most, ten for one host, no delay, and read every
+body; all but the bare client fetch and obey each host's robots.txt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks.pages import urls
+from benchmarks.report import version_of
+
+__all__ = ["CONCURRENCY", "CRAWLERS", "available"]
+
+CONCURRENCY = 100
+PER_HOST = 10
+AGENT = "examplebot/1.0 (+https://www.example.org/bot)"
+
+Fetch = Callable[[str], Awaitable[None]]
+
+
+async def _pool(fetch: Fetch, pages: list[str]) -> int:
+    """Fetch all pages with a hundred workers; how many there were."""
+    rest = iter(pages)
+    done = 0
+
+    async def work() -> None:
+        nonlocal done
+        for url in rest:
+            await fetch(url)
+            done += 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CONCURRENCY):
+            group.create_task(work())
+    return done
+
+
+def _client() -> Any:
+    import aiohttp
+
+    connector = aiohttp.TCPConnector(limit=CONCURRENCY, limit_per_host=PER_HOST)
+    return aiohttp.ClientSession(connector=connector, headers={"User-Agent": AGENT})
+
+
+def _config() -> Any:
+    from gatekeeper import Config
+    from gatekeeper.config import GuardConfig, PacingConfig
+
+    return Config(
+        guard=GuardConfig(allow=("127.0.0.0/8",)),
+        pacing=PacingConfig(default_interval=0.0, concurrency=PER_HOST),
+    )
+
+
+async def bare(pages: list[str]) -> int:
+    """Asks nobody."""
+    async with _client() as session:
+
+        async def fetch(url: str) -> None:
+            async with session.get(url) as response:
+                await response.read()
+
+        return await _pool(fetch, pages)
+
+
+async def by_hand(pages: list[str]) -> int:
+    """What people write: a dictionary of parsers, one fetch an origin, no pacing."""
+    from protego import Protego
+
+    known: dict[str, asyncio.Task[Any]] = {}
+    async with _client() as session:
+
+        async def robots(base: str) -> Any:
+            async with session.get(f"{base}/robots.txt") as response:
+                return Protego.parse(await response.text())
+
+        async def fetch(url: str) -> None:
+            parts = urlsplit(url)
+            base = f"{parts.scheme}://{parts.netloc}"
+            if base not in known:
+                known[base] = asyncio.create_task(robots(base))
+            if not (await known[base]).can_fetch(url, AGENT):
+                return
+            async with session.get(url) as response:
+                await response.read()
+
+        return await _pool(fetch, pages)
+
+
+async def polite(pages: list[str]) -> int:
+    """`polite_session`, used like any session."""
+    from gatekeeper.session import polite_session
+
+    async with polite_session(user_agent=AGENT, config=_config()) as session:
+
+        async def fetch(url: str) -> None:
+            async with session.get(url) as response:
+                await response.read()
+
+        return await _pool(fetch, pages)
+
+
+async def leases(pages: list[str]) -> int:
+    """`gate.lease` by hand, over a plain client."""
+    from gatekeeper import Gatekeeper
+
+    async with Gatekeeper(AGENT, config=_config()) as gate, _client() as session:
+
+        async def fetch(url: str) -> None:
+            async with gate.lease(url) as lease, session.get(url) as response:
+                lease.head()
+                lease.report(status=response.status)
+                await response.read()
+
+        return await _pool(fetch, pages)
+
+
+async def queue(pages: list[str]) -> int:
+    """`PoliteQueue`, drained by a hundred workers through a polite session."""
+    from gatekeeper import PoliteQueue
+    from gatekeeper.session import polite_session, session_gate
+
+    done = 0
+    async with polite_session(user_agent=AGENT, config=_config()) as session:
+        frontier = PoliteQueue(session_gate(session), maxsize=len(pages))
+
+        async def work() -> None:
+            nonlocal done
+            while True:
+                async with await frontier.get() as lease, session.get(lease.url) as response:
+                    await response.read()
+                    done += 1
+
+        workers = [asyncio.create_task(work()) for _ in range(CONCURRENCY)]
+        for url in pages:
+            await frontier.put(url)
+        await frontier.join()
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return done
+
+
+async def crawlee(pages: list[str]) -> int:
+    """Crawlee's HttpCrawler, told to respect robots.txt."""
+    from crawlee import ConcurrencySettings
+    from crawlee.configuration import Configuration
+    from crawlee.crawlers import HttpCrawler
+    from crawlee.storage_clients import MemoryStorageClient
+
+    done = 0
+    crawler = HttpCrawler(
+        configuration=Configuration(purge_on_start=False),
+        storage_client=MemoryStorageClient(),
+        respect_robots_txt_file=True,
+        configure_logging=False,
+        concurrency_settings=ConcurrencySettings(
+            min_concurrency=CONCURRENCY,
+            max_concurrency=CONCURRENCY,
+            desired_concurrency=CONCURRENCY,
+        ),
+    )
+
+    @crawler.router.default_handler
+    async def handle(context: Any) -> None:
+        nonlocal done
+        await context.http_response.read()
+        done += 1
+
+    await crawler.run(pages)
+    return done
+
+
+def scrapy(pages: list[str]) -> int:
+    """Scrapy with its defaults, but for the delay, the limits and the robots.txt setting."""
+    import scrapy as package
+    from scrapy.crawler import CrawlerProcess
+
+    class Spider(package.Spider):  # type: ignore[misc]
+        name = "bench"
+        start_urls = pages
+        done = 0
+
+        def parse(self, response: Any) -> None:
+            assert response.body
+            Spider.done += 1
+
+    process = CrawlerProcess(
+        settings={
+            "USER_AGENT": AGENT,
+            "ROBOTSTXT_OBEY": True,
+            "CONCURRENT_REQUESTS": CONCURRENCY,
+            "CONCURRENT_REQUESTS_PER_DOMAIN": PER_HOST,
+            "DOWNLOAD_DELAY": 0,
+            "LOG_ENABLED": False,
+            "TELNETCONSOLE_ENABLED": False,
+        }
+    )
+    process.crawl(Spider)
+    process.start()
+    return Spider.done
+
+
+CRAWLERS: dict[str, tuple[Callable[[list[str]], Any], str, str | None]] = {
+    "bare aiohttp": (bare, "aiohttp", None),
+    "polite_session": (polite, "gatekeeper", None),
+    "gate.lease": (leases, "gatekeeper", None),
+    "PoliteQueue": (queue, "gatekeeper", None),
+    "aiohttp and Protego": (by_hand, "protego", None),
+    "Crawlee": (crawlee, "crawlee", "slow"),
+    "Scrapy": (scrapy, "scrapy", "slow"),
+}
+"""By name: what to run, the distribution it needs, and whether it gets fewer pages."""
+
+
+def available() -> list[str]:
+    """Those whose distribution is installed."""
+    return [name for name, (_, needs, _) in CRAWLERS.items() if version_of(needs)]
+
+
+def _run(name: str, port: int, pages: int) -> dict[str, float]:
+    # Some log every request of theirs; nobody reads it here.
+    logging.disable(logging.CRITICAL)
+    crawl, _, _ = CRAWLERS[name]
+    work = urls(port, pages)
+    wall, processor = time.perf_counter(), time.process_time()
+    done = _in_loop(crawl(work)) if asyncio.iscoroutinefunction(crawl) else crawl(work)
+    wall, processor = time.perf_counter() - wall, time.process_time() - processor
+    return {"wall": wall, "processor": processor, "pages": done}
+
+
+def _in_loop(work: Any) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

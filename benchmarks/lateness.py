@@ -1,0 +1,88 @@
+"""How late a lease starts, in a real loop that is also busy with something else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from benchmarks.options import Options
+from benchmarks.report import Table, count, seconds
+
+__all__ = ["lateness"]
+
+_HOSTS = 400
+_WAITERS = 3
+"""Tasks that want one host, each again as soon as it had its turn."""
+_INTERVAL = 0.25
+_WORK = 2e-4
+"""Seconds of processor time that a crawler spends on a page, in the same loop."""
+
+
+def lateness(options: Options) -> Table:
+    """The distribution of start times against the moment each turn was due."""
+    length = 3.0 if options.quick else 15.0
+    late, early, busy = asyncio.run(_measure(length))
+    late.sort()
+    rows = [
+        (name, seconds(max(0.0, late[min(len(late) - 1, int(len(late) * share))])))
+        for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("largest", 1.0))
+    ]
+    rows += [("too early", f"{early:,}"), ("leases", count(len(late)))]
+    return Table(
+        "How late a lease starts",
+        ("", "after its turn was due"),
+        rows,
+        "p99 under 5 ms, none early",
+        (
+            f"{_HOSTS} hosts, one turn every {_INTERVAL} s each, {_WAITERS} tasks in line at "
+            f"every host; {seconds(_WORK)} of other work in the same loop after each lease; the "
+            f"loop was busy {busy:.0%} of the time.",
+        ),
+        {"late": dict(rows), "early": early},
+    )
+
+
+async def _measure(length: float) -> tuple[list[float], int, float]:
+    from gatekeeper import Config, Gatekeeper
+    from gatekeeper.config import HostRule, PacingConfig
+
+    # The operator's word stands for the files: nothing here needs a network.
+    config = Config(
+        host=(HostRule(match="*", robots="allow", interval=_INTERVAL),),
+        pacing=PacingConfig(default_interval=_INTERVAL),
+    )
+    late: list[float] = []
+    early = 0
+    end = time.monotonic() + length
+    # Before and after the last head of each host: the clock was read in between.
+    heads: dict[str, tuple[float, float]] = {}
+    async with Gatekeeper("examplebot", config=config) as gate:
+
+        async def visit(host: str) -> None:
+            nonlocal early
+            while time.monotonic() < end:
+                async with gate.lease(f"http://{host}/") as lease:
+                    now = time.monotonic()
+                    if host in heads:
+                        before, after = heads[host]
+                        early += now < before + _INTERVAL
+                        late.append(now - after - _INTERVAL)
+                    before = time.monotonic()
+                    lease.head()
+                    heads[host] = (before, time.monotonic())
+                    lease.report(status=200)
+                _spin(_WORK)
+
+        processor = time.process_time()
+        async with asyncio.TaskGroup() as group:
+            for number in range(_HOSTS):
+                for _ in range(_WAITERS):
+                    group.create_task(visit(f"h{number}.example"))
+        busy = (time.process_time() - processor) / length
+    return late, early, busy
+
+
+def _spin(duration: float) -> None:
+    end = time.perf_counter() + duration
+    while time.perf_counter() < end:
+        pass
