@@ -1,0 +1,181 @@
+"""The journal by itself: what is appended comes back, whatever was torn."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gatekeeper.errors import StorageError
+from gatekeeper.storage import ClockRecord, SqliteStorage
+from gatekeeper.storage.journal import HEADER, Journal, read_generation
+
+
+def clock(n: int) -> ClockRecord:
+    return ClockRecord(scope=f"{n}.example", next_at=float(n))
+
+
+def written(path: Path, count: int, limit: int = 1 << 20) -> Path:
+    journal = Journal(path, limit=limit)
+    journal.begin()
+    for n in range(1, count + 1):
+        assert journal.append(n, clock(n))
+    journal.close()
+    return path.with_name(path.name + ".promises-1")
+
+
+def test_what_is_appended_comes_back_in_order(path: Path) -> None:
+    written(path, 3)
+    assert list(Journal(path, limit=100).replay(0)) == [(n, clock(n)) for n in (1, 2, 3)]
+
+
+def test_what_the_database_absorbed_is_passed_over(path: Path) -> None:
+    written(path, 3)
+    assert [sequence for sequence, _ in Journal(path, limit=100).replay(2)] == [3]
+
+
+def test_an_endless_block_survives(path: Path) -> None:
+    journal = Journal(path, limit=1000)
+    journal.begin()
+    endless = ClockRecord(scope="a.example", next_at=0.0, blocked_until=float("inf"))
+    journal.append(1, endless)
+    journal.close()
+    assert list(Journal(path, limit=100).replay(0)) == [(1, endless)]
+
+
+def test_a_tail_torn_at_any_byte_costs_its_own_frame_only(path: Path) -> None:
+    file = written(path, 3)
+    whole = file.read_bytes()
+    frames, _ = read_generation(file)
+    ends = [len(HEADER) + (len(whole) - len(HEADER)) * n // 3 for n in (1, 2, 3)]
+    for cut in range(len(whole)):
+        file.write_bytes(whole[:cut])
+        found, damaged = read_generation(file)
+        complete = sum(end <= cut for end in ends)
+        assert found == frames[:complete], cut
+        inside = (len(HEADER), *ends)
+        assert damaged == (cut if cut < len(HEADER) else cut - inside[complete])
+
+
+def test_a_byte_changed_anywhere_costs_one_frame_at_most(path: Path) -> None:
+    file = written(path, 3)
+    whole = bytearray(file.read_bytes())
+    frames, _ = read_generation(file)
+    for position in range(len(HEADER), len(whole)):
+        changed = whole.copy()
+        changed[position] ^= 0x55
+        file.write_bytes(changed)
+        found, damaged = read_generation(file)
+        assert len(found) == 2, position
+        assert [frame for frame in frames if frame in found] == found
+        assert damaged > 0
+
+
+def test_a_file_that_is_no_journal_is_refused(path: Path) -> None:
+    path.with_name("state.db.promises-7").write_bytes(b"notes of somebody else\n")
+    with pytest.raises(StorageError, match=r"state\.db\.promises-7.*move it away"):
+        list(Journal(path, limit=100).replay(0))
+
+
+def test_files_of_other_names_are_not_touched(path: Path) -> None:
+    for name in ("state.db.promises-x", "other.db.promises-1", "state.db.promises-"):
+        path.with_name(name).write_bytes(b"theirs")
+    journal = Journal(path, limit=100)
+    assert list(journal.replay(0)) == []
+    journal.begin()
+    journal.discard_all()
+    assert sorted(p.name for p in path.parent.iterdir()) == [
+        "other.db.promises-1",
+        "state.db.promises-",
+        "state.db.promises-x",
+    ]
+
+
+def test_a_new_generation_keeps_the_one_before_until_it_is_absorbed(path: Path) -> None:
+    journal = Journal(path, limit=10)
+    journal.begin()
+    journal.append(1, clock(1))
+    assert journal.full
+    journal.begin()
+    assert not journal.full
+    journal.append(2, clock(2))
+    assert [sequence for sequence, _ in Journal(path, limit=10).replay(0)] == [1, 2]
+    journal.discard(journal.retired())
+    assert [sequence for sequence, _ in Journal(path, limit=10).replay(0)] == [2]
+    journal.close()
+
+
+def test_it_stops_growing_while_nothing_is_absorbed(path: Path) -> None:
+    journal = Journal(path, limit=100)
+    journal.begin()
+    appended = [journal.append(n, clock(n)) for n in range(100)]
+    assert appended[0]
+    assert not appended[-1]
+    assert journal.size < 4 * 100 + 200
+    journal.close()
+
+
+def test_a_write_cut_short_leaves_no_torn_frame(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(path, limit=10_000)
+    journal.begin()
+    journal.append(1, clock(1))
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
+    assert not journal.append(2, clock(2))
+    monkeypatch.undo()
+    assert journal.append(3, clock(3))
+    journal.close()
+    frames, damaged = read_generation(path.with_name("state.db.promises-1"))
+    assert [sequence for sequence, _ in frames] == [1, 3]
+    assert damaged == 0
+
+
+async def test_a_promise_given_before_a_put_does_not_come_back_over_it(path: Path) -> None:
+    """The sequence in the database, not the order of files, says what is newer."""
+    storage = SqliteStorage(path)
+    await storage.open()
+    storage.promise(ClockRecord(scope="a.example", next_at=9.0))
+    storage.put_clock(ClockRecord(scope="a.example", next_at=1.0))
+    await storage.flush()
+    kept = path.with_name("state.db.promises-1").read_bytes()
+    await storage.close()
+    # As if the process had been killed before it deleted the journal.
+    path.with_name("state.db.promises-1").write_bytes(kept)
+    async with SqliteStorage(path) as again:
+        assert [c.next_at for c in await again.load_clocks()] == [1.0]
+        assert again.stats().replayed == 0
+
+
+async def test_promises_count_on_after_a_restart(path: Path) -> None:
+    """Else new promises would look absorbed already."""
+    async with SqliteStorage(path) as storage:
+        for n in range(10):
+            storage.promise(clock(n))
+    storage = SqliteStorage(path)
+    await storage.open()
+    storage.promise(ClockRecord(scope="new.example", next_at=5.0))
+    kept = path.with_name("state.db.promises-1").read_bytes()
+    await storage.close()
+    frames = [frame for frame in kept.split(b"new.example") if frame]
+    assert len(frames) == 2
+    path.with_name("state.db.promises-9").write_bytes(kept)
+    assert [sequence for sequence, _ in Journal(path, limit=10).replay(10)] == [11]
+
+
+async def test_the_journal_is_begun_anew_when_it_is_full(path: Path) -> None:
+    from gatekeeper.config import StorageConfig
+
+    config = StorageConfig(journal_bytes=500, flush_interval=3600.0)
+    async with SqliteStorage(path, config=config) as storage:
+        for n in range(12):
+            storage.promise(clock(n))
+        assert storage.stats().journal_bytes > 500
+        await storage.flush()
+        assert storage.stats().journal_bytes == len(HEADER)
+        names = [p.name for p in path.parent.iterdir() if ".promises-" in p.name]
+        assert names == ["state.db.promises-2"]
+        assert len(await storage.load_clocks()) == 12
+        assert storage.stats().unjournaled == 0

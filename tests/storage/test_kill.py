@@ -1,0 +1,150 @@
+"""kill -9 at any moment: no promise is lost, and the file is never unusable."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from gatekeeper.storage import SqliteStorage
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+
+ROUNDS = 100
+VICTIM = Path(__file__).with_name("victim.py")
+
+
+@dataclass
+class Told:
+    """What the victim reported: at least this must be found afterwards."""
+
+    promised: dict[str, int] = field(default_factory=dict)
+    put: dict[str, int] = field(default_factory=dict)
+    put_at: dict[str, tuple[int, float]] = field(default_factory=dict)
+    flushed: dict[str, int] = field(default_factory=dict)
+    latest: int = 0
+    now: float = 0.0
+
+    def hear(self, line: str) -> None:
+        match line.split():
+            case ["promised", scope, value]:
+                self.promised[scope] = self.latest = int(value)
+            case ["put", scope, value, now]:
+                self.put[scope] = self.latest = int(value)
+                self.now = float(now)
+                self.put_at.setdefault(scope, (int(value), self.now))
+            case ["flushed", value]:
+                self.flushed |= self.put
+                self.latest = int(value)
+
+
+class Victim:
+    """One process that forks those to be killed: starting Python once is enough."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, VICTIM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the victim died by itself"
+        return line
+
+    def start(self, path: Path, seed: int, value: int) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{path} {seed} {value}\n")
+        self.process.stdin.flush()
+        return int(self.line().split()[1])
+
+    def kill(self, pid: int, told: Told) -> None:
+        """Kill it, and hear out what it said before it died."""
+        os.kill(pid, signal.SIGKILL)
+        while (line := self.line()) != "dead\n":
+            told.hear(line)
+        # What was put and not flushed may be gone: a later flush does not vouch for it.
+        told.put.clear()
+
+    def close(self) -> None:
+        with self.process:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+
+
+@pytest.fixture
+def victim() -> Iterator[Victim]:
+    process = Victim()
+    yield process
+    process.close()
+
+
+async def check(path: Path, told: Told) -> None:
+    async with SqliteStorage(path) as storage:
+        clocks = {clock.scope: clock.next_at for clock in await storage.load_clocks()}
+        for scope, value in told.promised.items():
+            # One more may have been made whose report the kill cut off.
+            assert value <= clocks[scope] <= told.latest + 1
+        for scope, value in told.flushed.items():
+            found = await storage.load_origin(f"https://{scope}")
+            assert found is not None
+            assert value <= found.fetched_at <= told.latest + 1
+            assert found.body is not None
+            entries = await storage.history(f"https://{scope}")
+            assert entries[-1].body_hash == found.body_hash
+        assert storage.stats().damaged < 200
+
+
+async def test_no_promise_is_lost_by_kill_9(path: Path, victim: Victim) -> None:
+    rng = random.Random(20261120)
+    told = Told()
+    for _ in range(ROUNDS):
+        pid = victim.start(path, rng.randrange(1 << 30), told.latest + 1)
+        for _ in range(rng.randrange(150)):
+            told.hear(victim.line())
+        victim.kill(pid, told)
+        await check(path, told)
+    assert len(told.promised) == 20
+    assert len(told.flushed) == 20
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    connection.close()
+
+
+async def test_killed_again_and_again_before_it_got_far(path: Path, victim: Victim) -> None:
+    """Nobody opens it in between: the journals of many lives lie beside the file."""
+    rng = random.Random(7)
+    told = Told()
+    for _ in range(15):
+        pid = victim.start(path, rng.randrange(1 << 30), told.latest + 1)
+        for _ in range(rng.randrange(8)):
+            told.hear(victim.line())
+        victim.kill(pid, told)
+    await check(path, told)
+
+
+async def test_what_was_put_a_second_ago_is_not_lost(path: Path, victim: Victim) -> None:
+    """No flush is asked for: the writer comes round by itself."""
+    told = Told()
+    pid = victim.start(path, 5, 0)
+    first: tuple[str, int, float] | None = None
+    while first is None or told.now < first[2] + 1.0:
+        told.hear(victim.line())
+        if first is None and told.put_at:
+            scope, (value, at) = next(iter(told.put_at.items()))
+            first = (scope, value, at)
+    victim.kill(pid, Told())  # what it said last is too young to be asked for
+    async with SqliteStorage(path) as storage:
+        for scope, (value, at) in told.put_at.items():
+            if at < told.now - 1.0:
+                found = await storage.load_origin(f"https://{scope}")
+                assert found is not None
+                assert found.fetched_at >= value

@@ -1,0 +1,314 @@
+"""Which files are opened, which are refused, and that a refused one is left as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gatekeeper.errors import StorageError
+from gatekeeper.storage import ClockRecord, SqliteStorage, schema, tables
+
+ORIGIN = "https://a.example"
+
+VERSION_1 = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE origins (
+    origin TEXT PRIMARY KEY, outcome TEXT NOT NULL, state TEXT NOT NULL, status INTEGER,
+    fetched_at REAL NOT NULL, soft_expires_at REAL NOT NULL, expires_at REAL NOT NULL,
+    first_unreachable_at REAL, ladder_step INTEGER NOT NULL, hops TEXT NOT NULL,
+    etag TEXT, last_modified TEXT, good_outcome TEXT, good_status INTEGER,
+    good_fetched_at REAL, good_hops TEXT NOT NULL, body BLOB, body_hash BLOB,
+    took REAL, last_page_ok_at REAL
+) WITHOUT ROWID;
+CREATE TABLE clocks (
+    scope TEXT PRIMARY KEY, next_at REAL NOT NULL, blocked_until REAL NOT NULL,
+    block_reason TEXT NOT NULL, failures INTEGER NOT NULL, last_failure_at REAL NOT NULL,
+    safe_interval REAL NOT NULL
+) WITHOUT ROWID;
+PRAGMA application_id = 0x67617465;
+PRAGMA user_version = 1;
+"""
+
+
+async def opened(path: Path) -> None:
+    async with SqliteStorage(path):
+        pass
+
+
+async def refused(path: Path, match: str) -> None:
+    """It is refused in one line that names the file, and not a byte of it is changed."""
+    before = path.read_bytes()
+    with pytest.raises(StorageError, match=match) as caught:
+        await opened(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+
+
+async def fill(path: Path, made: Callable[..., Any], origins: int = 300) -> None:
+    async with SqliteStorage(path) as storage:
+        for n in range(origins):
+            storage.put_origin(made(f"https://{n}.example", b"Disallow: /%d\n" % n))
+
+
+def version_1(path: Path) -> None:
+    body = zlib.compress(b"Disallow: /x\n")
+    digest = hashlib.sha256(b"Disallow: /x\n").digest()
+    connection = sqlite3.connect(path)
+    connection.executescript(VERSION_1)
+    row = "INSERT INTO origins VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+    common = (5.0, 6.0, 7.0, 4.0, 2, "", '"e"', None)
+    for origin in ("https://a.example", "https://b.example"):
+        good = ("rule", 200, 3.0, "https://c.example/robots.txt", body, digest, 0.5, None)
+        connection.execute(row, (origin, "timeout", "unreachable", None, *common, *good))
+    none = ("no_file", 404, 3.0, "", None, None, None, None)
+    connection.execute(row, ("https://n.example", "no_file", "unavailable", 404, *common, *none))
+    connection.execute("INSERT INTO clocks VALUES ('a.example', 9.0, 8.0, '429', 1, 2.0, 0.5)")
+    connection.commit()
+    connection.close()
+
+
+def test_the_columns_are_the_fields_of_the_records(path: Path) -> None:
+    schema.prepare(path)
+    connection = schema.connect(path)
+    for table, fields in (("origins", tables.ORIGIN_COLUMNS), ("clocks", tables.CLOCK_COLUMNS)):
+        found = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        assert found == list(fields)
+    connection.close()
+
+
+async def test_an_empty_file_is_a_new_one(path: Path) -> None:
+    path.touch()
+    await opened(path)
+    assert path.stat().st_size > 0
+
+
+async def test_a_file_of_the_first_version_is_brought_up_to_date(path: Path) -> None:
+    version_1(path)
+    async with SqliteStorage(path) as storage:
+        found = await storage.load_origin(ORIGIN)
+        assert found is not None
+        assert (found.outcome, found.ladder_step, found.etag) == ("timeout", 2, '"e"')
+        assert found.first_unreachable_at == 4.0
+        assert found.good_hops == ("https://c.example/robots.txt",)
+        assert found.body == zlib.compress(b"Disallow: /x\n")
+        assert await storage.load_clocks() == [
+            ClockRecord(
+                scope="a.example",
+                next_at=9.0,
+                blocked_until=8.0,
+                block_reason="429",
+                failures=1,
+                last_failure_at=2.0,
+                safe_interval=0.5,
+            )
+        ]
+        (entry,) = await storage.history("https://b.example")
+        assert (entry.first_seen, entry.outcome, entry.size) == (3.0, "rule", 13)
+        assert await storage.body(entry.body_hash) == b"Disallow: /x\n"
+        gone = await storage.load_origin("https://n.example")
+        assert gone is not None
+        assert (gone.body, gone.body_hash, gone.good_status) == (None, None, 404)
+    await opened(path)
+
+
+def test_a_migrated_file_has_the_schema_of_a_new_one(path: Path, tmp_path: Path) -> None:
+    def columns(file: Path) -> dict[str, list[Any]]:
+        connection = schema.connect(file)
+        names = [r[0] for r in connection.execute("SELECT name FROM sqlite_master ORDER BY name")]
+        found = {n: connection.execute(f"PRAGMA table_info('{n}')").fetchall() for n in names}
+        connection.close()
+        return found
+
+    version_1(path)
+    new = tmp_path / "new.db"
+    schema.prepare(new)
+    assert columns(path) == columns(new)
+
+
+async def test_a_migration_that_fails_changes_nothing(path: Path) -> None:
+    version_1(path)
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE history (something TEXT)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(StorageError, match="can't be brought from schema 1"):
+        await opened(path)
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert connection.execute("SELECT count(*) FROM origins WHERE body NOT NULL").fetchone() == (2,)
+    connection.close()
+
+
+async def test_a_newer_schema_is_refused(path: Path) -> None:
+    await opened(path)
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+    connection.close()
+    await refused(path, "written by a newer gatekeeper")
+
+
+async def test_a_database_of_another_application_is_refused(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE theirs (x)")
+    connection.commit()
+    connection.close()
+    await refused(path, "of another application")
+
+
+async def test_another_application_s_unfinished_transaction_is_left_to_it(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TABLE theirs (x)")
+    connection.commit()
+    log = path.with_name(path.name + "-wal")
+    before = log.read_bytes()
+    await refused(path, "of another application")
+    assert log.read_bytes() == before
+    connection.close()
+
+
+@pytest.mark.parametrize("content", [b"x", b"User-agent: *\n" * 100, b"SQLite format 3\x00"])
+async def test_a_file_that_is_no_database_is_refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    await refused(path, "not a database")
+
+
+async def test_a_damaged_page_is_found_at_the_start(path: Path, made: Any) -> None:
+    await fill(path, made)
+    content = bytearray(path.read_bytes())
+    content[3 * 4096 : 5 * 4096] = b"\xff" * 8192
+    path.write_bytes(content)
+    await refused(path, "move it away")
+
+
+async def test_a_file_cut_short_is_found_at_the_start(path: Path, made: Any) -> None:
+    await fill(path, made)
+    os.truncate(path, path.stat().st_size // 2 // 4096 * 4096)
+    await refused(path, "move it away")
+
+
+async def test_damage_met_later_is_an_error_that_names_the_file(
+    path: Path, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(path, made)
+    content = bytearray(path.read_bytes())
+    content[2 * 4096 :] = b"\xff" * (len(content) - 2 * 4096)
+    path.write_bytes(content)
+    # As for a file too large to be checked at the start.
+    monkeypatch.setattr(schema, "_QUICK_CHECK_BELOW", 0)
+    async with SqliteStorage(path) as storage:
+        with pytest.raises(StorageError, match=r"state\.db: .*move it away"):
+            await storage.load_origin("https://5.example")
+        storage.put_origin(made("https://new.example"))
+        with pytest.raises(StorageError, match=r"state\.db"):
+            await storage.flush()
+        assert storage.stats().last_error is not None
+        # What is in memory still answers.
+        assert await storage.load_origin("https://new.example") is not None
+
+
+async def test_the_remedy_works_and_promises_come_along(path: Path) -> None:
+    storage = SqliteStorage(path)
+    await storage.open()
+    storage.promise(ClockRecord(scope="a.example", next_at=5.0))
+    journal = path.with_name("state.db.promises-1").read_bytes()
+    await storage.close()
+    path.rename(path.with_name("aside.db"))
+    path.with_name("state.db.promises-1").write_bytes(journal)
+    async with SqliteStorage(path) as again:
+        assert [clock.next_at for clock in await again.load_clocks()] == [5.0]
+
+
+async def test_a_directory_in_its_place_is_refused(path: Path) -> None:
+    path.mkdir()
+    with pytest.raises(StorageError, match="not a file"):
+        await opened(path)
+
+
+async def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "var").write_text("a file")
+    with pytest.raises(StorageError, match="directory can't be made"):
+        await opened(tmp_path / "var" / "state.db")
+
+
+async def test_a_log_left_by_another_database_is_set_aside(path: Path) -> None:
+    """Whoever moves a damaged database away and forgets its log must not get it back."""
+    other = sqlite3.connect(path)
+    other.execute("PRAGMA journal_mode = WAL")
+    other.execute("CREATE TABLE theirs (x)")
+    other.commit()
+    log = path.with_name("state.db-wal")
+    content = log.read_bytes()
+    other.close()
+    path.unlink()
+    log.write_bytes(content)
+    await opened(path)
+    assert path.with_name("state.db-wal.orphan").read_bytes() == content
+
+
+async def test_a_creation_that_was_killed_is_begun_again(path: Path) -> None:
+    path.with_name("state.db.new").write_bytes(b"half a page")
+    path.with_name("state.db.new-journal").write_bytes(b"and its journal")
+    await opened(path)
+    assert not path.with_name("state.db.new").exists()
+
+
+@pytest.fixture
+def locked() -> Iterator[Path]:
+    """A directory that may be read but not written to, by anybody but root."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name) / "ro"
+        directory.mkdir()
+        Path(name).chmod(0o755)
+        directory.chmod(0o555)
+        yield directory
+        directory.chmod(0o755)
+
+
+OPEN_AS_NOBODY = """
+import asyncio, os, sys
+from gatekeeper.storage import SqliteStorage
+from gatekeeper.errors import StorageError
+if os.geteuid() == 0:
+    os.setgid(65534); os.setuid(65534)
+async def main():
+    try:
+        await SqliteStorage(sys.argv[1]).open()
+    except StorageError as error:
+        print(error)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="directories have no such mode there")
+def test_a_directory_that_may_not_be_written_to_is_named(locked: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", OPEN_AS_NOBODY, locked / "state.db"], capture_output=True, text=True
+    )
+    assert run.stderr == ""
+    assert str(locked / "state.db") in run.stdout
+    assert "Permission denied" in run.stdout
+    assert "in a directory that this user may write to" in run.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no such mode there")
+def test_a_file_that_may_not_be_written_to_is_named(locked: Path) -> None:
+    locked.chmod(0o777)
+    schema.prepare(locked / "state.db")
+    (locked / "state.db").chmod(0o444)
+    run = subprocess.run(
+        [sys.executable, "-c", OPEN_AS_NOBODY, locked / "state.db"], capture_output=True, text=True
+    )
+    assert run.stderr == ""
+    assert run.stdout.strip() == f"{locked / 'state.db'}: read-only; make it writable for this user"
