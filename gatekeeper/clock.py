@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-__all__ = ["Clock", "SystemClock", "Timer", "VirtualClock", "deadline", "utc"]
+__all__ = ["Clock", "Deadline", "SystemClock", "Timer", "VirtualClock", "deadline", "utc"]
 
 
 class Timer(Protocol):
@@ -169,34 +169,58 @@ def _set_done(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+class Deadline:
+    """The limit that `deadline` sets; it may be moved while it is in force."""
+
+    __slots__ = ("_clock", "_task", "_timer", "fired")
+
+    def __init__(self, clock: Clock, task: asyncio.Task[Any]) -> None:
+        self._clock = clock
+        self._task = task
+        self._timer: Timer | None = None
+        self.fired = False
+
+    def move(self, seconds: float | None) -> None:
+        """Let it end so long from now instead; None: not before it is moved again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None and not self.fired:
+            self._timer = self._clock.call_at(self._clock.monotonic() + seconds, self._fire)
+
+    def _fire(self) -> None:
+        self.fired = True
+        self._task.cancel()
+
+
 @asynccontextmanager
-async def deadline(clock: Clock, seconds: float) -> AsyncIterator[None]:
+async def deadline(clock: Clock, seconds: float | None) -> AsyncIterator[Deadline]:
     """`asyncio.timeout` by an injected clock: raises TimeoutError after that long.
 
     The task is cancelled from the timer; a cancellation that came from elsewhere in the
-    same moment is not swallowed (Task.uncancel tells the two apart).
+    same moment is not swallowed (Task.uncancel tells the two apart). None: no limit until
+    one is set with `move`.
     """
     task = asyncio.current_task()
     if task is None:  # pragma: no cover - `async with` always runs inside a task
         raise RuntimeError("deadline() needs a running task")
-    fired = False
-
-    def fire() -> None:
-        nonlocal fired
-        fired = True
-        task.cancel()
-
+    limit = Deadline(clock, task)
     before = task.cancelling()
-    timer = clock.call_at(clock.monotonic() + seconds, fire)
+    limit.move(seconds)
     try:
-        yield
+        yield limit
     except asyncio.CancelledError:
-        if fired and task.uncancel() <= before:
+        if limit.fired and task.uncancel() <= before:
             raise TimeoutError from None
+        raise
+    except BaseException:
+        # The body made something else of our cancellation: it is over, take it back.
+        if limit.fired:
+            task.uncancel()
         raise
     else:
         # It fired, but the body ended before the cancellation was delivered: take it back.
-        if fired:
+        if limit.fired:
             task.uncancel()
     finally:
-        timer.cancel()
+        limit.move(None)

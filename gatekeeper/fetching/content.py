@@ -15,8 +15,8 @@ _SNIFFED = 1024
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 _PAGE = re.compile(
     rb"\A(?:\xef\xbb\xbf)?[ \t\r\n\f]*"
-    rb"<(?:!doctype[ \t\r\n]+html|!--|\?xml|html|head|body|title|meta|script|style|link|"
-    rb"div|span|p|pre|br|h[1-6]|table|center|font|iframe|a|b|i)\b",
+    rb"<(?:!--|(?:!doctype[ \t\r\n]+html|\?xml|html|head|body|title|meta|script|style|link|"
+    rb"div|span|p|pre|br|h[1-6]|table|center|font|iframe|a|b|i)\b)",
     re.IGNORECASE,
 )
 _AGENT_LINE = re.compile(rb"(?:^|[\r\n])[ \t]*user-?agent[ \t]*:", re.IGNORECASE)

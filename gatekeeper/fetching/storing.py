@@ -125,9 +125,11 @@ def _good_of(stored: OriginRecord, current: Answer) -> Answer | None:
 
 
 def _text_of(stored: OriginRecord, good: Answer | None, texts: Texts) -> Text | None:
-    if good is None or not good.outcome.has_text or good.outcome is Outcome.EMPTY:
+    if good is None or not good.outcome.has_text:
         return None
     if stored.body is None:
+        if good.outcome is Outcome.EMPTY:  # 204: there was no body
+            return None
         raise ValueError("the text is missing")
     return texts.of(unpack_body(stored.body))
 

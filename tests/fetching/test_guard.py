@@ -161,6 +161,12 @@ def test_denied_closes_what_is_public() -> None:
     assert guard.refuses_url("http://example.com/") is None
 
 
+def test_denied_is_asked_about_the_address_as_written_too() -> None:
+    guard = guard_with(deny=("64:ff9b::/96",))
+    assert guard.refuses_address("64:ff9b::808:808", 80).kind is Kind.OPERATOR
+    assert guard.refuses_address("8.8.8.8", 80) is None
+
+
 @pytest.mark.parametrize("entry", ["10.0.0.0/33", "10.0.0.5/8", "127.1", "", "a b", "http://x/"])
 def test_an_entry_that_is_neither_range_nor_name_is_a_config_error(entry: str) -> None:
     with pytest.raises(ConfigError, match=r"guard\.allow"):
@@ -207,6 +213,13 @@ def test_a_listener_on_every_interface(listener: str, closed: dict[str, bool]) -
     guard.listens_on(listener, 8750)
     refused = {ip: guard.refuses_address(ip, 8750) is not None for ip in closed}
     assert refused == closed
+
+
+def test_the_unspecified_address_is_this_machine() -> None:
+    guard = guard_with(allow=("0.0.0.0/0",))
+    guard.listens_on("127.0.0.1", 8750)
+    assert guard.refuses_address("0.0.0.0", 8750).kind is Kind.SELF
+    assert guard.refuses_address("0.0.0.0", 8751) is None
 
 
 def test_this_machine_knows_its_own_addresses() -> None:

@@ -16,7 +16,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gatekeeper.config import Config, GuardConfig
 from gatekeeper.errors import AddressRefused, ConfigError
-from gatekeeper.fetching.guard import Guard, Kind, guarded_connector
+from gatekeeper.fetching.guard import Guard, GuardedResolver, Kind, guarded_connector
 from tests.internet import Fail, FakeInternet, has_ipv6
 
 PUBLIC, INNER = "127.1.9.1", "127.66.0.1"
@@ -51,6 +51,8 @@ async def body(session: aiohttp.ClientSession, url: str, **options: object) -> s
 async def assert_refused(session: aiohttp.ClientSession, url: str) -> None:
     with pytest.raises(aiohttp.ClientConnectorError) as caught:
         await session.get(url)
+    # One class and one text, whichever stage refused (T2).
+    assert type(caught.value) is aiohttp.ClientConnectorError
     assert isinstance(caught.value.os_error, AddressRefused)
 
 
@@ -144,12 +146,14 @@ class Turncoat(dict[str, object]):
 
 
 class Treacherous(AbstractResolver):
-    def __init__(self, port: int, answers: int) -> None:
-        self.port, self.answers = port, answers
+    """Answers with turncoats at that port, then with the other answers."""
+
+    def __init__(self, port: int, answers: int, others: tuple[ResolveResult, ...] = ()) -> None:
+        self.port, self.answers, self.others = port, answers, others
 
     async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
         answer = {"hostname": host, "port": self.port, "family": 2, "proto": 0, "flags": 0}
-        return [Turncoat(answer) for _ in range(self.answers)]  # type: ignore[misc]
+        return [*(Turncoat(answer) for _ in range(self.answers)), *self.others]  # type: ignore[list-item]
 
     async def close(self) -> None: ...
 
@@ -163,6 +167,42 @@ async def test_a_change_between_check_and_dial_is_caught_at_the_socket(
     connector = guarded_connector(CONFIG, resolver=resolver, happy_eyeballs_delay=delay)
     async with aiohttp.ClientSession(connector=connector) as session:
         await assert_refused(session, "http://r.test/")
+    assert world.connections == []
+
+
+async def test_a_refusal_is_known_though_its_error_was_merged_away(
+    world: FakeInternet, monkeypatch
+) -> None:
+    async def merging(addr_infos, socket_factory, **_: object) -> None:
+        """What the connecting library does to the errors of several attempts."""
+        texts = []
+        for info in addr_infos:
+            try:
+                socket_factory(info).close()
+            except OSError as error:
+                texts.append(str(error))
+        raise OSError("Multiple exceptions: " + ", ".join(texts))
+
+    monkeypatch.setattr("aiohappyeyeballs.start_connection", merging)
+    async with guarded(world) as session:
+        await assert_refused(session, inner_urls(world)["literal"])
+        with pytest.raises(aiohttp.ClientConnectorError) as caught:
+            await session.get("http://good.test/")
+    assert "Multiple exceptions" in str(caught.value.os_error)
+
+
+async def test_where_one_address_was_dialled_its_failure_is_no_refusal(
+    world: FakeInternet,
+) -> None:
+    world.refusing("dead.test")
+    dead = await world.resolver.resolve("dead.test", 80)
+    resolver = Treacherous(world.listener(INNER).port(), 1, tuple(dead))
+    async with aiohttp.ClientSession(
+        connector=guarded_connector(CONFIG, resolver=resolver)
+    ) as session:
+        with pytest.raises(aiohttp.ClientConnectorError) as caught:
+            await session.get("http://r.test/")
+    assert not isinstance(caught.value.os_error, AddressRefused)
     assert world.connections == []
 
 
@@ -256,6 +296,13 @@ async def test_inner_names_are_not_even_looked_up(world: FakeInternet, url: str)
     assert world.resolver.queries == []
 
 
+async def test_the_resolver_alone_knows_inner_names(world: FakeInternet) -> None:
+    world.dns("db.internal", PUBLIC)
+    with pytest.raises(AddressRefused):
+        await GuardedResolver(Guard(CONFIG), world.resolver).resolve("db.internal", 80)
+    assert world.resolver.queries == []
+
+
 async def test_a_redirect_to_a_bad_port_is_refused(world: FakeInternet) -> None:
     world.sites["good.test"].redirect("/start", "http://good.test:25/")
     async with guarded(world) as session:
@@ -313,6 +360,22 @@ async def test_the_default_connector_brings_its_own_resolver() -> None:
     async with aiohttp.ClientSession(connector=guarded_connector()) as session:
         await assert_refused(session, "http://169.254.169.254/")
         await assert_refused(session, "http://localhost/")
+
+
+@pytest.mark.parametrize("ours", [True, False])
+async def test_the_connector_closes_its_own_resolver_only(
+    world: FakeInternet, monkeypatch, ours: bool
+) -> None:
+    closed = []
+
+    class Closing(Treacherous):
+        async def close(self) -> None:
+            closed.append(self)
+
+    resolver = Closing(80, 0)
+    monkeypatch.setattr(aiohttp, "DefaultResolver", lambda: resolver)
+    await guarded_connector(resolver=None if ours else resolver).close()
+    assert closed == ([resolver] if ours else [])
 
 
 async def test_a_socket_factory_of_ones_own_would_lead_round_the_guard() -> None:

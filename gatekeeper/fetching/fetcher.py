@@ -1,0 +1,240 @@
+"""`Fetcher`: one retrieval of a robots.txt, through turns, hops and misfortunes.
+
+fetching.md section 2 is the procedure. Redirects are followed by hand, so that each hop is
+judged before it is sent and takes the turn of its own host. A turn is given back before the
+next one is asked for: holding one while waiting for another could wait for ever.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from gatekeeper.clock import Clock
+from gatekeeper.config import Config
+from gatekeeper.errors import GateClosed, InvalidURL
+from gatekeeper.fetching.asking import Ask, Reply, Watch, ask, robots_session, trace_of_phases
+from gatekeeper.fetching.freshness import lifetime, wait_of
+from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.retrieval import Known, Refuse, Retrieval, TakeTurn, Validators
+from gatekeeper.fetching.turns import HostTurns, Slots
+from gatekeeper.urls import Target, join, parse
+
+__all__ = ["Fetcher"]
+
+_ACCEPT: Final = "text/plain, text/*;q=0.9, */*;q=0.1"
+_PATH: Final = "/robots.txt"
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_MAX_VALIDATOR: Final = 1_024
+"""Octets of an ETag or a date that are kept: they come back with every refresh."""
+
+
+class Fetcher:
+    """Retrieves robots.txt files; keeps nothing of them.
+
+    `session` lends its connections alone: no cookies, default headers or middlewares.
+    `take_turn(url)` gives the turn of the URL's host (default: one request at a time for a
+    host, `pacing.default_interval` apart). `refuse(url)` is the guard's word about a redirect:
+    None, or what is wrong. `known(origin)` is what is fresh about another origin to whose
+    /robots.txt a redirect leads.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        user_agent: str,
+        config: Config,
+        clock: Clock,
+        rng: random.Random,
+        take_turn: TakeTurn | None = None,
+        refuse: Refuse | None = None,
+        known: Known | None = None,
+    ) -> None:
+        self._session = session
+        self._user_agent = user_agent
+        self._config = config.fetch
+        self._clock = clock
+        self._rng = rng
+        self._take_turn = take_turn or HostTurns(clock, config.pacing.default_interval)
+        self._refuse = refuse
+        self.known = known
+        self._slots = Slots(clock, config.fetch.max_concurrent)
+        self._trace = trace_of_phases()
+
+    async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
+        """Ask for the origin's robots.txt. Whatever goes wrong out there is an outcome.
+
+        With `validators` the request is conditional (HTTP-01).
+        """
+        try:
+            async with robots_session(self._session, self._trace) as session:
+                retrieval = await _Journey(self, session, origin, validators).run()
+        except GateClosed as error:
+            return Retrieval(outcome=Outcome.OURS, detail=str(error))  # row 28
+        if self._session.closed and not retrieval.outcome.good:
+            return Retrieval(outcome=Outcome.OURS, detail="the session was closed meanwhile")
+        return retrieval
+
+
+class _Journey:
+    """One retrieval on its way."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        session: aiohttp.ClientSession,
+        origin: str,
+        validators: Validators | None,
+    ) -> None:
+        self._fetcher = fetcher
+        self._session = session
+        self._origin = origin
+        self._validators = validators
+        self._target: Target = parse(origin + _PATH)
+        self._hops: list[str] = []
+        self._seen = {self._target.url}
+        self._watch = Watch(fetcher._clock, fetcher._config)
+        self._encoding = "gzip, deflate"  # DESIGN section 8; the cap stands on decoded octets
+        self._retried = False
+
+    async def run(self) -> Retrieval:
+        while True:
+            reply = await self._ask()
+            reply = self._not_modified(reply)
+            if reply.outcome.row.retry and not self._retried:
+                self._retried = True
+                if reply.outcome is Outcome.BAD_ENCODING:
+                    self._encoding = "identity"  # row 27
+                self._validators = None
+                continue
+            if reply.outcome is not Outcome.REDIRECT:
+                return self._arrived(reply)
+            if (ended := self._follow(reply)) is not None:
+                return ended
+
+    async def _ask(self) -> Reply:
+        """Take the turn of the hop's host, send the request, give the turn back."""
+        fetcher = self._fetcher
+        url = self._target.url
+        config = fetcher._config
+        accept_bad_tls = config.tls_errors == "accept" or config.profile == "archival"
+        request = Ask(
+            url=url,
+            headers=self._headers(url),
+            first_hop=not self._hops,
+            ssl=not accept_bad_tls,
+        )
+        async with fetcher._take_turn(url) as turn, fetcher._slots():
+            reply = await ask(
+                self._session, request, watch=self._watch, clock=fetcher._clock, config=config
+            )
+            turn.report(
+                status=reply.status, elapsed=reply.elapsed, retry_after=self._wait_of(reply)
+            )
+        return reply
+
+    def _headers(self, url: str) -> dict[str, str]:
+        headers = {
+            "User-Agent": self._fetcher._user_agent,
+            "Accept": _ACCEPT,
+            "Accept-Encoding": self._encoding,
+        }
+        if self._fetcher._config.from_address:
+            headers["From"] = self._fetcher._config.from_address  # HTTP-12
+        validators = self._validators
+        if validators is not None and validators.url == url:
+            if validators.etag:
+                headers["If-None-Match"] = validators.etag
+            if validators.last_modified:
+                headers["If-Modified-Since"] = validators.last_modified
+        return headers
+
+    def _not_modified(self, reply: Reply) -> Reply:
+        """Row 9: a 304 means something only in answer to a condition of ours."""
+        if reply.outcome is not Outcome.NOT_MODIFIED:
+            return reply
+        validators = self._validators
+        if validators is not None and validators.url == self._target.url:
+            return reply
+        return msgspec.structs.replace(reply, outcome=Outcome.NOT_MODIFIED_NOTHING)
+
+    def _follow(self, reply: Reply) -> Retrieval | None:
+        """Take the redirect; a retrieval if the journey ends with it."""
+        try:
+            target = self._location(reply.headers.get("Location", ""))
+        except InvalidURL:
+            return self._ended(Outcome.BAD_REDIRECT, reply)  # row 12
+        if target is None:
+            return self._ended(Outcome.EGRESS_POLICY, reply)  # row 13
+        if target.url in self._seen or len(self._hops) >= self._fetcher._config.max_redirects:
+            if self._fetcher._config.too_many_redirects == "absent":
+                return self._ended(Outcome.TOO_MANY_REDIRECTS, reply)  # row 11
+            return self._ended(Outcome.REDIRECTED_AWAY, reply)
+        self._seen.add(target.url)
+        self._hops.append(target.url)
+        self._target = target
+        return self._consult(target)
+
+    def _location(self, reference: str) -> Target | None:
+        """Where a Location leads; None where we don't go. Raises InvalidURL."""
+        reference = reference.strip(" \t")
+        if not reference:
+            raise InvalidURL("", "no Location")
+        scheme = _SCHEME.match(reference)
+        if scheme is not None and scheme[0].lower() not in {"http:", "https:"}:
+            return None
+        target = join(self._target, reference)
+        if target.userinfo:  # DESIGN section 8: refused, and never sent
+            return None
+        if self._fetcher._refuse is not None and self._fetcher._refuse(target.url) is not None:
+            return None
+        return target
+
+    def _consult(self, target: Target) -> Retrieval | None:
+        """Another origin's own robots.txt: what is fresh of it need not be asked for again."""
+        known = self._fetcher.known
+        if known is None or target.path != _PATH or target.origin == self._origin:
+            return None
+        fresh = known(target.origin)
+        if fresh is None:
+            return None
+        return msgspec.structs.replace(
+            fresh, hops=(*self._hops, *fresh.hops), url=target.url, took=self._watch.used
+        )
+
+    def _arrived(self, reply: Reply) -> Retrieval:
+        now = self._fetcher._clock.wall()
+        headers = reply.headers
+        return Retrieval(
+            outcome=reply.outcome,
+            status=reply.status,
+            hops=tuple(self._hops),
+            url=self._target.url,
+            body=reply.body,
+            etag=_short(headers.get("ETag")),
+            last_modified=_short(headers.get("Last-Modified")),
+            lifetime=lifetime(headers, now),
+            retry_after=self._wait_of(reply),
+            took=self._watch.used,
+            truncated=reply.truncated,
+            received=reply.received,
+            detail=reply.detail,
+        )
+
+    def _ended(self, outcome: Outcome, reply: Reply) -> Retrieval:
+        """The journey ends with a redirect that is not taken."""
+        return msgspec.structs.replace(
+            self._arrived(reply), outcome=outcome, body=None, etag=None, last_modified=None
+        )
+
+    def _wait_of(self, reply: Reply) -> float | None:
+        return wait_of(reply.headers, self._fetcher._clock.wall())
+
+
+def _short(value: str | None) -> str | None:
+    return value if value and len(value) <= _MAX_VALIDATOR else None

@@ -1,0 +1,126 @@
+"""Turns and slots of robots.txt fetches, where no scheduler hands them out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from gatekeeper.clock import Clock, Timer
+from gatekeeper.fetching.retrieval import Turn
+from gatekeeper.urls import parse
+
+__all__ = ["HostTurns", "Slots"]
+
+_SWEEP_FROM: Final = 10_000
+_PATIENCE: Final = 1.0
+_SLOW_LANE: Final = 4
+
+
+class _Silent:
+    """A turn that makes nothing of a report."""
+
+    def report(
+        self,
+        *,
+        status: int | None = None,
+        elapsed: float | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        """Heard."""
+
+
+class _Host:
+    __slots__ = ("lock", "next_at", "users")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.next_at = 0.0
+        self.users = 0
+
+
+class HostTurns:
+    """One request at a time for each host, and an interval between the end and the next."""
+
+    def __init__(self, clock: Clock, interval: float) -> None:
+        self._clock = clock
+        self._interval = interval
+        self._hosts: dict[str, _Host] = {}
+
+    @asynccontextmanager
+    async def __call__(self, url: str) -> AsyncIterator[Turn]:
+        """Wait for the turn of the URL's host; it ends with the block."""
+        name = parse(url).host
+        host = self._hosts.get(name)
+        if host is None:
+            self._sweep()
+            host = self._hosts[name] = _Host()
+        host.users += 1
+        try:
+            async with host.lock:
+                wait = host.next_at - self._clock.monotonic()
+                if wait > 0:
+                    await self._clock.sleep(wait)
+                try:
+                    yield _Silent()
+                finally:
+                    host.next_at = self._clock.monotonic() + self._interval
+        finally:
+            host.users -= 1
+
+    def _sweep(self) -> None:
+        """Drop hosts that nobody waits for; never a clock that lies in the future."""
+        if len(self._hosts) < _SWEEP_FROM:
+            return
+        now = self._clock.monotonic()
+        self._hosts = {n: h for n, h in self._hosts.items() if h.users or h.next_at > now}
+
+
+class Slots:
+    """A bound on retrievals at once, in which the dead don't crowd out the living.
+
+    A retrieval that has not come to its end within a second leaves its slot to another and
+    goes on in a slow lane, which has four times as many places; only when that is full too
+    does it keep its slot. Otherwise two hundred silent hosts would be a wall of ten seconds
+    before everybody else.
+    """
+
+    def __init__(self, clock: Clock, most: int, *, patience: float = _PATIENCE) -> None:
+        self._clock = clock
+        self._fast = asyncio.Semaphore(most)
+        self._slow_free = most * _SLOW_LANE
+        self._patience = patience
+        self.taken = 0
+        """Retrievals on the network now, in both lanes."""
+
+    @asynccontextmanager
+    async def __call__(self) -> AsyncIterator[None]:
+        """Wait for a slot, hold it for the block."""
+        await self._fast.acquire()
+        slow = False
+        timer: Timer
+
+        def step_aside() -> None:
+            nonlocal slow, timer
+            if self._slow_free:
+                self._slow_free -= 1
+                slow = True
+                self._fast.release()
+            else:
+                timer = self._again(step_aside)
+
+        timer = self._again(step_aside)
+        self.taken += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
+            timer.cancel()
+            if slow:
+                self._slow_free += 1
+            else:
+                self._fast.release()
+
+    def _again(self, step_aside: Callable[[], None]) -> Timer:
+        return self._clock.call_at(self._clock.monotonic() + self._patience, step_aside)

@@ -1,0 +1,78 @@
+"""Content-Encodings, honest and otherwise."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gatekeeper.fetching.decoding import BadEncoding, Decoder
+
+TEXT = b"User-agent: *\nDisallow: /private\n" * 40
+ROOM = 1_000_000
+
+
+def decoded(encoding: str, data: bytes, *, piece: int = 7, room: int = ROOM) -> bytes:
+    decoder = Decoder(encoding)
+    out = bytearray()
+    for at in range(0, len(data), piece):
+        out += decoder.feed(data[at : at + piece], room - len(out))
+    decoder.finish()
+    return bytes(out)
+
+
+def bare(data: bytes) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return packer.compress(data) + packer.flush()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data"),
+    [
+        ("", TEXT),
+        ("identity", TEXT),
+        ("gzip", gzip.compress(TEXT)),
+        ("X-GZIP", gzip.compress(TEXT)),
+        ("deflate", zlib.compress(TEXT)),
+        ("deflate", bare(TEXT)),
+        ("gzip", gzip.compress(TEXT[:100]) + gzip.compress(TEXT[100:])),
+        ("gzip", gzip.compress(TEXT) + b"\0" * 50),
+    ],
+)
+def test_a_body_is_decoded_whatever_pieces_it_comes_in(encoding: str, data: bytes) -> None:
+    assert decoded(encoding, data, piece=1) == TEXT
+    assert decoded(encoding, data, piece=len(data)) == TEXT
+
+
+@given(st.binary(max_size=2000), st.integers(1, 50))
+def test_what_was_packed_comes_out_again(data: bytes, piece: int) -> None:
+    assert decoded("gzip", gzip.compress(data), piece=piece) == data
+    assert decoded("deflate", zlib.compress(data), piece=piece) == data
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "snappy"])
+def test_an_encoding_that_we_never_asked_for_is_refused(encoding: str) -> None:
+    with pytest.raises(BadEncoding):
+        Decoder(encoding)
+
+
+@pytest.mark.parametrize(
+    "data", [TEXT, gzip.compress(TEXT)[:40], b"\x1f\x8b garbage", gzip.compress(TEXT)[:-4]]
+)
+def test_a_body_that_is_not_what_it_says_is_refused(data: bytes) -> None:
+    with pytest.raises(BadEncoding):
+        decoded("gzip", data)
+
+
+def test_no_more_comes_out_than_there_is_room_for() -> None:
+    decoder = Decoder("gzip")
+    assert decoder.feed(gzip.compress(TEXT), 10) == TEXT[:10]
+
+
+def test_a_bomb_is_known_by_what_it_grew_to() -> None:
+    bomb = gzip.compress(b"#" * 50_000_000)
+    with pytest.raises(BadEncoding, match="bomb"):
+        decoded("gzip", bomb, piece=1 << 16, room=512_001)

@@ -1,0 +1,106 @@
+"""Turns by host, and slots in which the dead don't crowd out the living."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.fetching.turns import HostTurns, Slots
+
+
+async def test_one_request_at_a_time_for_a_host_and_an_interval_between() -> None:
+    clock = VirtualClock()
+    turns = HostTurns(clock, 2.0)
+    starts: list[float] = []
+
+    async def one() -> None:
+        async with turns("https://a.test/robots.txt"):
+            starts.append(clock.monotonic())
+            await clock.sleep(1.0)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(one())
+        await clock.elapse(20.0)
+    assert starts == [0.0, 3.0, 6.0]
+
+
+async def test_hosts_do_not_wait_for_each_other() -> None:
+    clock = VirtualClock()
+    turns = HostTurns(clock, 2.0)
+    async with turns("http://a.test/"), turns("http://b.test/"):
+        assert clock.monotonic() == 0.0
+
+
+async def test_scheme_and_port_share_the_hosts_turn() -> None:
+    clock = VirtualClock()
+    turns = HostTurns(clock, 2.0)
+    async with turns("http://a.test/robots.txt"):
+        pass
+    waiting = asyncio.create_task(_once(turns, "https://a.test:8443/robots.txt", clock))
+    await clock.elapse(5.0)
+    assert await waiting == 2.0
+
+
+async def _once(turns: HostTurns, url: str, clock: VirtualClock) -> float:
+    async with turns(url):
+        return clock.monotonic()
+
+
+async def _hold(slots: Slots, until: asyncio.Event) -> None:
+    async with slots():
+        await until.wait()
+
+
+async def test_slots_are_bounded() -> None:
+    clock = VirtualClock()
+    slots = Slots(clock, 2)
+    done = asyncio.Event()
+    tasks = [asyncio.create_task(_hold(slots, done)) for _ in range(5)]
+    await clock.settle()
+    assert slots.taken == 2
+    done.set()
+    await asyncio.gather(*tasks)
+    assert slots.taken == 0
+
+
+async def test_a_slow_retrieval_makes_room_after_a_second() -> None:
+    clock = VirtualClock()
+    slots = Slots(clock, 2)
+    never, soon = asyncio.Event(), asyncio.Event()
+    soon.set()
+    dead = [asyncio.create_task(_hold(slots, never)) for _ in range(2)]
+    await clock.settle()
+    living = asyncio.create_task(_hold(slots, soon))
+    await clock.elapse(0.9)
+    assert not living.done()
+    await clock.elapse(0.2)
+    assert living.done()
+    never.set()
+    await asyncio.gather(*dead, living)
+
+
+async def test_the_slow_lane_is_bounded_too() -> None:
+    clock = VirtualClock()
+    slots = Slots(clock, 2)
+    never = asyncio.Event()
+    dead = [asyncio.create_task(_hold(slots, never)) for _ in range(100)]
+    await clock.elapse(60.0)
+    assert slots.taken == 2 + 2 * 4
+    never.set()
+    await asyncio.gather(*dead)
+    assert slots.taken == 0
+    assert clock.next_timer() is None
+
+
+async def test_a_cancelled_holder_gives_its_slot_back() -> None:
+    clock = VirtualClock()
+    slots = Slots(clock, 1)
+    never = asyncio.Event()
+    for wait in (0.0, 5.0):
+        task = asyncio.create_task(_hold(slots, never))
+        await clock.elapse(wait)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    async with slots():
+        assert slots.taken == 1
