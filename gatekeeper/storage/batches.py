@@ -64,11 +64,10 @@ class Committer:
         self.written += len(batch)
         self._put_since_forget += len(batch.origins)
         for record in batch.origins.values():
-            if record.fetched_at > self._newest:
-                self._newest = record.fetched_at
+            self._newest = max(self._newest, record.fetched_at)
         for clock in batch.clocks.values():
-            if clock is not None and clock.next_at > self._newest:
-                self._newest = clock.next_at
+            if clock is not None:
+                self._newest = max(self._newest, clock.next_at)
 
     def _commit(self, batch: Batch, write: Callable[[Batch], int]) -> None:
         with self._transaction():

@@ -35,7 +35,7 @@ _MAGIC = b"\xa5\x9c\xc3\x0a"
 _FRAME = struct.Struct("<4sII")
 _MAX_FRAME = 1 << 20
 _OVERRUN = 4
-"""While nothing can be absorbed, the journal grows to this many times its limit."""
+"""While the database refuses to absorb it, it grows to this many times its limit."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(tuple[int, ClockRecord])
@@ -47,7 +47,7 @@ class Journal:
     Not thread-safe: its owner holds a lock around every call but `sync`.
     """
 
-    __slots__ = ("_fd", "_generation", "_limit", "_path", "_retired", "damaged", "size")
+    __slots__ = ("_fd", "_generation", "_limit", "_path", "_retired", "damaged", "size", "stalled")
 
     def __init__(self, database: Path, *, limit: int) -> None:
         self._path = database
@@ -57,6 +57,8 @@ class Journal:
         self._retired: list[Path] = []
         self.size = 0
         self.damaged = 0
+        self.stalled = False
+        """Set by the owner while the database refuses everything: growth has a bound then."""
 
     def replay(self, absorbed: int) -> Iterator[tuple[int, ClockRecord]]:
         """Promises that the database has not absorbed, in the order they were given.
@@ -93,7 +95,7 @@ class Journal:
 
     def append(self, sequence: int, record: ClockRecord) -> bool:
         """Hand one promise to the kernel; False if that could not be done."""
-        if self._fd < 0 or self.size >= self._limit * _OVERRUN:
+        if self._fd < 0 or (self.stalled and self.size >= self._limit * _OVERRUN):
             return False
         payload = _payload(sequence, record)
         frame = _FRAME.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload

@@ -328,6 +328,7 @@ class Writer:
             self._writing = None
             self._failures = 0
             self._error = None
+            self._journal.stalled = False
             # A put is on disk `flush_interval` after it was made, the commit included.
             self._gather = max(self._config.flush_interval - took, self._config.flush_interval / 4)
         try:
@@ -346,6 +347,7 @@ class Writer:
             self._failures += 1
             self._failed_batches += 1
             self._error = str(error)
+            self._journal.stalled = True
             wait = min(self._config.flush_interval * 2.0 ** min(self._failures, 16), MAX_RETRY)
             self._due = time.monotonic() + wait if len(self._pending) else None
         self._journal.sync()

@@ -106,13 +106,16 @@ def test_a_new_generation_keeps_the_one_before_until_it_is_absorbed(path: Path) 
     journal.close()
 
 
-def test_it_stops_growing_while_nothing_is_absorbed(path: Path) -> None:
+def test_it_stops_growing_while_the_database_refuses_it(path: Path) -> None:
     journal = Journal(path, limit=100)
     journal.begin()
+    journal.stalled = True
     appended = [journal.append(n, clock(n)) for n in range(100)]
     assert appended[0]
     assert not appended[-1]
     assert journal.size < 4 * 100 + 200
+    journal.stalled = False
+    assert journal.append(100, clock(100))
     journal.close()
 
 

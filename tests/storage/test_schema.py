@@ -294,7 +294,10 @@ asyncio.run(main())
 @pytest.mark.skipif(sys.platform == "win32", reason="directories have no such mode there")
 def test_a_directory_that_may_not_be_written_to_is_named(locked: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-c", OPEN_AS_NOBODY, locked / "state.db"], capture_output=True, text=True
+        [sys.executable, "-c", OPEN_AS_NOBODY, locked / "state.db"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.stderr == ""
     assert str(locked / "state.db") in run.stdout
@@ -308,7 +311,10 @@ def test_a_file_that_may_not_be_written_to_is_named(locked: Path) -> None:
     schema.prepare(locked / "state.db")
     (locked / "state.db").chmod(0o444)
     run = subprocess.run(
-        [sys.executable, "-c", OPEN_AS_NOBODY, locked / "state.db"], capture_output=True, text=True
+        [sys.executable, "-c", OPEN_AS_NOBODY, locked / "state.db"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.stderr == ""
     assert run.stdout.strip() == f"{locked / 'state.db'}: read-only; make it writable for this user"
