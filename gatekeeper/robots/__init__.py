@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
+from gatekeeper.robots.agents import product_token
 from gatekeeper.robots.model import Candidate, Dialect, Group, Match, Rule, Severity
+from gatekeeper.robots.parser import RobotsTxt
+from gatekeeper.robots.policy import Policy
+from gatekeeper.robots.signals import CleanParam
+from gatekeeper.robots.timing import RequestRate, Window
 
-__all__ = ["Candidate", "Dialect", "Group", "Match", "Rule", "Severity"]
+__all__ = [
+    "Candidate",
+    "CleanParam",
+    "Dialect",
+    "Group",
+    "Match",
+    "Policy",
+    "RequestRate",
+    "RobotsTxt",
+    "Rule",
+    "Severity",
+    "Window",
+    "product_token",
+]

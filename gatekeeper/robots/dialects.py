@@ -1,0 +1,283 @@
+"""How each dialect cuts the text into rule sets and chooses the ones that an agent obeys.
+
+RFC 9309 sees *groups*: user-agent lines and what follows, up to a user-agent line behind a
+rule (RFC-02, RFC-05). The older texts see *records* between blank lines (R94-03). What comes
+of choosing is one or more *readings*: the first by the dialect that the rule set declares or
+that was forced; behind it, where that is not RFC 9309, the RFC's reading of the same file, so
+that a policy can take the stricter of the two (DIA-03).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gatekeeper.robots.model import Dialect
+from gatekeeper.robots.ordered import PrefixesInOrder, ShellRules
+from gatekeeper.robots.rulesets import LongestMatch, RuleSet, Spans, rules_in
+
+__all__ = ["Reading", "Record", "Source", "choose", "find_groups", "records_of"]
+
+_RULE_LINE = re.compile(r"^[ \t]*(?:dis)?allow[ \t]*:", re.MULTILINE)
+_IDENTIFIER = re.compile(r"[a-z_-]*")  # RFC-03, RFC-15
+_WORD_END = re.compile(r"[/ \t]")
+_VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]+)?\Z")  # V2-08
+
+
+class Reading(NamedTuple):
+    """One way to read the file for one agent."""
+
+    dialect: Dialect
+    spans: Spans
+    rules: RuleSet
+
+
+class Record(NamedTuple):
+    """A stretch of the text between blank lines, with user-agent lines at its head."""
+
+    start: int
+    """Where its first user-agent line begins."""
+    end: int
+    agents: tuple[str, ...]
+    """The values of its user-agent lines, in lower case."""
+    version: tuple[int, int] | None
+    """A Robot-version that follows them immediately and can be read (V2-06, V2-08)."""
+
+    @property
+    def experimental(self) -> bool:
+        """An odd minor version: to be skipped (V2-09, DIA-06)."""
+        return self.version is not None and self.version[1] % 2 == 1
+
+    @property
+    def dialect(self) -> Dialect:
+        """What its version declares: 2.0 from major 2 on (V2-10, V2-12), else 1996 (DIA-05)."""
+        return Dialect.V2 if self.version and self.version[0] >= 2 else Dialect.R1996
+
+
+def find_groups(text: str) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
+    """The groups of RFC 9309: the names of each, and where its first user-agent line begins.
+
+    Only the first `user-agent` of a line is looked at, so that the cost stays linear.
+    """
+    lower = text.lower()
+    agents: list[tuple[str, ...]] = []
+    starts: list[int] = []
+    names: list[str] = []
+    last = 0  # the end of the user-agent line before
+    found = lower.find("user-agent")
+    while found >= 0:
+        start = lower.rfind("\n", last, found) + 1 or last
+        end = lower.find("\n", found)
+        if end < 0:
+            end = len(lower)
+        rest = lower[found + 10 : end]
+        if rest[:1] != ":":
+            rest = rest.lstrip(" \t")
+        if rest[:1] == ":" and (start == found or not lower[start:found].strip(" \t")):
+            # Nothing but a rule closes a group: no blank line, no other record (RFC-05, RFC-31).
+            if not starts or (start > last + 1 and _RULE_LINE.search(lower, last, start)):
+                if starts:
+                    agents.append(tuple(names))
+                starts.append(start)
+                names = []
+            names += _names(rest[1:])
+            last = end
+        found = lower.find("user-agent", end)
+    if starts:
+        agents.append(tuple(names))
+    return tuple(agents), tuple(starts)
+
+
+def _names(rest: str) -> tuple[str, ...]:
+    """What a user-agent line may be called by: whole, first word, or identifier (RFC-15)."""
+    value = rest.partition("#")[0].strip(" \t")
+    if value == "*":
+        return ("*",)
+    identifier = _IDENTIFIER.match(value)[0]  # type: ignore[index]
+    if identifier == value:
+        return (value,) if value else ()  # an empty name is nobody's
+    word = _WORD_END.split(value, maxsplit=1)[0]
+    return tuple(name for name in dict.fromkeys((value, word, identifier)) if name)
+
+
+def records_of(text: str, *, allow_ends: bool = True) -> tuple[Record, ...]:
+    """The records of 1994, 1996 and 2.0.
+
+    Comment-only lines are dropped before anything else (R94-06). Blank lines end a record
+    (R94-03), and so does a user-agent line behind a rule (R94-14); an Allow is one unless
+    `allow_ends` is false, as in 1994 (R94-08).
+    """
+    records: list[Record] = []
+    agents: list[str] = []
+    version: tuple[int, int] | None = None
+    start = offset = 0
+    ruled = named = versioned = False  # named: the line before was a user-agent line
+
+    def close(end: int) -> None:
+        if agents:
+            records.append(Record(start, end, tuple(agents), version))
+            agents.clear()
+
+    for line in text.split("\n"):
+        field, _, rest = line.strip(" \t").partition(":")
+        field = field.rstrip(" \t").lower()
+        here, offset = offset, offset + len(line) + 1
+        if field[:1] == "#":
+            continue
+        if field == "user-agent":
+            if ruled:
+                close(here)
+            if not agents:
+                start, version, ruled, versioned = here, None, False, False
+            agents.append(rest.partition("#")[0].strip(" \t").lower())
+            named = True
+            continue
+        if not field and not rest and not line.strip(" \t"):
+            close(here)
+            ruled = False
+        elif field == "robot-version" and named and not versioned:
+            versioned = True  # only one a rule set, the first (V2-07)
+            version = _version(rest)
+        elif field == "disallow" or (field == "allow" and allow_ends):
+            ruled = True
+        named = False
+    close(len(text))
+    return tuple(records)
+
+
+def _version(rest: str) -> tuple[int, int] | None:
+    found = _VERSION.match(rest.partition("#")[0].strip(" \t"))
+    if not found or not int(found[1]):
+        return None
+    return int(found[1]), int(found[2])
+
+
+class Source(NamedTuple):
+    """What choosing needs to know of a file."""
+
+    text: str
+    agents: tuple[tuple[str, ...], ...]
+    starts: Sequence[int]
+    dialect: Dialect | None
+    """The forced one."""
+    versioned: bool
+    """A Robot-version stands somewhere."""
+    precedence: bool
+
+
+def choose(source: Source, name: str) -> tuple[Reading, ...]:
+    """The readings that the agent obeys, the declared or forced one first.
+
+    `name` is a product token in lower case.
+    """
+    dialect = source.dialect
+    if dialect is Dialect.RFC9309 or (dialect is None and not source.versioned):
+        return (_longest(source, _groups(source, name)),)
+    records = records_of(source.text, allow_ends=dialect is not Dialect.R1994)
+    if dialect is None:
+        return _declared(source, name, records)
+    if dialect is Dialect.R1996:
+        # The first record whose value contains the name, else the first `*` (R96-12, R96-13).
+        chosen = [r for r in records if name and any(name in a for a in r.agents)][:1]
+        chosen = chosen or _stars(records)[:1]
+    elif dialect is Dialect.R1994:
+        chosen = _called(records, name)[:1] or _stars(records)  # united (R94-12)
+    else:
+        named = _called(records, name)
+        chosen = _newest(named)[:1] or _newest(_stars(records))  # V2-05, V2-09, V2-13
+        dialect = chosen[0].dialect if chosen else dialect
+    return (_by_record(source, dialect, chosen),)
+
+
+def _groups(source: Source, name: str) -> list[int]:
+    """All groups of that very name, else all of `*` (RFC-11 to RFC-14)."""
+    found = [i for i, names in enumerate(source.agents) if name in names]
+    return found or [i for i, names in enumerate(source.agents) if "*" in names]
+
+
+def _longest(source: Source, groups: Sequence[int]) -> Reading:
+    """RFC 9309: the groups united (RFC-12)."""
+    starts, count = source.starts, len(source.starts)
+    spans = tuple(
+        (starts[i], starts[i + 1] if i + 1 < count else len(source.text)) for i in groups
+    )
+    return Reading(Dialect.RFC9309, spans, LongestMatch(source.text, spans))
+
+
+def _by_record(source: Source, dialect: Dialect, records: Sequence[Record]) -> Reading:
+    spans = tuple((record.start, record.end) for record in records)
+    rules: RuleSet
+    if dialect is Dialect.V2:
+        found = rules_in(source.text, spans, v2=True)
+        rules = ShellRules(found, precedence=source.precedence)
+    else:
+        found = rules_in(source.text, spans)
+        rules = PrefixesInOrder(found, disallow_only=dialect is Dialect.R1994)
+    return Reading(dialect, spans, rules)
+
+
+def _called(records: Sequence[Record], name: str) -> list[Record]:
+    """The records that fit the name best: its own, else the longest value inside it, else a
+    value that it is inside of (R94-10, R94-13). An empty value fits nobody."""
+    best, found = (0, 0), []
+    for record in records:
+        rank = max((_rank(agent, name) for agent in record.agents), default=(0, 0))
+        if rank > best:
+            best, found = rank, []
+        if rank == best and rank > (0, 0):
+            found.append(record)
+    return found
+
+
+def _rank(agent: str, name: str) -> tuple[int, int]:
+    value = _WORD_END.split(agent, maxsplit=1)[0]  # no version, no second word
+    if not value or not name or value == "*":
+        return (0, 0)
+    if value == name:
+        return (3, 0)
+    if value in name:
+        return (2, len(value))
+    return (1, 0) if name in value else (0, 0)
+
+
+def _stars(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if "*" in record.agents]
+
+
+def _newest(records: Sequence[Record]) -> list[Record]:
+    """Those of the highest version that is understood (V2-09, V2-13); none is 1.0 (V2-06)."""
+    known = [record for record in records if not record.experimental]
+    highest = max((record.version or (1, 0) for record in known), default=None)
+    return [record for record in known if (record.version or (1, 0)) == highest]
+
+
+def _declared(source: Source, name: str, records: Sequence[Record]) -> tuple[Reading, ...]:
+    """Auto, in a file with a Robot-version: the declared reading, then the RFC's (DIA-03)."""
+    groups = _groups(source, name)
+    declared = [record for record in records if record.version is not None]
+    versioned = {bisect_right(source.starts, record.start) - 1 for record in declared}
+    plain = [i for i in groups if i not in versioned]
+    exact = any(name in source.agents[i] for i in groups)
+    if exact:  # DIA-09: an exact name anywhere comes before a part of one
+        named = [r for r in declared if any(name in _names(agent) for agent in r.agents)]
+    else:
+        named = _called(declared, name)
+    rest = () if exact and not named else _stars(declared)
+    first: Reading | None = None
+    if chosen := _newest(named)[:1]:
+        first = _by_record(source, chosen[0].dialect, chosen)
+    elif named and exact and plain:
+        first = _longest(source, plain)  # its own set without a version
+    elif chosen := _newest(rest):
+        first = _by_record(source, chosen[0].dialect, chosen)
+    elif named or rest:
+        # Only experimental sets fit: the default, if it has no version (V2-09, DIA-06).
+        stars = [i for i, names in enumerate(source.agents) if "*" in names]
+        first = _longest(source, [i for i in stars if i not in versioned])
+    if first is None:
+        return (_longest(source, groups),)
+    # Never merged across versions (DIA-10).
+    marked = [i for i in groups if i in versioned]
+    return (first, *(_longest(source, each) for each in (marked, plain) if each))

@@ -1,0 +1,236 @@
+"""`RobotsTxt`: a file read once, to be seen through many agents' eyes.
+
+Parsing finds the lines and the groups. The rules are taken from the text when an agent is
+chosen, and every other record when somebody asks for it: most files hold rules for robots
+that will never come.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gatekeeper.robots import lines, signals
+from gatekeeper.robots.dialects import Source, find_groups, records_of
+from gatekeeper.robots.model import Dialect, Group, Rule
+from gatekeeper.robots.policy import Conflicts, Policy, V2Semantics
+
+if TYPE_CHECKING:
+    from gatekeeper.robots.lint import Finding
+
+__all__ = ["RobotsTxt"]
+
+_STANDARD = frozenset({"user-agent", "allow", "disallow"})
+_KNOWN = _STANDARD | {
+    "clean-param",
+    "comment",
+    "content-signal",
+    "content-usage",
+    "crawl-delay",
+    "host",
+    "license",
+    "request-rate",
+    "robot-version",
+    "sitemap",
+    "visit-time",
+}
+
+
+class RobotsTxt:
+    """The text of a robots.txt, parsed. Immutable, hashable by content, picklable, shareable.
+
+    >>> robots = RobotsTxt.parse("User-agent: *\\nDisallow: /private/\\nAllow: /private/door")
+    >>> policy = robots.policy("examplebot")
+    >>> policy.allowed("https://example.com/private/x"), policy.allowed("/private/door")
+    (False, True)
+    """
+
+    __slots__ = (
+        "_agents",
+        "_raw",
+        "_starts",
+        "_versioned",
+        "bom",
+        "forced",
+        "lines",
+        "size",
+        "truncated",
+    )
+
+    lines: str
+    """The lines as they are read, octets in a str; for this package's own use."""
+    size: int
+    """Octets of the body, as it was handed in."""
+    truncated: bool
+    """The body was longer than the limit and cut after its last whole line (RFC-41)."""
+    bom: str
+    """The encoding that a byte order mark announced, or nothing."""
+    forced: Dialect | None
+    """The dialect that was asked for; None lets every rule set have its own (DIA-13)."""
+
+    def __init__(self, decoded: lines.Decoded, forced: Dialect | None) -> None:
+        self._raw = decoded.text
+        self.lines = text = decoded.lines
+        self.size = decoded.size
+        self.truncated = decoded.truncated
+        self.bom = decoded.bom
+        self.forced = forced
+        self._agents, starts = find_groups(text)
+        self._starts = array("I", starts)
+        self._versioned = forced is None and "robot-version" in text.lower()
+
+    @classmethod
+    def parse(
+        cls, body: bytes | str, *, dialect: str = "auto", limit: int = lines.LIMIT
+    ) -> RobotsTxt:
+        """Read a body. Never raises on content.
+
+        `dialect` is `auto`, which lets every rule set choose (standards.md section 9), or one
+        of `rfc9309`, `1994`, `1996`, `2.0`, which forces it on the whole file. `limit` is in
+        octets, at least 512,000 to satisfy RFC-41. Raises ValueError for another dialect.
+        """
+        forced = None if dialect == "auto" else Dialect(dialect)
+        return cls(lines.decode(body, limit), forced)
+
+    def policy(
+        self,
+        user_agent: str,
+        *,
+        conflicts: Conflicts = "strict",
+        v2_semantics: V2Semantics = "order",
+        inherit_crawl_delay: bool = False,
+    ) -> Policy:
+        """The file as it reads for one agent.
+
+        `user_agent` is a product token, `token/version` or a whole User-Agent header.
+        `conflicts`: where a rule set's declared dialect and RFC 9309 disagree, `strict` denies
+        and `declared` takes the dialect's word (DIA-03). `v2_semantics`: file order, or the
+        struck text's precedence (V2-21). `inherit_crawl_delay`: an agent with a group of its
+        own that names no Crawl-delay takes that of `*`, as Bing's does (VND-09).
+        """
+        return Policy(
+            self,
+            user_agent,
+            conflicts=conflicts,
+            v2_semantics=v2_semantics,
+            inherit_crawl_delay=inherit_crawl_delay,
+        )
+
+    @property
+    def text(self) -> str:
+        """The file as it was read: decoded, cut at the limit, every line end a `\\n`."""
+        return lines.shown(self._raw)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups, or in a forced older dialect the records, with their lines."""
+        return tuple(self._groups())
+
+    @property
+    def sitemaps(self) -> tuple[str, ...]:
+        """Absolute Sitemap URLs, wherever in the file (VND-13)."""
+        return tuple(filter(None, map(signals.absolute_url, self._values("sitemap"))))
+
+    @property
+    def licenses(self) -> tuple[str, ...]:
+        """Absolute License URLs (SIG-15)."""
+        return tuple(filter(None, map(signals.absolute_url, self._values("license"))))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names in Host lines (VND-13)."""
+        return tuple(filter(None, map(signals.parse_host, self._values("host"))))
+
+    @property
+    def clean_params(self) -> tuple[signals.CleanParam, ...]:
+        """Query parameters that do not change a page (VND-12)."""
+        return tuple(filter(None, map(signals.parse_clean_param, self._values("clean-param"))))
+
+    @property
+    def extensions(self) -> tuple[Rule, ...]:
+        """Every line with a field that this package does not interpret, in file order."""
+        found = self._records(0, len(self.lines))
+        return tuple(rule for rule in found if rule.field.lower() not in _KNOWN)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong with the file, or surprising (GK-06). Worked out when asked for."""
+        from gatekeeper.robots.lint import findings  # noqa: PLC0415 - costs nothing unless asked
+
+        return findings(self)
+
+    def source(self, *, precedence: bool) -> Source:
+        """What `Policy` needs to choose an agent's rules."""
+        return Source(
+            self.lines, self._agents, self._starts, self.forced, self._versioned, precedence
+        )
+
+    def _values(self, field: str) -> list[str]:
+        found = lines.values_in(self.lines, ((0, len(self.lines)),), field)
+        return list(map(lines.shown, found))
+
+    def _groups(self) -> Iterator[Group]:
+        if self.forced in {None, Dialect.RFC9309}:
+            records = records_of(self.lines) if self._versioned else ()
+            ends = (*self._starts[1:], len(self.lines))
+            heads = [record.start for record in records]
+            for start, end in zip(self._starts, ends, strict=True):
+                inside = records[bisect_right(heads, start - 1) : bisect_right(heads, end - 1)]
+                declared = [record for record in inside if record.version]
+                dialect = declared[0].dialect if declared else Dialect.RFC9309
+                yield self._group(start, end, dialect, bool(declared))
+        else:
+            allow_ends = self.forced is not Dialect.R1994
+            for record in records_of(self.lines, allow_ends=allow_ends):
+                dialect = record.dialect if self.forced is Dialect.V2 else self.forced
+                yield self._group(record.start, record.end, dialect, record.version is not None)
+
+    def _group(self, start: int, end: int, dialect: Dialect, versioned: bool) -> Group:
+        found = list(self._records(start, end, v2=dialect is Dialect.V2))
+        fields = [rule.field.lower() for rule in found]
+        at = fields.index("robot-version") if versioned and "robot-version" in fields else -1
+        return Group(
+            line=found[0].line,
+            agents=tuple(r.value for r, f in zip(found, fields, strict=True) if f == "user-agent"),
+            rules=tuple(
+                r for r, f in zip(found, fields, strict=True) if f in {"allow", "disallow"}
+            ),
+            records=tuple(r for r, f in zip(found, fields, strict=True) if f not in _STANDARD),
+            version=found[at].value if at >= 0 else None,
+            dialect=dialect,
+        )
+
+    def _records(self, start: int, end: int, *, v2: bool = False) -> Iterator[Rule]:
+        """Every line with a field, of a stretch that begins with a line."""
+        number = self.lines.count("\n", 0, start)
+        for raw in self.lines[start:end].split("\n"):
+            number += 1
+            field, colon, rest = raw.partition(":")
+            field = field.strip(" \t")
+            if colon and field and "#" not in field:
+                value = lines.value_of(rest, v2=v2)
+                yield Rule(number, lines.shown(field), lines.shown(value), lines.shown(raw))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RobotsTxt) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restore, self._key()
+
+    def __repr__(self) -> str:
+        cut = ", truncated" if self.truncated else ""
+        return f"<RobotsTxt of {self.size} octets, {len(self._starts)} groups{cut}>"
+
+    def _key(self) -> tuple[str, str, int, bool, str, Dialect | None]:
+        return self._raw, self.lines, self.size, self.truncated, self.bom, self.forced
+
+
+def _restore(
+    text: str, read: str, size: int, truncated: bool, bom: str, forced: Dialect | None
+) -> RobotsTxt:
+    return RobotsTxt(lines.Decoded(text, read, size, truncated, bom), forced)

@@ -1,0 +1,267 @@
+"""Path patterns, each matched in time linear in the path for every piece of the pattern.
+
+A site's pattern never becomes a regular expression: a piece between two stars is searched
+for from where the piece before it ended, and the leftmost find is always good enough, so
+there is nothing to come back to (RFC-29, V2-19).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeGuard
+
+__all__ = ["Places", "ShellPattern", "WildTrie", "key_piece", "squeeze", "wild_match"]
+
+_STARS = re.compile(r"\*{2,}")
+
+
+def squeeze(pattern: str) -> str:
+    """Several stars in a row mean what one means."""
+    return _STARS.sub("*", pattern) if "**" in pattern else pattern
+
+
+def wild_match(pattern: str, path: str) -> bool:
+    """An RFC 9309 pattern in normal form, squeezed, against a path in normal form (RFC-28, 29)."""
+    anchored = pattern.endswith("$")
+    stars = pattern.count("*")
+    if len(pattern) - stars - anchored > len(path):
+        return False  # more octets than the path has: spares splitting a pattern of 500 KiB
+    pieces = (pattern[:-1] if anchored else pattern).split("*")
+    if not stars:
+        return path == pieces[0] if anchored else path.startswith(pieces[0])
+    if not path.startswith(pieces[0]):
+        return False
+    position = len(pieces[0])
+    last = pieces.pop()
+    if last not in path:
+        return False  # before all the others are looked for
+    for piece in pieces[1:]:
+        position = path.find(piece, position)
+        if position < 0:
+            return False
+        position += len(piece)
+    if anchored:
+        return len(path) - len(last) >= position and path.endswith(last)
+    return path.find(last, position) >= 0
+
+
+def key_piece(pattern: str) -> str:
+    """The longest literal piece of a wildcard pattern: a path without it can't match."""
+    return max((pattern[:-1] if pattern.endswith("$") else pattern).split("*"), key=len)
+
+
+class WildTrie:
+    """Many wildcard patterns at once: what they share from the left is searched for once.
+
+    Takes squeezed patterns in normal form, each with its entry; of two entries the greater
+    one is the better match.
+    """
+
+    __slots__ = ("_root",)
+
+    def __init__(self, patterns: dict[str, int]) -> None:
+        self._root = _Node()
+        for pattern, entry in patterns.items():
+            anchored = pattern.endswith("$")
+            *pieces, last = (pattern[:-1] if anchored else pattern).split("*")
+            node = self._root
+            for piece in pieces:
+                child = node.children.get(piece)
+                if child is None:
+                    child = node.children[piece] = _Node()
+                node = child
+            (node.suffixes if anchored else node.pieces)[last] = entry
+
+    def best(self, path: str, floor: int) -> int:
+        """The entry of the best match if it beats `floor`, else `floor`."""
+        best = floor
+        find, length = path.find, len(path)
+        stack = [
+            (node, len(piece))
+            for piece, node in self._root.children.items()
+            if path.startswith(piece)
+        ]
+        while stack:
+            node, position = stack.pop()
+            for piece, entry in node.pieces.items():
+                if entry > best and find(piece, position) >= 0:
+                    best = entry
+            for piece, entry in node.suffixes.items():
+                if entry > best and length - len(piece) >= position and path.endswith(piece):
+                    best = entry
+            for piece, child in node.children.items():
+                found = find(piece, position)
+                if found >= 0:
+                    stack.append((child, found + len(piece)))
+        return best
+
+
+class _Node:
+    __slots__ = ("children", "pieces", "suffixes")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node] = {}
+        self.pieces: dict[str, int] = {}
+        """Patterns that end with this piece anywhere behind."""
+        self.suffixes: dict[str, int] = {}
+        """Patterns that end with this piece and the path (RFC-28)."""
+
+
+class ShellPattern:
+    """A pattern of the 2.0 draft (V2-17): `*`, `?`, `[...]`, `[!...]`, `\\x`, both ends anchored.
+
+    Without an unescaped special it is an explicit match, equal or nothing (V2-16).
+
+    Between two stars stands a segment of fixed length. A segment of plain characters is
+    searched for; any other one is tried at all places of the path at once, a bit a place, so
+    that its cost is its length and never its length times the path's.
+    """
+
+    __slots__ = ("explicit", "key", "least", "segments")
+
+    def __init__(self, value: str) -> None:
+        segments = _segments(value)
+        self.segments = segments
+        self.explicit = segments[0] if len(segments) == 1 and _is_plain(segments[0]) else None
+        """The one path that matches, of an explicit pattern."""
+        self.least = sum(map(len, segments))
+        """Characters that a matching path has at least."""
+        self.key = max((s for s in segments if isinstance(s, str)), key=len, default="")
+        """A plain piece that every matching path holds."""
+
+    def matches(self, path: Places) -> bool:
+        """Whether the whole path matches."""
+        text = path.text
+        if self.explicit is not None:
+            return text == self.explicit
+        if self.least > len(text) or self.key not in text:
+            return False
+        if len(self.segments) == 1:
+            return len(text) == self.least and path.at(self.segments[0], 0)
+        first, *middle, last = self.segments
+        end = len(text) - len(last)
+        if not path.at(first, 0) or not path.at(last, end):
+            return False
+        position = len(first)
+        for segment in middle:
+            position = path.search(segment, position)
+            if position < 0:
+                return False
+            position += len(segment)
+        return position <= end
+
+
+_Unit = str | int | None
+"""One character of a segment: itself; None for any (`?`); or a class, a bit an octet."""
+_Segment = str | tuple[_Unit, ...]
+
+_OCTETS = 257  # and one for an escaped slash, see normal.decoded
+_ALL = (1 << _OCTETS) - 1
+
+
+class Places:
+    """A path, and for each class asked about the places where it fits: bit i for character i."""
+
+    __slots__ = ("_places", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._places: dict[_Unit, int] = {}
+
+    def at(self, segment: _Segment, position: int) -> bool:
+        """Whether the segment fits at the position."""
+        if isinstance(segment, str):
+            return self.text.startswith(segment, position)
+        return all(
+            _fits(unit, self.text[place]) for place, unit in enumerate(segment, position)
+        )
+
+    def search(self, segment: _Segment, start: int) -> int:
+        """The leftmost place from `start` on where the segment fits, or -1."""
+        if isinstance(segment, str):
+            return self.text.find(segment, start)
+        room = len(self.text) - start - len(segment) + 1
+        if room <= 0:
+            return -1
+        alive = (1 << room) - 1  # bit i: it may still begin at start + i
+        for offset, unit in enumerate(segment, start):
+            if unit is not None:
+                alive &= self._where(unit) >> offset
+                if not alive:
+                    return -1
+        return start + (alive & -alive).bit_length() - 1
+
+    def _where(self, unit: _Unit) -> int:
+        bits = self._places.get(unit)
+        if bits is None:
+            fits = {ord(char): "01"[_fits(unit, char)] for char in set(self.text)}
+            bits = self._places[unit] = int(self.text[::-1].translate(fits), 2)
+        return bits
+
+
+def _fits(unit: _Unit, char: str) -> bool:
+    if unit is None:
+        return True
+    return unit == char if isinstance(unit, str) else bool(unit >> ord(char) & 1)
+
+
+def _is_plain(segment: _Segment) -> TypeGuard[str]:
+    return isinstance(segment, str)
+
+
+def _segments(value: str) -> tuple[_Segment, ...]:
+    """The pattern cut at its unescaped stars; a segment without specials is a str."""
+    if "?" not in value and "[" not in value and "\\" not in value:
+        return tuple(squeeze(value).split("*"))
+    segments: list[list[_Unit]] = [[]]
+    closed = True  # false once a bracket was found open to the end: so are all behind it
+    i = 0
+    while i < len(value):
+        char = value[i]
+        i += 1
+        if char == "*":
+            segments.append([])
+        elif char == "?":
+            segments[-1].append(None)
+        elif char == "\\" and i < len(value):
+            segments[-1].append(value[i])
+            i += 1
+        elif char == "[" and closed:
+            unit, i = _bracket(value, i)
+            closed = unit is not None
+            segments[-1].append("[" if unit is None else unit)
+        else:
+            segments[-1].append(char)
+    first, *middle, last = segments if len(segments) > 1 else (segments[0], [])
+    kept = [first, *(segment for segment in middle if segment), last]
+    return tuple(map(_segment, kept if len(segments) > 1 else kept[:1]))
+
+
+def _segment(units: list[_Unit]) -> _Segment:
+    chars = [unit for unit in units if isinstance(unit, str)]
+    return "".join(chars) if len(chars) == len(units) else tuple(units)
+
+
+def _bracket(value: str, start: int) -> tuple[int | None, int]:
+    """A class beginning behind its `[`, and where it ends; None for an unclosed one (V2-17)."""
+    i = start
+    negated = value[i : i + 1] in {"!", "^"}
+    i += negated
+    first = i
+    ranges: set[tuple[str, str]] = set()
+    while i < len(value) and (value[i] != "]" or i == first):
+        if value[i] == "\\" and i + 1 < len(value):
+            i += 1
+        low = high = value[i]
+        if value[i + 1 : i + 2] == "-" and value[i + 2 : i + 3] not in {"", "]"}:
+            high = value[i + 2]
+            i += 2
+        ranges.add((low, high))
+        i += 1
+    if i >= len(value):
+        return None, start
+    bits = 0
+    for low, high in ranges:
+        if low <= high:
+            bits |= (2 << ord(high)) - (1 << ord(low))
+    return (_ALL ^ bits if negated else bits), i + 1

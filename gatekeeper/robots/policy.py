@@ -1,0 +1,354 @@
+"""`Policy`: a RobotsTxt as it reads for one agent. It decides, and says why."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from gatekeeper import urls
+from gatekeeper.robots import lines, normal, signals, timing
+from gatekeeper.robots.agents import product_token
+from gatekeeper.robots.dialects import Reading, choose
+from gatekeeper.robots.model import Candidate, Dialect, Match, Rule
+from gatekeeper.robots.ordered import PrefixesInOrder
+from gatekeeper.robots.patterns import squeeze, wild_match
+from gatekeeper.robots.rulesets import ROBOTS_TXT, rules_in
+
+if TYPE_CHECKING:
+    from gatekeeper.robots.parser import RobotsTxt
+
+__all__ = ["Conflicts", "Policy", "V2Semantics"]
+
+Conflicts = Literal["strict", "declared"]
+V2Semantics = Literal["order", "precedence"]
+
+_BIG = 65_536
+"""Octets of rules from which their places are looked up at once, not with the first answer."""
+_MAX_RULES = 256
+"""Rule objects that a policy keeps; beyond, it forgets them and makes them anew."""
+
+
+class _Wishes(NamedTuple):
+    """What the rule set says beside Allow and Disallow (DIA-08)."""
+
+    crawl_delay: float | None
+    request_rates: tuple[timing.RequestRate, ...]
+    visit_times: tuple[timing.Window, ...]
+    comments: tuple[str, ...]
+    content_usage: tuple[tuple[str, dict[str, str]], ...]
+    content_signal: dict[str, str]
+
+
+class Policy:
+    """What a robots.txt asks of one agent. Immutable, hashable, picklable, safe to share.
+
+    Made by `RobotsTxt.policy`. Where a rule set declares a dialect other than RFC 9309 and
+    `conflicts` is `strict`, a URL is allowed only if both readings allow it (DIA-03).
+    """
+
+    __slots__ = (
+        "_offsets",
+        "_readings",
+        "_rules",
+        "_wishes",
+        "agent",
+        "allows_path",
+        "conflicts",
+        "dialect",
+        "inherit_crawl_delay",
+        "robots",
+        "v2_semantics",
+    )
+
+    robots: RobotsTxt
+    """The file."""
+    agent: str
+    """The product token that rule sets were chosen by."""
+    dialect: Dialect
+    """The one that the chosen rule set declares, or that was forced."""
+    allows_path: Callable[[str], bool]
+    """Whether a path with its query, as `urls.split` gives it, may be fetched. The hot one."""
+
+    def __init__(
+        self,
+        robots: RobotsTxt,
+        user_agent: str,
+        *,
+        conflicts: Conflicts = "strict",
+        v2_semantics: V2Semantics = "order",
+        inherit_crawl_delay: bool = False,
+    ) -> None:
+        if conflicts not in {"strict", "declared"}:
+            raise ValueError(f'conflicts is "strict" or "declared", not {conflicts!r}')
+        if v2_semantics not in {"order", "precedence"}:
+            raise ValueError(f'v2_semantics is "order" or "precedence", not {v2_semantics!r}')
+        self.robots = robots
+        self.agent = product_token(user_agent)
+        self.conflicts = conflicts
+        self.v2_semantics = v2_semantics
+        self.inherit_crawl_delay = inherit_crawl_delay
+        source = robots.source(precedence=v2_semantics == "precedence")
+        readings = choose(source, self.agent.lower())
+        if conflicts == "declared":
+            readings = readings[:1]
+        self._readings = readings
+        self.dialect = readings[0].dialect
+        self.allows_path = (
+            readings[0].rules.allows if len(readings) == 1 else _strictest(readings)
+        )
+        self._wishes: _Wishes | None = None
+        self._rules: dict[tuple[int, int], Rule] | None = None
+        self._offsets: list[array[int]] | None = None
+        if sum(high - low for low, high in readings[0].spans) > _BIG:
+            self._places()
+
+    def allowed(self, url: str) -> bool:
+        """Whether the URL may be fetched.
+
+        `url` is absolute, or a path with its query; its host is not looked at. Raises
+        InvalidURL for text that is neither.
+        """
+        origin, path = _split(url)
+        if self.dialect is Dialect.R1994:
+            return self._match(path, origin).allowed
+        return self.allows_path(path)
+
+    def match(self, url: str) -> Match:
+        """The answer with its reason: the deciding rule and its line. Raises as `allowed`."""
+        origin, path = _split(url)
+        return self._match(path, origin)
+
+    def match_path(self, path: str) -> Match:
+        """The same for a path with its query, as `urls.split` gives it."""
+        return self._match(path, "")
+
+    def _match(self, path: str, origin: str) -> Match:
+        readings = self._readings
+        code, by = _decide(readings[0], path, origin), 0
+        conflict = False
+        for place in range(1, len(readings)):
+            other = _decide(readings[place], path, origin)
+            if (code ^ other) & 1:
+                conflict = True
+                if code & 1:  # the stricter one decides
+                    code, by = other, place
+        if path == ROBOTS_TXT:  # RFC-20, R96-16, V2-34
+            return Match(True, None, self.dialect, False, path, self)
+        rule = self._rule(by, code >> 1) if code >= 0 else None
+        return Match(code & 1 == 1, rule, self.dialect, conflict, path, self)
+
+    def candidates(self, path: str) -> tuple[Candidate, ...]:
+        """Every rule that matches the path, the deciding one first, with its octets."""
+        found: dict[int, Candidate] = {}
+        readings = list(enumerate(self._readings))
+        # The reading that decides speaks first: with `strict` one that denies (DIA-03).
+        readings.sort(key=lambda each: each[1].rules.decide(path) & 1)
+        for place, reading in readings:
+            v2 = reading.dialect is Dialect.V2
+            rules = rules_in(self.robots.lines, reading.spans, v2=v2)
+            for number, length in reading.rules.matching(path, rules):
+                offset = self._places()[place][number]
+                if offset not in found:
+                    rule = self._rule(place, number)
+                    found[offset] = Candidate(rule.line, rule.field, rule.value, rule.text, length)
+        return tuple(found.values())
+
+    def _rule(self, place: int, number: int) -> Rule:
+        known = self._rules
+        if known is None or len(known) >= _MAX_RULES:
+            known = self._rules = {}
+        rule = known.get((place, number))
+        if rule is None:
+            offset = self._places()[place][number]
+            v2 = self._readings[place].dialect is Dialect.V2
+            rule = known[place, number] = lines.rule_at(self.robots.lines, offset, v2=v2)
+        return rule
+
+    def _places(self) -> list[array[int]]:
+        """Where each rule of each reading stands in the text."""
+        if self._offsets is None:
+            self._offsets = [
+                lines.rule_offsets(self.robots.lines, reading.spans) for reading in self._readings
+            ]
+        return self._offsets
+
+    @property
+    def crawl_delay(self) -> float | None:
+        """Seconds by Crawl-delay; of several the largest (VND-01)."""
+        return self._said().crawl_delay
+
+    @property
+    def request_rates(self) -> tuple[timing.RequestRate, ...]:
+        """Every Request-rate that can be used, in file order."""
+        return self._said().request_rates
+
+    @property
+    def visit_times(self) -> tuple[timing.Window, ...]:
+        """The windows in which visits are welcome; none means any time (V2-24)."""
+        return self._said().visit_times
+
+    @property
+    def timed(self) -> bool:
+        """A verdict depends on the time of day: there is a Visit-time."""
+        return bool(self._said().visit_times)
+
+    @property
+    def comments(self) -> tuple[str, ...]:
+        """What the site tells the people behind the robot (V2-32)."""
+        return self._said().comments
+
+    @property
+    def content_signal(self) -> dict[str, str]:
+        """What the Content-Signal lines of the rule set say (SIG-12)."""
+        return dict(self._said().content_signal)
+
+    def content_usage(self, url: str) -> dict[str, str] | None:
+        """Preferences for the URL by the longest Content-Usage (SIG-05); None if it is denied.
+
+        A category that is missing is unknown. Raises InvalidURL as `allowed` does.
+        """
+        if not self.allowed(url):
+            return None  # SIG-06
+        path = normal.rfc_path(_split(url)[1])
+        best, views = -1, []
+        for pattern, view in self._said().content_usage:
+            if len(pattern) >= best and (not pattern or wild_match(squeeze(pattern), path)):
+                views = [*views, view] if len(pattern) == best else [view]
+                best = len(pattern)
+        return signals.combine_usage(views)  # SIG-07
+
+    def may_visit(self, at: datetime) -> bool:
+        """Whether a visit is welcome at that moment. Raises ValueError for a naive one."""
+        return timing.may_visit(self.visit_times, at)
+
+    def next_visit(self, at: datetime) -> datetime:
+        """The first moment from `at` on at which a visit is welcome, in UTC."""
+        return timing.next_visit(self.visit_times, at)
+
+    def interval(self, at: datetime, took: float | None = None) -> float | None:
+        """Seconds between two requests that the text asks for at that moment, or None.
+
+        `took`: seconds that the last retrieval took. Only a rule set of the 2.0 draft has a
+        rule of thumb for a file that names no rate (V2-31).
+        """
+        said = self._said()
+        thumb = Dialect.V2 in {self.dialect, self.robots.forced}
+        return timing.effective_interval(
+            said.crawl_delay, said.request_rates, rule_of_thumb=thumb, at=at, took=took
+        )
+
+    @property
+    def interval_source(self) -> str:
+        """What `interval` goes by, for people; empty where the text says nothing."""
+        said = self._said()
+        names = ["Crawl-delay"] if said.crawl_delay is not None else []
+        names += ["Request-rate"] if said.request_rates else []
+        if not names and Dialect.V2 in {self.dialect, self.robots.forced}:
+            return "the rule of thumb"
+        return " and ".join(names)
+
+    def _said(self) -> _Wishes:
+        if self._wishes is None:
+            self._wishes = self._listen()
+        return self._wishes
+
+    def _listen(self) -> _Wishes:
+        said = {field: list(self._values(field)) for field in _WISHES}
+        if self.inherit_crawl_delay and not said["crawl-delay"]:  # VND-09
+            everybody = choose(self.robots.source(precedence=False), "*")[0]
+            said["crawl-delay"] = list(
+                lines.values_in(self.robots.lines, everybody.spans, "crawl-delay")
+            )
+        delays = map(timing.parse_crawl_delay, said["crawl-delay"])
+        rates = map(timing.parse_request_rate, said["request-rate"])
+        windows = map(timing.parse_visit_time, said["visit-time"])
+        usage = (signals.parse_content_usage(value) for value in said["content-usage"])
+        return _Wishes(
+            crawl_delay=max((delay for delay in delays if delay is not None), default=None),
+            request_rates=tuple(rate for rate in rates if rate),
+            visit_times=tuple(window for window in windows if window),
+            comments=tuple(map(lines.shown, said["comment"])),
+            content_usage=tuple((normal.rfc_pattern(path), view) for path, view in usage),
+            content_signal=signals.combine_signals(
+                map(signals.parse_content_signal, said["content-signal"])
+            ),
+        )
+
+    def _values(self, field: str) -> Iterator[str]:
+        """What the rule set says of a field: the first reading that says something does."""
+        for reading in self._readings:
+            found = lines.values_in(self.robots.lines, reading.spans, field)
+            if found:
+                return iter(found)
+        return iter(())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Policy) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restore, self._key()
+
+    def __repr__(self) -> str:
+        return f"<Policy for {self.agent!r} by {self.dialect} of {self.robots!r}>"
+
+    def _key(self) -> tuple[RobotsTxt, str, Conflicts, V2Semantics, bool]:
+        return (
+            self.robots,
+            self.agent,
+            self.conflicts,
+            self.v2_semantics,
+            self.inherit_crawl_delay,
+        )
+
+
+_WISHES = (
+    "crawl-delay",
+    "request-rate",
+    "visit-time",
+    "comment",
+    "content-usage",
+    "content-signal",
+)
+
+
+def _restore(
+    robots: RobotsTxt, agent: str, conflicts: Conflicts, semantics: V2Semantics, inherit: bool
+) -> Policy:
+    return Policy(
+        robots,
+        agent,
+        conflicts=conflicts,
+        v2_semantics=semantics,
+        inherit_crawl_delay=inherit,
+    )
+
+
+def _strictest(readings: tuple[Reading, ...]) -> Callable[[str], bool]:
+    """Allowed by all. A closure, for a bound method would keep the policy alive by itself."""
+    asked = tuple(reading.rules.allows for reading in readings)
+
+    def allows(path: str) -> bool:
+        return all(allow(path) for allow in asked)
+
+    return allows
+
+
+def _decide(reading: Reading, path: str, origin: str) -> int:
+    rules = reading.rules
+    if isinstance(rules, PrefixesInOrder):
+        return rules.decide(path, origin)  # R94-26 looks at the origin
+    return rules.decide(path)
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Origin, if there is one, and path with query. A path alone is read as in a URL."""
+    if url[:1] != "/":
+        return urls.split(url)
+    if "#" in url or "/." in url:
+        return "", urls.split("http://localhost" + url)[1]
+    return "", url
