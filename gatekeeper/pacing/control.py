@@ -1,0 +1,102 @@
+"""The operator's hand on the scheduler, and looking at it."""
+
+from __future__ import annotations
+
+from gatekeeper.pacing.explain import ClockView, explain
+from gatekeeper.pacing.ledger import INF, Scope
+from gatekeeper.pacing.shell import Shell
+
+__all__ = ["Controls"]
+
+
+class Controls(Shell):
+    """Pause, block, override, freeze; why, due_at, blocked."""
+
+    # --- the operator's hand ------------------------------------------------------------
+
+    def pause(self, host: str) -> None:
+        """No turn of the host until `resume`; outlives a restart."""
+        self._change(host, paused=True)
+
+    def resume(self, host: str) -> None:
+        """Turns again."""
+        self._change(host, paused=False)
+
+    def _change(self, host: str, *, paused: bool) -> None:
+        scope = self._books.host(host)
+        scope.past().paused = paused
+        self._changed(scope)
+
+    def block(self, host: str, until_wall: float, reason: str = "operator") -> None:
+        """No turn before `until_wall` (wall seconds); a moment in the past lifts any block."""
+        scope = self._books.host(host)
+        now = self._clock.monotonic()
+        until = now + (until_wall - self._clock.wall())
+        if until > now:
+            scope.past().block(until, reason)
+            if self._remote is not None:
+                self._remote.push(scope, until, reason)
+        elif scope.history is not None:
+            scope.history.unblock()
+        self._changed(scope)
+
+    def set_override(
+        self, host: str, *, interval: float | None = None, concurrency: int | None = None
+    ) -> None:
+        """The operator's word about one host from now on; both None take it back."""
+        scope = self._books.host(host)
+        scope.settings = self._rules.override(host, interval, concurrency)
+        scope.interval = None
+        self._books.interval(scope, scope.wish, self._clock.monotonic())
+        self._changed(scope)
+
+    def _changed(self, scope: Scope) -> None:
+        now = self._clock.monotonic()
+        try:
+            if self._promises is not None:
+                self._promises.promise(scope, now)
+        finally:
+            self._turns.requeue(scope, now)
+            self._turns.run(now)
+
+    def freeze(self) -> None:
+        """The fault is ours: grant nothing, record no failure against any host."""
+        self._books.frozen = self._turns.halted = True
+
+    def thaw(self) -> None:
+        """Go on."""
+        self._books.frozen = False
+        self._turns.halted = not self._open
+        self._turns.run(self._clock.monotonic())
+
+    # --- looking ------------------------------------------------------------------------
+
+    def why(self, host: str) -> tuple[ClockView, ...]:
+        """Every clock of the host, each with where it came from; empty for an unknown one."""
+        scope = self._books.scopes.get(host)
+        return () if scope is None else explain(scope, self._clock)
+
+    def due_at(self, host: str) -> float:
+        """Monotonic moment before which no turn can be had; inf: not before an event."""
+        scope = self._books.scopes.get(host)
+        if scope is None:
+            return -INF
+        return max(scope.due_at(), *(other.due_at() for other in scope.shared), -INF)
+
+    def blocked(self, host: str) -> tuple[float, str] | None:
+        """Until when (wall seconds) and why a host is blocked; None if it is not."""
+        scope = self._books.scopes.get(host)
+        now = self._clock.monotonic()
+        if scope is None or scope.history is None or scope.history.blocked_until <= now:
+            return None
+        history = scope.history
+        return self._clock.wall() + history.blocked_until - now, history.reason
+
+    def paused(self, host: str) -> bool:
+        """Did the operator pause the host?"""
+        scope = self._books.scopes.get(host)
+        return scope is not None and scope.history is not None and scope.history.paused
+
+    def hosts(self) -> tuple[str, ...]:
+        """Every scope held in memory, by name."""
+        return tuple(self._books.scopes)

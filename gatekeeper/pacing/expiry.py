@@ -1,0 +1,64 @@
+"""The open leases, in the order of their ends."""
+
+from __future__ import annotations
+
+import heapq
+
+from gatekeeper.pacing.leases import Grant
+from gatekeeper.pacing.ledger import INF
+
+__all__ = ["OpenLeases"]
+
+
+class OpenLeases:
+    """Leases with the usual lifetime end in the order of their grants, and a dictionary
+    keeps that; those with a lifetime of their own stand in a heap, swept of ended ones.
+    """
+
+    __slots__ = ("_alone", "_alone_open", "_order", "usual")
+
+    def __init__(self) -> None:
+        self.usual: dict[Grant, None] = {}
+        self._alone: list[tuple[float, int, Grant]] = []
+        self._alone_open = 0
+        self._order = 0
+
+    def __len__(self) -> int:
+        return len(self.usual) + self._alone_open
+
+    def add_alone(self, grant: Grant) -> None:
+        """A lease with a lifetime of its own."""
+        self._order += 1
+        self._alone_open += 1
+        heapq.heappush(self._alone, (grant.expires_at, self._order, grant))
+        if len(self._alone) > 2 * self._alone_open + 64:
+            self._alone = [entry for entry in self._alone if self._counts(entry)]
+            heapq.heapify(self._alone)
+
+    def remove(self, grant: Grant) -> None:
+        """It ended, or gets a new end."""
+        if self.usual.pop(grant, self) is self:
+            self._alone_open -= 1
+
+    def over(self, now: float) -> list[Grant]:
+        """Those whose time is over."""
+        found = []
+        for grant in self.usual:
+            if grant.expires_at > now:
+                break
+            found.append(grant)
+        while self._alone and (self._alone[0][0] <= now or not self._counts(self._alone[0])):
+            entry = heapq.heappop(self._alone)
+            if self._counts(entry):
+                found.append(entry[2])
+        return found
+
+    def next(self) -> float:
+        """The moment of the next end, inf if no lease is open."""
+        first = next(iter(self.usual), None)
+        usual = INF if first is None else first.expires_at
+        return min(usual, self._alone[0][0]) if self._alone else usual
+
+    @staticmethod
+    def _counts(entry: tuple[float, int, Grant]) -> bool:
+        return entry[2].open and entry[0] == entry[2].expires_at

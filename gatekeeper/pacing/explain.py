@@ -1,0 +1,96 @@
+"""Every clock of a host, each with where it came from."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from gatekeeper.clock import Clock, utc
+from gatekeeper.pacing.ledger import INF, Scope
+
+__all__ = ["ClockView", "explain"]
+
+
+class ClockView(msgspec.Struct, frozen=True):
+    """One reason why a scope has to wait, or would.
+
+    `kind`: interval, next, block, pause, probe, back-off or in_flight. `str(view)` is a
+    line for people.
+    """
+
+    scope: str
+    kind: str
+    source: str
+    """Where it comes from, such as "crawl-delay 10 s from robots.txt line 7"."""
+    seconds: float | None = None
+    """Of an interval: its length. Of a clock that runs: what is left of it."""
+    until: datetime | None = None
+    """When it ends (aware, UTC); None where an event ends it."""
+    decides: bool = False
+    """Among the intervals: the one in force."""
+    clamped: bool = False
+    """The operator's cap made the site's wish shorter."""
+
+    def __str__(self) -> str:
+        text = f"{self.scope}: {self.kind}: {self.source}"
+        if self.until is not None:
+            text += f" (until {self.until:%Y-%m-%dT%H:%M:%SZ})"
+        return text
+
+
+def explain(scope: Scope, clock: Clock) -> tuple[ClockView, ...]:
+    """What holds a host's scope and those it shares, and what would."""
+    views: list[ClockView] = []
+    for one in (scope, *scope.shared):
+        views.extend(_clocks(one, clock))
+    return tuple(views)
+
+
+def _clocks(scope: Scope, clock: Clock) -> list[ClockView]:
+    now, wall = clock.monotonic(), clock.wall()
+    views: list[ClockView] = []
+
+    def add(kind: str, source: str, until: float | None = None) -> None:
+        left = None if until is None else until - now
+        at = None if left is None else utc(wall + left)
+        views.append(ClockView(scope.name, kind, source, left, at))
+
+    due = scope.basis + scope.gap
+    if now < due < INF:
+        why = scope.interval.source if scope.interval is not None else "clock of an earlier run"
+        if scope.interval is None and scope.settings.default_source.endswith(" interval"):
+            why = f"{scope.settings.default_source} {scope.gap:g} s"
+        add("next", why, due)
+    views.extend(_intervals(scope))
+    if scope.in_flight:
+        waits = f", {scope.unheaded} before the head of the response" if scope.unheaded else ""
+        add("in_flight", f"busy x{scope.in_flight}{waits}")
+    if (history := scope.history) is not None:
+        if history.blocked_until > now:
+            add("block", history.reason, history.blocked_until)
+        if history.paused:
+            add("pause", "operator")
+        if history.failures:
+            since = utc(wall + history.failed_at - now)
+            add("back-off", f"{history.failures} blocks in a row, the last at {since:%H:%M:%S}")
+        if history.probing:
+            add("probe", "after a block: one request at a time until one succeeds")
+    return views
+
+
+def _intervals(scope: Scope) -> list[ClockView]:
+    found = scope.interval
+    if found is None:
+        return []
+    return [
+        ClockView(
+            scope.name,
+            "interval",
+            source,
+            seconds,
+            decides=source == found.source,
+            clamped=found.clamped,
+        )
+        for seconds, source in found.parts
+    ]

@@ -1,0 +1,133 @@
+"""Promises that outlive the process: scopes to `ClockRecord`s and back.
+
+Inside, every moment is monotonic; on disk it is wall time. The two meet here alone: when
+a record is made, and when it is read at the start. Should the wall clock jump in between,
+what was written is written anew.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gatekeeper.clock import Clock
+from gatekeeper.pacing.books import DURABLE, Books
+from gatekeeper.pacing.ledger import INF, Scope
+from gatekeeper.storage.base import ClockRecord, Storage
+
+__all__ = ["Promises"]
+
+RUNNING = "gatekeeper:running"
+"""A record that is there while a scheduler runs; found at the start, it tells of a crash."""
+_OPEN = re.compile(r"in flight, interval ([0-9.e+]+)(?:; (.*))?\Z", re.DOTALL)
+_JUMP = 1.0
+"""Seconds by which the wall clock must have moved against the monotonic one to be a jump."""
+_SHARED = ("domain:", "address:", "group:")
+
+
+class Promises:
+    """Keeps clocks and blocks in a `Storage`."""
+
+    def __init__(self, storage: Storage, clock: Clock, books: Books) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._books = books
+        self._offset = clock.wall() - clock.monotonic()
+        self.made = 0
+        """Records made durable since the start."""
+
+    async def load(self) -> None:
+        """Read every clock kept; after a crash, count what was in flight as just used."""
+        records = await self._storage.load_clocks()
+        now = self._clock.monotonic()
+        if any(record.scope == RUNNING for record in records):
+            self._books.floor_until = now + DURABLE
+        for record in records:
+            if record.scope != RUNNING:
+                self.restore(record, now)
+        self._storage.promise(ClockRecord(scope=RUNNING, next_at=self._clock.wall(), paused=True))
+
+    def restore(self, record: ClockRecord, now: float) -> Scope:
+        """The scope that a record describes."""
+        books = self._books
+        shared = record.scope.startswith(_SHARED)
+        scope = books.shared(record.scope) if shared else books.host(record.scope)
+        shift = now - self._clock.wall()
+        ahead = max(0.0, record.next_at + shift - now)
+        reason = record.block_reason
+        if (found := _OPEN.match(reason)) is not None:
+            # Open at a crash: the request may have left at the last moment.
+            reason = found[2] or ""
+            scope.basis, scope.gap = now, max(ahead, float(found[1]))
+        elif ahead > 0:
+            scope.not_before(now + ahead)
+        blocked = record.blocked_until + shift
+        if blocked > now or record.failures or record.safe_interval or record.paused:
+            history = scope.past()
+            if blocked > now:
+                history.block(blocked, reason)
+            history.failures = record.failures
+            history.probing = record.failures > 0
+            history.failed_at = record.last_failure_at + shift if record.failures else -INF
+            history.safe = history.drew = record.safe_interval
+            history.paused = record.paused
+        return scope
+
+    def record(self, scope: Scope, now: float) -> ClockRecord:
+        """The scope as it is kept."""
+        shift = self._clock.wall() - now
+        clock = scope.basis + scope.gap
+        next_at = clock + shift if clock > -INF else 0.0
+        history = scope.history
+        opened = f"in flight, interval {scope.gap:g}" if scope.unheaded else ""
+        if history is None:
+            return ClockRecord(scope=scope.name, next_at=next_at, block_reason=opened)
+        blocked = history.blocked_until > now
+        reason = history.reason if blocked else ""
+        return ClockRecord(
+            scope=scope.name,
+            next_at=next_at,
+            blocked_until=history.blocked_until + shift if blocked else 0.0,
+            block_reason="; ".join(part for part in (opened, reason) if part),
+            failures=history.failures,
+            last_failure_at=history.failed_at + shift if history.failures else 0.0,
+            safe_interval=history.safe,
+            paused=history.paused,
+        )
+
+    def promise(self, scope: Scope, now: float) -> None:
+        """Durable before this returns."""
+        self.check_wall(now)
+        self.made += 1
+        self._storage.promise(self.record(scope, now))
+
+    def keep(self, scope: Scope, now: float) -> None:
+        """Kept in the storage's next batch."""
+        self._storage.put_clock(self.record(scope, now))
+
+    def check_wall(self, now: float) -> None:
+        """If the wall clock jumped, what was written means something else: write it anew."""
+        offset = self._clock.wall() - now
+        if abs(offset - self._offset) <= _JUMP:
+            return
+        self._offset = offset
+        for scope in self._books.scopes.values():
+            if self._owed(scope, now):
+                self.made += 1
+                self._storage.promise(self.record(scope, now))
+
+    def _owed(self, scope: Scope, now: float) -> bool:
+        history = scope.history
+        return (
+            (bool(scope.unheaded) and scope.gap > DURABLE)
+            or scope.basis + scope.gap > now + DURABLE
+            or (history is not None and history.owes(now, self._books.pacing))
+        )
+
+    async def close(self) -> None:
+        """Keep whatever is owed to anybody, and say that this was no crash."""
+        now = self._clock.monotonic()
+        for scope in self._books.scopes.values():
+            if scope.clock_at() > now or scope.unheaded or self._owed(scope, now):
+                self.keep(scope, now)
+        self._storage.forget_clock(RUNNING)
+        await self._storage.flush()

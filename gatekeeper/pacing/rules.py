@@ -1,0 +1,172 @@
+"""The operator's word about hosts, compiled: which settings and which shared clocks.
+
+The most specific `[[host]]` wins: the name itself, then the longest `*.suffix`, then `*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gatekeeper.config import Config, HostRule, PacingConfig
+from gatekeeper.errors import ConfigError
+from gatekeeper.pacing.intervals import Settings
+
+__all__ = ["UNLIMITED", "HostRules", "Rules", "registered_domain_of"]
+
+UNLIMITED = 1 << 60
+
+
+class HostRules:
+    """`[[host]]` entries, looked up by host name.
+
+    >>> HostRules([HostRule(match="*.example.org", interval=5.0)]).find("a.example.org").interval
+    5.0
+    """
+
+    def __init__(self, rules: Iterable[HostRule]) -> None:
+        self._exact: dict[str, HostRule] = {}
+        self._suffix: dict[str, HostRule] = {}
+        self._any: HostRule | None = None
+        for rule in rules:
+            match = rule.match.lower().rstrip(".")
+            if match == "*":
+                self._any = self._any or rule
+            elif match.startswith("*."):
+                self._suffix.setdefault(match[2:], rule)
+            else:
+                self._exact.setdefault(match, rule)
+
+    def find(self, host: str) -> HostRule | None:
+        """The entry that speaks about this host, or None."""
+        if (rule := self._exact.get(host)) is not None:
+            return rule
+        if self._suffix:
+            rest = host
+            while (dot := rest.find(".")) >= 0:
+                rest = rest[dot + 1 :]
+                if (rule := self._suffix.get(rest)) is not None:
+                    return rule
+        return self._any
+
+
+class Rules:
+    """Settings of every scope: from the configuration, and overrides at run time."""
+
+    def __init__(self, config: Config) -> None:
+        self.pacing: PacingConfig = config.pacing
+        self._hosts = HostRules(config.host)
+        self._kept: dict[HostRule | None, Settings] = {}
+        self._overrides: dict[str, HostRule] = {}
+        self._groups = {group.name: group for group in config.group}
+        self._shared: dict[str, Settings] = {}
+        pacing = config.pacing
+        self._domain_of: Callable[[str], str | None] | None = None
+        if pacing.domain_interval is not None:
+            self._domain_of = registered_domain_of()
+        for rule in config.host:
+            if rule.group is not None and rule.group not in self._groups:
+                raise ConfigError(
+                    f"[[host]] match={rule.match!r}: no [[group]] named {rule.group!r}; add one"
+                )
+
+    @property
+    def plain(self) -> bool:
+        """Every host has its own clock and no other."""
+        return self._domain_of is None and not self._groups
+
+    def for_host(self, host: str) -> Settings:
+        """The settings of a host's own scope; one object for all hosts of a rule."""
+        rule = self._overrides.get(host) or self._hosts.find(host)
+        settings = self._kept.get(rule)
+        if settings is None:
+            settings = self._kept[rule] = self._settings(rule)
+        return settings
+
+    def _settings(self, rule: HostRule | None) -> Settings:
+        pacing = self.pacing
+        limit = pacing.concurrency
+        if rule is not None and rule.concurrency is not None:
+            limit = rule.concurrency
+        return Settings(
+            default=pacing.default_interval,
+            default_source="robots.txt gives no rate: pacing.default_interval",
+            floor=pacing.min_interval,
+            cap=pacing.max_interval,
+            own=rule.interval if rule is not None else None,
+            own_source=""
+            if rule is None or rule.interval is None
+            else f"operator: {rule.interval:g} s for {rule.match}",
+            limit=limit,
+        )
+
+    def shared_names(self, host: str) -> tuple[str, ...]:
+        """The clocks that this host shares with others by configuration."""
+        names: list[str] = []
+        if self._domain_of is not None and (domain := self._domain_of(host)) is not None:
+            names.append(f"domain:{domain}")
+        rule = self._overrides.get(host) or self._hosts.find(host)
+        if rule is not None and rule.group is not None:
+            names.append(f"group:{rule.group}")
+        return tuple(names)
+
+    def for_shared(self, name: str) -> Settings:
+        """The settings of a shared scope: `domain:`, `address:`, `group:` or the caller's."""
+        kind, _, rest = name.partition(":")
+        key = name if kind == "group" else kind
+        settings = self._shared.get(key)
+        if settings is None:
+            settings = self._shared[key] = self._shared_settings(kind, rest)
+        return settings
+
+    def _shared_settings(self, kind: str, rest: str) -> Settings:
+        seconds, limit = 0.0, UNLIMITED
+        if kind == "domain":
+            seconds = self.pacing.domain_interval or 0.0
+        elif kind == "address":
+            seconds = self.pacing.address_interval or 0.0
+        elif kind == "group" and (group := self._groups.get(rest)) is not None:
+            seconds = group.interval
+            limit = group.concurrency or UNLIMITED
+        return Settings(default=seconds, default_source=f"{kind} interval", limit=limit)
+
+    def override(self, host: str, interval: float | None, concurrency: int | None) -> Settings:
+        """Set or, with both None, clear the operator's word at run time."""
+        if interval is None and concurrency is None:
+            self._overrides.pop(host, None)
+        else:
+            base = self._hosts.find(host)
+            self._overrides[host] = HostRule(
+                match=host,
+                interval=interval if interval is not None or base is None else base.interval,
+                concurrency=concurrency
+                if concurrency is not None or base is None
+                else base.concurrency,
+                group=base.group if base is not None else None,
+            )
+        return self.for_host(host)
+
+    def overridden(self, host: str) -> bool:
+        """Was a word said about this host at run time?"""
+        return host in self._overrides
+
+
+def registered_domain_of() -> Callable[[str], str | None]:
+    """A function from host to registered domain, by the Public Suffix List.
+
+    Raises ConfigError where the extra `psl` is not installed.
+    """
+    try:
+        from publicsuffixlist import PublicSuffixList  # noqa: PLC0415 - an optional extra
+    except ImportError as error:
+        raise ConfigError(
+            "pacing.domain_interval needs the Public Suffix List: install gatekeeper[psl]"
+        ) from error
+    suffixes = PublicSuffixList()
+
+    def domain_of(host: str) -> str | None:
+        if ":" in host or host.replace(".", "").isdigit():
+            return None  # an address has no registered domain
+        found = suffixes.privatesuffix(host)
+        return str(found) if found else None
+
+    return domain_of

@@ -1,0 +1,328 @@
+"""Whose turn it is: lines, the heap of due moments, and those ready to go. No I/O.
+
+A line with a live waiter is in exactly one place: READY (in the deque), TIMED (one live
+entry in the heap), PARKED (in the deque of one shared scope), SERVING (in `_serve`), or
+HELD, and then the event it waits for requeues it: a head or end of a lease, a resume, a
+finished robots fetch, an answer of the ledger.
+
+A heap entry is only a hint, a packed integer of microseconds and a line's number: when it
+comes up the clocks are read anew. So a new delay or block never touches the heap.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from gatekeeper.pacing.ledger import INF, Reservation, Scope
+from gatekeeper.pacing.waiters import PASSED, REFETCH, Line, LineState, Waiter
+
+if TYPE_CHECKING:
+    from gatekeeper.pacing.books import Books
+    from gatekeeper.pacing.intervals import Wish
+
+__all__ = ["LATE", "Remote", "Turns"]
+
+LATE = 0.05
+"""Seconds by which a reservation may be used late; it is booked that much longer."""
+
+_ID_BITS = 24
+_ID_MASK = (1 << _ID_BITS) - 1
+MAX_LINES = _ID_MASK
+_HELD, _TIMED, _READY, _PARKED, _SERVING = LineState
+
+
+class Remote(Protocol):
+    """A ledger beyond this process, asked after the books have agreed."""
+
+    def request(self, line: Line, gaps: tuple[float, ...]) -> None:
+        """Ask for a start; the answer comes back through `Turns.answered`."""
+
+    def push(self, scope: Scope, until: float, reason: str) -> None:
+        """Tell the others: no start of this scope before that moment."""
+
+
+class Turns:
+    """Lines and the order in which they are served."""
+
+    def __init__(self, books: Books, rearm: Callable[[float], None]) -> None:
+        self.books = books
+        self.armed = INF
+        """The moment for which the shell's one timer is set."""
+        self.halted = False
+        """Nobody gets a turn: closing, or frozen for a local fault."""
+        self.waiting = 0
+        self.remote: Remote | None = None
+        self._rearm = rearm
+        self._heap: list[int] = []
+        self._lines: list[Line | None] = []
+        self._free: list[int] = []
+        self.ready: deque[Line] = deque()
+        self._running = False
+        self._exact = INF
+        """The earliest moment among hints that came up less than a microsecond early."""
+
+    # --- lines --------------------------------------------------------------------------
+
+    def join(self, scope: Scope, waiter: Waiter, now: float) -> None:
+        """Stand in the host's line. `run` must follow before anything is awaited."""
+        line = scope.line or self._new_line(scope)
+        line.add(waiter)
+        self.waiting += 1
+        if line.state is _HELD:
+            self._place(line, now)
+
+    def leave(self, scope: Scope, waiter: Waiter, now: float) -> None:
+        """Cancelled or timed out: its place goes to the next. `run` must follow."""
+        if waiter.gone:
+            return
+        waiter.gone = True
+        self.waiting -= 1
+        line = scope.line
+        if line is None:
+            return
+        if waiter.away:
+            waiter.away = False
+            line.away -= 1
+        if line.state is not _HELD and line.state is not _TIMED:
+            return  # whoever takes it out of its queue sees who is left
+        if line.first() is None:
+            self._retire(line)
+        else:
+            self._place(line, now)
+
+    def back(self, scope: Scope, waiter: Waiter, now: float) -> None:
+        """A waiter's robots.txt is here: it stands at its old place. `run` must follow."""
+        if waiter.away and scope.line is not None:
+            waiter.away = False
+            scope.line.away -= 1
+            self.requeue(scope, now)
+
+    def requeue(self, scope: Scope, now: float) -> None:
+        """Something about this scope changed: look again at who waits for it."""
+        line = scope.line
+        if line is not None and (line.state is _HELD or line.state is _TIMED):
+            self._place(line, now)
+
+    def _new_line(self, scope: Scope) -> Line:
+        if self._free:
+            number = self._free.pop()
+            line = self._lines[number] = Line(scope, number)
+        else:
+            line = Line(scope, len(self._lines))
+            self._lines.append(line)
+        scope.line = line
+        return line
+
+    def _retire(self, line: Line) -> None:
+        """Nobody stands there; no queue holds it (a stale heap entry is harmless)."""
+        line.scope.line = None
+        line.state = _HELD
+        self._lines[line.id] = None
+        self._free.append(line.id)
+
+    def _place(self, line: Line, now: float) -> None:
+        """Put a line that no queue holds where its clock says: READY, TIMED or HELD."""
+        due = line.due_at()
+        if due <= now:
+            line.state = _READY
+            self.ready.append(line)
+            return
+        if due == INF:
+            line.state = _HELD
+            return
+        micros = int(due * 1_000_000)
+        if line.state is _TIMED and line.due == micros:
+            return
+        line.state = _TIMED
+        line.due = micros
+        heapq.heappush(self._heap, micros << _ID_BITS | line.id)
+        if len(self._heap) > 2 * len(self._lines) + 1024:
+            self._sweep()
+        self.arm(due)
+
+    def arm(self, due: float) -> None:
+        """Something is due then: make sure the timer is not later."""
+        if due < self.armed:
+            self.armed = due
+            self._rearm(due)
+
+    def _sweep(self) -> None:
+        """Drop stale hints: lines that came and went before their moment."""
+        self._heap = [
+            line.due << _ID_BITS | line.id
+            for line in self._lines
+            if line is not None and line.state is _TIMED
+        ]
+        heapq.heapify(self._heap)
+
+    def next_due(self) -> float:
+        """The moment of the next hint, inf if there is none."""
+        if self._exact < INF or not self._heap:
+            return self._exact
+        return (self._heap[0] >> _ID_BITS) / 1_000_000
+
+    # --- the turn -----------------------------------------------------------------------
+
+    def run(self, now: float) -> None:
+        """Give every turn that can be had now. Callbacks may join, leave and report."""
+        if self._running:
+            return  # the loop below sees what they did
+        self._running = True
+        books = self.books
+        ready = self.ready
+        try:
+            self._collect(now)
+            while ready and not self.halted and books.in_flight < books.max_in_flight:
+                self._serve(ready.popleft(), now)
+        finally:
+            self._running = False
+
+    def _collect(self, now: float) -> None:
+        """Move lines whose moment came from the heap to the ready ones, in due order."""
+        heap = self._heap
+        micros = int(now * 1_000_000 + 0.5)
+        limit = (micros + 1) << _ID_BITS
+        early: list[int] = []
+        self._exact = INF
+        while heap and heap[0] < limit:
+            entry = heapq.heappop(heap)
+            line = self._lines[entry & _ID_MASK]
+            if line is None or line.state is not _TIMED or line.due != entry >> _ID_BITS:
+                continue
+            due = line.due_at()
+            if due > now and int(due * 1_000_000) <= micros:
+                # A hint is rounded down, a clock is not: come back at its exact moment.
+                early.append(entry)
+                self._exact = min(self._exact, due)
+                continue
+            line.state = _HELD
+            self._place(line, now)
+        for entry in early:
+            heapq.heappush(heap, entry)
+
+    def _serve(self, line: Line, now: float) -> None:
+        """Offer one turn; whatever comes of it, the line is then in its next place."""
+        line.state = _SERVING
+        if line.parked is not None:
+            self._serve_shared(line, now)
+            return
+        scope = line.scope
+        while (waiter := line.first()) is not None:
+            if line.due_at() > now:
+                self._place(line, now)
+                break
+            if scope.shared and (other := self._not_free(scope, now)) is not None:
+                self._park(line, other, now)
+                break
+            if self._offer(line, waiter, now) and line.first() is not None:
+                self._place(line, now)  # one turn at a time: others are ready as well
+                break
+        else:
+            self._retire(line)
+        for other in scope.shared:
+            if other.line is not None:
+                self.requeue(other, now)
+
+    def _offer(self, line: Line, waiter: Waiter, now: float) -> bool:
+        """Offer the turn to one waiter; True if it was taken."""
+        try:
+            wish = waiter.offer()
+            if wish == REFETCH:
+                waiter.away = True
+                line.away += 1
+                self.books.counters.refetches += 1
+                waiter.send_away()
+                return False
+            if wish == PASSED:
+                self._served(waiter)
+                return False
+            remote = self.remote
+            if remote is not None and not self._reserved(line, wish, now, remote):
+                return False
+            grant = self.books.try_take(line.scope, wish, now, waiter.url, waiter.ttl)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the waiter's
+            self.books.counters.refused += 1
+            self._served(waiter)
+            waiter.refuse(error)
+            return False
+        if grant is None:
+            return False
+        line.reservation = None
+        self._served(waiter)
+        waiter.deliver(grant)
+        return True
+
+    def _served(self, waiter: Waiter) -> None:
+        if not waiter.gone:
+            waiter.gone = True
+            self.waiting -= 1
+
+    def refuse_all(self, error: Exception) -> None:
+        """Nobody will get a turn any more."""
+        for line in self._lines:
+            for _, _, waiter in line.waiters if line is not None else ():
+                if not waiter.gone:
+                    self._served(waiter)
+                    waiter.refuse(error)
+
+    # --- shared scopes ------------------------------------------------------------------
+
+    def _not_free(self, scope: Scope, now: float) -> Scope | None:
+        for other in scope.shared:
+            if other.due_at() > now:
+                return other
+        return None
+
+    def _park(self, line: Line, other: Scope, now: float) -> None:
+        """Stand in the shared scope's own line, which wakes one at a time."""
+        theirs = other.line or self._new_line(other)
+        if theirs.parked is None:
+            theirs.parked = deque()
+        theirs.parked.append(line)
+        line.state = _PARKED
+        self.requeue(other, now)
+
+    def _serve_shared(self, line: Line, now: float) -> None:
+        """A shared scope came free: the first parked line gets its chance."""
+        parked = line.parked
+        if parked and line.scope.due_at() <= now:
+            self._serve(parked.popleft(), now)
+        if parked:
+            self._place(line, now)
+        else:
+            self._retire(line)
+
+    # --- a ledger beyond ----------------------------------------------------------------
+
+    def _reserved(self, line: Line, wish: Wish, now: float, remote: Remote) -> bool:
+        """Is there a start of the ledger to be used now? Otherwise one is asked for."""
+        held = line.reservation
+        if held is not None and held.start_at <= now <= held.start_at + LATE:
+            return True
+        # Others count from its start: used late, it would come too close to theirs.
+        line.reservation = None
+        line.reserving = True
+        own = self.books.interval(line.scope, wish, now)
+        others = (other.settings.default for other in line.scope.shared)
+        remote.request(line, (own, *others))
+        return False
+
+    def answered(self, line: Line, reservation: Reservation | None, now: float) -> None:
+        """The ledger's answer, or None to ask again. `run` must follow."""
+        line.reserving = False
+        if line.scope.line is not line:
+            return  # everybody left: the reservation is spent
+        if reservation is not None and reservation.start_at < now:
+            # A start is the asker's from the moment it learns of it.
+            reservation = reservation._replace(start_at=now)
+        line.reservation = reservation
+        self.requeue(line.scope, now)
+
+    def void_reservations(self) -> None:
+        """The ledger lost its book: what it promised before is worth nothing."""
+        for line in self._lines:
+            if line is not None:
+                line.reservation = None

@@ -1,0 +1,145 @@
+"""Who waits for a host's turn: `Waiter`, and the `Line` they stand in.
+
+A line exists only while somebody stands in it: a host nobody waits for has none.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, Literal
+
+from gatekeeper.pacing.intervals import Wish
+
+if TYPE_CHECKING:
+    from gatekeeper.pacing.leases import Grant
+    from gatekeeper.pacing.ledger import Reservation, Scope
+
+__all__ = ["PASSED", "REFETCH", "ROBOTS", "Line", "LineState", "Offer", "Waiter"]
+
+REFETCH: Final = "refetch"
+"""An admission's answer: the policy is too old to decide; give the turn to robots.txt."""
+PASSED: Final = "passed"
+"""A waiter's answer: it only wanted to know; the turn goes on to the next."""
+
+Offer = Wish | Literal["refetch", "passed"]
+
+ROBOTS = float("inf")
+"""The priority of robots.txt: before every page of its host."""
+
+_order = itertools.count()
+
+
+class Waiter:
+    """Somebody who waits for a turn of one host. The books call the four methods."""
+
+    __slots__ = ("away", "gone", "priority", "ttl", "url")
+
+    def __init__(self, url: str, priority: float = 0.0, ttl: float | None = None) -> None:
+        self.url = url
+        self.priority = priority
+        self.ttl = ttl
+        self.gone = False
+        """Served, refused, cancelled or timed out: passed over when its turn comes."""
+        self.away = False
+        """Off to fetch robots.txt, its place kept."""
+
+    def offer(self) -> Offer:
+        """It is your turn: what does the policy ask for now? May raise a refusal.
+
+        Called more than once if the turn then can't be had after all; the last call counts.
+        """
+        raise NotImplementedError
+
+    def deliver(self, grant: Grant) -> None:
+        """The turn is yours."""
+        raise NotImplementedError
+
+    def refuse(self, error: Exception) -> None:
+        """There will be no turn."""
+        raise NotImplementedError
+
+    def send_away(self) -> None:
+        """Fetch robots.txt; your place is kept until you are back."""
+        raise NotImplementedError
+
+
+class LineState(IntEnum):
+    """Where a line stands."""
+
+    HELD = 0
+    """Not before an event: a lease ends, a host is resumed, an answer comes."""
+    TIMED = 1
+    """In the heap, at a moment."""
+    READY = 2
+    """Among those that may go now, first come first served."""
+    PARKED = 3
+    """In the line of a shared scope that is not free."""
+    SERVING = 4
+    """Being offered a turn; whoever does that will place it."""
+
+
+class Line:
+    """Those who wait for one scope, the most important first, then first come first served.
+
+    The line of a host holds waiters; that of a shared scope holds parked lines of hosts.
+    """
+
+    __slots__ = (
+        "away",
+        "due",
+        "id",
+        "parked",
+        "reservation",
+        "reserving",
+        "scope",
+        "state",
+        "waiters",
+    )
+
+    def __init__(self, scope: Scope, number: int) -> None:
+        self.scope = scope
+        self.id = number
+        """The low bits of its entries in the heap."""
+        self.state = LineState.HELD
+        self.due = -1
+        """Microseconds of the one entry in the heap that counts; others are stale."""
+        self.waiters: list[tuple[float, int, Waiter]] = []
+        self.parked: deque[Line] | None = None
+        self.away = 0
+        """Waiters off to fetch robots.txt. No page goes before they are back."""
+        self.reserving = False
+        """An answer of the ledger is awaited."""
+        self.reservation: Reservation | None = None
+
+    def add(self, waiter: Waiter) -> None:
+        """Join, behind those of the same priority."""
+        heapq.heappush(self.waiters, (-waiter.priority, next(_order), waiter))
+
+    def first(self) -> Waiter | None:
+        """Who is next; those who left are dropped on the way."""
+        waiters = self.waiters
+        while waiters:
+            waiter = waiters[0][2]
+            if not waiter.gone:
+                return waiter
+            heapq.heappop(waiters)
+        return None
+
+    def due_at(self) -> float:
+        """When its first may go, as far as this scope alone can tell; inf: after an event."""
+        if self.reserving:
+            return _INF
+        if self.away:
+            first = self.first()
+            if first is None or first.priority != ROBOTS:
+                return _INF  # the turn belongs to the robots fetch
+        due = self.scope.due_at()
+        if self.reservation is not None and self.reservation.start_at > due:
+            return self.reservation.start_at
+        return due
+
+
+_INF = float("inf")
