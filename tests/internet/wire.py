@@ -10,7 +10,7 @@ import asyncio
 import socket
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from multidict import CIMultiDict
 
@@ -130,8 +130,8 @@ class Wire(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # cast, not assert: uvloop's transports are no subclasses of asyncio's
+        self._transport = cast("asyncio.Transport", transport)
         self._net.activity += 1
         address, port, tls = self._place
         number = len(self._net.connections)
