@@ -105,14 +105,14 @@ class LongestMatch:
         values = [value.rstrip(" \t") for _, value in found]
         joined = "".join(values)
         odd = not normal.is_plain(joined)
-        special = "*" in joined or "$" in joined
+        special, query = "*" in joined or "$" in joined, "?" in joined
         self._escapes = self._twofold = False
         prefixes: dict[str, int] = {"": _NO_RULE}
         exact: dict[str, int] = {}
         wild: dict[str, int] = {}
         for number, ((dis, _), value) in enumerate(zip(found, values, strict=True)):
-            if odd:
-                value = self._normal(value)  # noqa: PLW2901
+            if odd or (query and "?" in value):
+                value = self._normal(value, odd=odd)  # noqa: PLW2901
             if value[:1] != "/" and value[:1] != "*":
                 continue  # an empty pattern has no effect (RFC-21), any other is none (RFC-32)
             entry = len(value) << 33 | _NUMBER - number
@@ -134,10 +134,11 @@ class LongestMatch:
         self._link(prefixes)
         self._sow(wild)
 
-    def _normal(self, value: str) -> str:
-        value = normal.rfc_pattern(value)
-        if "%" in value:
-            self._escapes = True
+    def _normal(self, value: str, *, odd: bool) -> str:
+        if odd:
+            value = normal.rfc_pattern(value)
+            if "%" in value:
+                self._escapes = True
         mark = value.find("?")
         if mark >= 0 and any(piece in value[mark:] for piece in (":", "/", "%3A", "%2F")):
             self._twofold = True
