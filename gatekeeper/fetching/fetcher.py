@@ -188,7 +188,8 @@ class _Journey:
         scheme = _SCHEME.match(reference)
         if scheme is not None and scheme[0].lower() not in {"http:", "https:"}:
             return None
-        target = join(self._target, reference)
+        # An absolute one must stand by itself: `http:` without a host is no URL.
+        target = join(self._target, reference) if scheme is None else parse(reference)
         if target.userinfo:  # DESIGN section 8: refused, and never sent
             return None
         if self._fetcher._refuse is not None and self._fetcher._refuse(target.url) is not None:

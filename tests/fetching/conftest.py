@@ -1,0 +1,87 @@
+"""What the tests of this room share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import Config
+from gatekeeper.fetching.fetcher import Fetcher
+from gatekeeper.fetching.guard import Guard, guarded_connector
+from gatekeeper.fetching.retrieval import Retrieval, Validators
+from tests.internet import FakeInternet
+
+
+class Asker:
+    """Fetches from the fake internet under virtual time, past a guard that lets it."""
+
+    def __init__(self, net: FakeInternet) -> None:
+        self.net = net
+        self.turns: list[tuple[str, str]] = []
+        """("take" | "give", url), in order."""
+        self.reports: list[tuple[str, int | None, float | None]] = []
+        self.known: Callable[[str], Retrieval | None] | None = None
+
+    @asynccontextmanager
+    async def take_turn(self, url: str) -> AsyncIterator[Any]:
+        self.turns.append(("take", url))
+        asker = self
+
+        class Turn:
+            def report(
+                self,
+                *,
+                status: int | None = None,
+                elapsed: float | None = None,
+                retry_after: float | None = None,
+            ) -> None:
+                asker.reports.append((url, status, retry_after))
+
+        try:
+            yield Turn()
+        finally:
+            self.turns.append(("give", url))
+
+    async def __call__(
+        self,
+        origin: str,
+        validators: Validators | None = None,
+        *,
+        session: dict[str, Any] | None = None,
+        limit: float = 86_400.0,
+        **fetch: Any,
+    ) -> Retrieval:
+        config = Config.from_dict({"fetch": fetch, "guard": {"allow": ["127.0.0.0/8", "::1/128"]}})
+        guard = Guard(config)
+        connector = guarded_connector(
+            config, resolver=self.net.resolver, guard=guard, ssl=self.net.client_ssl, limit=0
+        )
+        async with aiohttp.ClientSession(connector=connector, **session or {}) as lent:
+            fetcher = Fetcher(
+                lent,
+                user_agent="testbot/1.0 (+https://bot.test/)",
+                config=config,
+                clock=self.net.clock,
+                rng=random.Random(1),
+                take_turn=self.take_turn,
+                refuse=guard.refuses_url,
+                known=self.known,
+            )
+            return await self.net.drive(fetcher.fetch(origin, validators), limit=limit)
+
+
+@pytest.fixture
+def ask(virtual_internet: FakeInternet) -> Asker:
+    """`await ask(origin)` is one retrieval on the virtual internet."""
+    return Asker(virtual_internet)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()

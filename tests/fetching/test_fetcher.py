@@ -1,0 +1,598 @@
+"""One retrieval, over real sockets and under virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import random
+import zlib
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import Config
+from gatekeeper.fetching.fetcher import Fetcher
+from gatekeeper.fetching.freshness import Lifetime
+from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.retrieval import Retrieval, Validators
+from tests.fetching.conftest import Asker
+from tests.internet import (
+    Bomb,
+    BrokenChunk,
+    CloseSilently,
+    Conditional,
+    Custom,
+    Drip,
+    Encoded,
+    Fail,
+    FakeInternet,
+    NeverAnswer,
+    Page,
+    Raw,
+    Reset,
+    Stall,
+    Truncated,
+    html,
+    redirect,
+)
+
+A = "http://a.test"
+RULES = "User-agent: *\nDisallow: /private\n"
+
+
+@pytest.fixture
+def net(virtual_internet: FakeInternet) -> FakeInternet:
+    return virtual_internet
+
+
+async def test_a_file_is_fetched_as_the_specification_says(net: FakeInternet, ask: Asker) -> None:
+    site = net.site("a.test").robots(
+        RULES, headers=[("ETag", '"1"'), ("Cache-Control", "max-age=7200"), ("Age", "200")]
+    )
+    got = await ask(A, from_address="ops@bot.test")
+    assert got.outcome is Outcome.RULES
+    assert got.status == 200
+    assert got.body == RULES.encode()
+    assert got.etag == '"1"'
+    assert got.lifetime == Lifetime(7000.0)
+    assert got.hops == ()
+    (request,) = site.requests
+    assert (request.method, request.target) == ("GET", "/robots.txt")
+    assert dict(request.headers) == {
+        "Host": "a.test",
+        "User-Agent": "testbot/1.0 (+https://bot.test/)",
+        "Accept": "text/plain, text/*;q=0.9, */*;q=0.1",
+        "Accept-Encoding": "gzip, deflate",
+        "From": "ops@bot.test",
+    }
+
+
+async def test_cookies_headers_and_middlewares_of_the_session_stay_out(
+    net: FakeInternet, ask: Asker
+) -> None:
+    site = net.site("a.test").robots(Page("", 302, [("Location", "/r"), ("Set-Cookie", "seen=1")]))
+    site.on("/r", RULES)
+
+    async def forbidden(*_: Any) -> aiohttp.ClientResponse:
+        raise AssertionError("a session middleware saw the robots request")
+
+    got = await ask(
+        A,
+        session={
+            "headers": {"Authorization": "Bearer x", "Referer": "http://c.test/"},
+            "cookies": {"tracker": "1"},
+            "middlewares": (forbidden,),
+        },
+    )
+    assert got.outcome is Outcome.RULES
+    for request in site.requests:
+        assert not request.headers.keys() & {"Cookie", "Authorization", "Referer"}
+
+
+async def test_https_origins_are_asked_over_tls(net: FakeInternet, ask: Asker) -> None:
+    net.site("a.test").robots(RULES)
+    assert (await ask("https://a.test")).outcome is Outcome.RULES
+    assert net.requests[-1].scheme == "https"
+
+
+@pytest.mark.parametrize("tls", ["self-signed", "expired", "wrong-name"])
+async def test_a_bad_certificate_is_unreachable_and_never_retried_in_clear(
+    net: FakeInternet, ask: Asker, tls: Any
+) -> None:
+    net.site("a.test", address=net.address(), tls=tls).robots(RULES)
+    assert (await ask("https://a.test")).outcome is Outcome.TLS
+    assert net.requests == []
+
+
+@pytest.mark.parametrize("knob", [{"tls_errors": "accept"}, {"profile": "archival"}])
+async def test_a_bad_certificate_can_be_accepted(
+    net: FakeInternet, ask: Asker, knob: dict[str, str]
+) -> None:
+    net.site("a.test", address=net.address(), tls="self-signed").robots(RULES)
+    assert (await ask("https://a.test", **knob)).outcome is Outcome.RULES
+
+
+# Redirects
+
+
+async def test_five_redirects_are_followed_each_with_its_own_turn(
+    net: FakeInternet, ask: Asker
+) -> None:
+    a = net.site("a.test").on("/robots.txt", redirect("/1", 301))
+    for n, status in ((1, 302), (2, 303), (3, 307), (4, 308)):
+        a.on(f"/{n}", redirect(f"http://b.test/{n + 1}" if n == 4 else f"/{n + 1}", status))
+    net.site("b.test").on("/5", RULES)
+    got = await ask(A)
+    assert got.outcome is Outcome.RULES
+    assert got.hops == (*(f"{A}/{n}" for n in (1, 2, 3, 4)), "http://b.test/5")
+    urls = [f"{A}/robots.txt", *got.hops]
+    # A turn is given back before the next one is asked for.
+    assert ask.turns == [(act, url) for url in urls for act in ("take", "give")]
+    assert [status for _, status, _ in ask.reports] == [301, 302, 303, 307, 308, 200]
+
+
+async def test_the_sixth_redirect_is_not_followed(net: FakeInternet, ask: Asker) -> None:
+    a = net.site("a.test").on("/robots.txt", redirect("/1"))
+    for n in range(1, 8):
+        a.on(f"/{n}", redirect(f"/{n + 1}"))
+    got = await ask(A)
+    assert got.outcome is Outcome.TOO_MANY_REDIRECTS
+    assert len(a.requests) == 6
+    again = await ask(A, too_many_redirects="unreachable")
+    assert again.outcome is Outcome.REDIRECTED_AWAY
+
+
+async def test_a_loop_ends_where_it_closes(net: FakeInternet, ask: Asker) -> None:
+    a = net.site("a.test").on("/robots.txt", redirect("http://b.test/r"))
+    net.site("b.test").on("/r", redirect(f"{A}/robots.txt"))
+    assert (await ask(A)).outcome is Outcome.TOO_MANY_REDIRECTS
+    assert len(a.requests) == 1
+
+
+async def test_http_to_https_to_www(net: FakeInternet, ask: Asker) -> None:
+    net.site(A).on("/robots.txt", redirect("https://a.test/robots.txt", 301))
+    net.site("https://a.test").on("/robots.txt", redirect("https://www.a.test/robots.txt", 301))
+    net.site("www.a.test").robots(RULES)
+    got = await ask(A)
+    assert got.outcome is Outcome.RULES
+    assert got.url == "https://www.a.test/robots.txt"
+
+
+@pytest.mark.parametrize("location", ["http://[oops/", "http://", "http://a%2fb.test/"])
+async def test_a_location_that_is_no_url_is_an_invalid_answer(
+    net: FakeInternet, ask: Asker, location: str
+) -> None:
+    net.site("a.test").on("/robots.txt", redirect(location))
+    assert (await ask(A)).outcome is Outcome.BAD_REDIRECT
+
+
+@pytest.mark.parametrize("page", [Page("", 301), Page("", 300), Page("", 305)])
+async def test_a_redirect_that_leads_nowhere_is_an_invalid_answer(
+    net: FakeInternet, ask: Asker, page: Page
+) -> None:
+    net.site("a.test").robots(page)
+    assert (await ask(A)).outcome is Outcome.BAD_REDIRECT
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://169.254.169.254/latest/meta-data/",
+        "http://[::ffff:169.254.169.254]/",
+        "http://localhost/robots.txt",
+        "http://user:secret@b.test/robots.txt",
+        "file:///etc/passwd",
+        "ftp://b.test/robots.txt",
+    ],
+)
+async def test_a_redirect_that_the_guard_refuses_is_never_sent_and_never_a_welcome(
+    net: FakeInternet, ask: Asker, location: str
+) -> None:
+    b = net.site("b.test").robots(RULES)
+    net.site("a.test").on("/robots.txt", redirect(location))
+    got = await ask(A)
+    assert got.outcome is Outcome.EGRESS_POLICY
+    assert b.requests == []
+    assert len(ask.turns) == 2
+
+
+async def test_a_name_that_leads_inside_is_refused_at_the_socket(
+    net: FakeInternet, ask: Asker
+) -> None:
+    net.site("a.test").on("/robots.txt", redirect("http://b.test/robots.txt"))
+    net.dns("b.test", "10.0.0.1")
+    net.dns("c.test", "10.0.0.1")
+    assert (await ask(A)).outcome is Outcome.EGRESS_POLICY
+    assert (await ask("http://c.test")).outcome is Outcome.BLOCKED
+
+
+async def test_what_is_fresh_about_the_redirects_target_is_not_asked_for_again(
+    net: FakeInternet, ask: Asker
+) -> None:
+    net.site("a.test").on("/robots.txt", redirect("http://b.test/robots.txt"))
+    b = net.site("b.test").robots("User-agent: *\nDisallow: /new\n")
+    asked: list[str] = []
+
+    def known(origin: str) -> Retrieval:
+        asked.append(origin)
+        return Retrieval(outcome=Outcome.RULES, status=200, body=RULES.encode())
+
+    ask.known = known
+    got = await ask(A)
+    assert got.body == RULES.encode()
+    assert got.hops == ("http://b.test/robots.txt",)
+    assert asked == ["http://b.test"]
+    assert b.requests == []
+
+
+async def test_another_path_of_the_target_is_asked_for(net: FakeInternet, ask: Asker) -> None:
+    net.site("a.test").on("/robots.txt", redirect("http://b.test/a/robots.txt"))
+    net.site("b.test").on("/a/robots.txt", RULES)
+    ask.known = lambda origin: pytest.fail(f"{origin} was consulted")
+    assert (await ask(A)).outcome is Outcome.RULES
+
+
+# Conditional requests
+
+VALIDATORS = Validators(url=f"{A}/robots.txt", etag='"1"', last_modified=None)
+
+
+async def test_a_304_to_our_condition_is_that_row(net: FakeInternet, ask: Asker) -> None:
+    site = net.site("a.test").on("/robots.txt", Conditional(Page(RULES), etag='"1"'))
+    got = await ask(A, VALIDATORS)
+    assert got.outcome is Outcome.NOT_MODIFIED
+    assert got.body is None
+    assert site.requests[0].headers["If-None-Match"] == '"1"'
+
+
+async def test_a_date_is_a_condition_too(net: FakeInternet, ask: Asker) -> None:
+    date = "Fri, 20 Nov 2026 10:00:00 GMT"
+    net.site("a.test").on("/robots.txt", Conditional(Page(RULES), last_modified=date))
+    validators = Validators(url=f"{A}/robots.txt", last_modified=date)
+    assert (await ask(A, validators)).outcome is Outcome.NOT_MODIFIED
+
+
+async def test_a_304_to_no_condition_is_asked_again_and_then_unreachable(
+    net: FakeInternet, ask: Asker
+) -> None:
+    site = net.site("a.test").on("/robots.txt", Page("", 304), RULES)
+    assert (await ask(A)).outcome is Outcome.RULES
+    assert len(site.requests) == 2
+    site.on("/robots.txt", Page("", 304))
+    assert (await ask(A)).outcome is Outcome.NOT_MODIFIED_NOTHING
+
+
+async def test_only_the_url_that_gave_the_validators_gets_them(
+    net: FakeInternet, ask: Asker
+) -> None:
+    a = net.site("a.test").on("/robots.txt", redirect("http://b.test/r"))
+    b = net.site("b.test").on("/r", Conditional(Page(RULES), etag='"1"'))
+    validators = Validators(url="http://b.test/r", etag='"1"')
+    assert (await ask(A, validators)).outcome is Outcome.NOT_MODIFIED
+    assert "If-None-Match" not in a.requests[0].headers
+    assert b.requests[0].headers["If-None-Match"] == '"1"'
+
+
+# Bodies
+
+
+def lines(size: int) -> bytes:
+    """A file of exactly so many octets whose last line is a rule."""
+    head, last = b"User-agent: *\n", b"Disallow: /last\n"
+    filler = b"# " + b"x" * 61 + b"\n"
+    room = size - len(head) - len(last)
+    body = head + filler * (room // len(filler))
+    rest = size - len(body) - len(last)
+    return body + b"#" * max(0, rest - 1) + b"\n" * min(1, rest) + last
+
+
+@pytest.mark.parametrize(
+    ("kib", "outcome", "kept"),
+    [
+        (499, Outcome.RULES, 499 * 1024),
+        (500, Outcome.RULES, 512_000),
+        (501, Outcome.CUT_RULES, 512_001),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+async def test_the_limit_stands_on_decoded_octets(
+    net: FakeInternet, ask: Asker, kib: int, outcome: Outcome, kept: int, packed: bool
+) -> None:
+    body = lines(kib * 1024)
+    page = Page(body)
+    if packed:
+        # Stored, not squeezed: a real file doesn't shrink a hundredfold.
+        level = gzip.compress(body, 0)
+        page = Page(level, headers=[("Content-Encoding", "gzip")])
+    net.site("a.test").robots(page)
+    got = await ask(A)
+    assert got.outcome is outcome
+    assert got.truncated is (outcome is Outcome.CUT_RULES)
+    assert got.body is not None
+    assert len(got.body) == kept
+    assert got.body == body[:kept]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_encodings_are_undone(net: FakeInternet, ask: Asker, encoding: str) -> None:
+    net.site("a.test").robots(Encoded(RULES, encoding))
+    assert (await ask(A)).body == RULES.encode()
+
+
+@pytest.mark.parametrize("damage", ["garbage", "cut"])
+async def test_a_broken_encoding_is_asked_for_again_in_clear(
+    net: FakeInternet, ask: Asker, damage: str
+) -> None:
+    site = net.site("a.test").on("/robots.txt", Encoded(RULES, damage=damage), RULES)
+    assert (await ask(A)).outcome is Outcome.RULES
+    assert [r.headers["Accept-Encoding"] for r in site.requests] == ["gzip, deflate", "identity"]
+    site.on("/robots.txt", Encoded(RULES, damage=damage))
+    assert (await ask(A)).outcome is Outcome.BAD_ENCODING
+
+
+async def test_an_encoding_never_asked_for_is_no_file(net: FakeInternet, ask: Asker) -> None:
+    net.site("a.test").robots(Page(RULES, headers=[("Content-Encoding", "br")]))
+    assert (await ask(A)).outcome is Outcome.BAD_ENCODING
+
+
+async def test_a_bomb_does_not_go_off(net: FakeInternet, ask: Asker) -> None:
+    net.site("a.test").robots(Bomb(2**26))
+    got = await ask(A)
+    assert got.outcome is Outcome.BAD_ENCODING
+
+
+async def test_endless_padding_is_cut_at_the_wires_cap(net: FakeInternet, ask: Asker) -> None:
+    # Empty stored blocks: five octets on the wire for none of text.
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    start = packer.compress(b"User-agent: *\n") + packer.flush(zlib.Z_SYNC_FLUSH)
+    padding = b"\x00\x00\x00\xff\xff" * 400_000
+    net.site("a.test").robots(Page(start + padding, headers=[("Content-Encoding", "deflate")]))
+    assert (await ask(A)).outcome is Outcome.BAD_ENCODING
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        Truncated(RULES),
+        Truncated(RULES, reset=True),
+        BrokenChunk(RULES),
+        Reset(),
+        Reset(after=RULES.encode()),
+        CloseSilently(),
+    ],
+    ids=repr,
+)
+async def test_half_an_answer_is_asked_for_once_more_and_then_unreachable(
+    net: FakeInternet, ask: Asker, act: Any
+) -> None:
+    site = net.site("a.test").on("/robots.txt", act, RULES)
+    assert (await ask(A)).outcome is Outcome.RULES
+    assert len(site.requests) == 2
+    site = net.site("b.test").on("/robots.txt", act)
+    assert (await ask("http://b.test")).outcome is Outcome.TRUNCATED
+    assert len(site.requests) == 2, "aiohttp must not repeat it by itself"
+    assert len(ask.turns) == 8, "each attempt has a turn of its own"
+
+
+async def test_garbage_in_the_framing_is_never_a_file(net: FakeInternet, ask: Asker) -> None:
+    net.site("a.test").robots(BrokenChunk(RULES, garbage=True))
+    # Which of the two rows depends on whether head and garbage came in one segment.
+    assert (await ask(A)).outcome in {Outcome.TRUNCATED, Outcome.INVALID_RESPONSE}
+
+
+@pytest.mark.parametrize("status", [408, 421, 425])
+async def test_an_answer_about_the_exchange_gets_one_more_try(
+    net: FakeInternet, ask: Asker, status: int
+) -> None:
+    site = net.site("a.test").on("/robots.txt", Page("", status), RULES)
+    assert (await ask(A)).outcome is Outcome.RULES
+    site.on("/robots.txt", Page("", status))
+    assert (await ask(A)).outcome is Outcome.CLIENT_ERROR
+    assert len(site.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("raw", "outcome"),
+    [
+        (b"HTTP/1.1 700 Odd\r\nContent-Length: 0\r\n\r\n", Outcome.INVALID_RESPONSE),
+        (b"HELLO THERE\r\n\r\n", Outcome.INVALID_RESPONSE),
+        (b"HTTP/1.1 200 OK\r\nbad header\r\n\r\n", Outcome.INVALID_RESPONSE),
+        (b"HTTP/1.1 206 Part\r\nContent-Length: 1\r\n\r\nU", Outcome.INVALID_RESPONSE),
+        (b"HTTP/1.0 200 OK\r\n\r\nUser-agent: *\n", Outcome.RULES),
+    ],
+)
+async def test_odd_heads(net: FakeInternet, ask: Asker, raw: bytes, outcome: Outcome) -> None:
+    net.site("a.test").robots(Raw(raw))
+    assert (await ask(A)).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("page", "outcome"),
+    [
+        (Page(b""), Outcome.EMPTY),
+        (Page(b"", 204), Outcome.EMPTY),
+        (Page("# nothing to say\n"), Outcome.EMPTY),
+        (html("<html><h1>Not found</h1></html>"), Outcome.SOFT_404),
+        (html("<pre>User-agent: *\nDisallow: /</pre>"), Outcome.HTML_RULES),
+        (html(RULES), Outcome.RULES),
+        (Page(b"\x89PNG\0\0", content_type=None), Outcome.NOT_TEXT),
+        (Page(b"GIF89a", content_type="image/gif"), Outcome.NOT_TEXT),
+        (Page("denied", 403, [("cf-mitigated", "challenge")]), Outcome.CHALLENGE),
+    ],
+)
+async def test_what_came_is_looked_at(
+    net: FakeInternet, ask: Asker, page: Page, outcome: Outcome
+) -> None:
+    net.site("a.test").robots(page)
+    assert (await ask(A)).outcome is outcome
+
+
+async def test_a_picture_is_not_read_to_its_end(net: FakeInternet, ask: Asker) -> None:
+    net.site("a.test").robots(Drip(b"\0" * 5_000_000, size=5_000, every=1.0))
+    got = await ask(A, min_rate=0)
+    assert got.outcome is Outcome.NOT_TEXT
+    assert got.received < 20_000
+
+
+async def test_the_body_of_an_error_is_not_read(net: FakeInternet, ask: Asker) -> None:
+    net.site("a.test").robots(Page("User-agent: *\nDisallow:\n", 403))
+    got = await ask(A)
+    assert got.outcome is Outcome.NO_FILE_SAID_OTHERWISE
+    assert got.body is None
+
+
+# Time
+
+
+@pytest.fixture
+def started(net: FakeInternet) -> VirtualClock:
+    assert isinstance(net.clock, VirtualClock)
+    return net.clock
+
+
+async def test_a_host_that_never_completes_is_given_ten_seconds(
+    net: FakeInternet, ask: Asker, started: VirtualClock
+) -> None:
+    net.blackhole("a.test")
+    assert (await ask(A)).outcome is Outcome.CONNECT_TIMEOUT
+    assert started.monotonic() == pytest.approx(10.0)
+
+
+async def test_a_name_service_that_never_answers_is_given_ten_seconds(
+    net: FakeInternet, ask: Asker, started: VirtualClock
+) -> None:
+    net.dns("a.test", Fail.NEVER)
+    assert (await ask(A)).outcome is Outcome.CONNECT_TIMEOUT
+    assert started.monotonic() == pytest.approx(10.0)
+
+
+async def test_the_first_octet_is_waited_for_fifteen_seconds(
+    net: FakeInternet, ask: Asker, started: VirtualClock
+) -> None:
+    net.site("a.test").robots(NeverAnswer())
+    assert (await ask(A)).outcome is Outcome.TIMEOUT
+    assert started.monotonic() == pytest.approx(15.0)
+
+
+async def test_a_drip_holds_no_slot(net: FakeInternet, ask: Asker, started: VirtualClock) -> None:
+    net.site("a.test").robots(Drip(RULES * 100, size=1, every=0.5))
+    assert (await ask(A)).outcome is Outcome.TOO_SLOW
+    assert started.monotonic() == pytest.approx(10.0)
+
+
+async def test_a_faster_drip_ends_with_the_deadline(
+    net: FakeInternet, ask: Asker, started: VirtualClock
+) -> None:
+    net.site("a.test").robots(Drip(RULES * 10_000, size=300, every=1.0))
+    got = await ask(A)
+    assert got.outcome is Outcome.TOO_SLOW
+    assert started.monotonic() == pytest.approx(30.0)
+    assert got.took == pytest.approx(30.0)
+
+
+async def test_a_body_that_stops_in_the_middle_is_too_slow(
+    net: FakeInternet, ask: Asker, started: VirtualClock
+) -> None:
+    net.site("a.test").robots(Stall())
+    assert (await ask(A)).outcome is Outcome.TOO_SLOW
+    assert started.monotonic() == pytest.approx(10.0)
+
+
+async def test_slow_hops_share_one_deadline(
+    net: FakeInternet, ask: Asker, started: VirtualClock
+) -> None:
+    a = net.site("a.test").on("/robots.txt", Page("", 302, [("Location", "/1")], delay=12.0))
+    a.on("/1", Page("", 302, [("Location", "/2")], delay=12.0))
+    a.on("/2", Page(RULES, delay=12.0))
+    assert (await ask(A)).outcome is Outcome.TIMEOUT
+    assert started.monotonic() == pytest.approx(30.0)
+
+
+async def test_waiting_for_a_turn_is_not_network_time(
+    net: FakeInternet, ask: Asker, started: VirtualClock
+) -> None:
+    net.site("a.test").on("/robots.txt", redirect("/1"))
+    net.sites["a.test"].on("/1", Page(RULES, delay=5.0))
+    take = ask.take_turn
+
+    def late(url: str) -> Any:
+        return _Late(started, take(url))
+
+    ask.take_turn = late  # type: ignore[method-assign]
+    got = await ask(A)
+    assert got.outcome is Outcome.RULES
+    assert started.monotonic() == pytest.approx(205.0)
+    assert got.took == pytest.approx(5.0)
+
+
+class _Late:
+    def __init__(self, clock: VirtualClock, turn: Any) -> None:
+        self.clock = clock
+        self.turn = turn
+
+    async def __aenter__(self) -> Any:
+        await self.clock.sleep(100.0)
+        return await self.turn.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await self.turn.__aexit__(*error)
+
+
+# Misfortunes before the first octet
+
+
+async def test_a_name_that_does_not_exist(net: FakeInternet, ask: Asker) -> None:
+    net.dns("a.test", Fail.NXDOMAIN)
+    assert (await ask(A)).outcome is Outcome.DNS_NXDOMAIN
+
+
+async def test_a_name_without_an_address(net: FakeInternet, ask: Asker) -> None:
+    net.dns("a.test", Fail.EMPTY)
+    assert (await ask(A)).outcome is Outcome.DNS_NXDOMAIN
+
+
+async def test_a_name_service_that_fails(net: FakeInternet, ask: Asker) -> None:
+    net.dns("a.test", Fail.SERVFAIL)
+    assert (await ask(A)).outcome is Outcome.DNS_FAILURE
+
+
+async def test_a_refused_connection(net: FakeInternet, ask: Asker) -> None:
+    net.refusing("a.test")
+    assert (await ask(A)).outcome is Outcome.CONNECT_FAILED
+
+
+async def test_a_wait_that_the_site_asks_for_reaches_turn_and_record(
+    net: FakeInternet, ask: Asker
+) -> None:
+    net.site("a.test").robots(Page("", 429, [("Retry-After", "120")]))
+    got = await ask(A)
+    assert got.outcome is Outcome.RATE_LIMITED
+    assert got.retry_after == 120.0
+    assert ask.reports == [(f"{A}/robots.txt", 429, 120.0)]
+
+
+async def test_a_cancelled_retrieval_leaves_nothing(net: FakeInternet, ask: Asker) -> None:
+    hold = asyncio.Event()
+
+    async def act(exchange: Any) -> None:
+        hold.set()
+        await exchange.gone.wait()
+
+    net.site("a.test").robots(Custom(act=act))
+    task = asyncio.create_task(ask(A, limit=0.0))
+    await hold.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ask.turns[-1][0] == "give"
+
+
+async def test_a_closed_session_is_our_own_matter(net: FakeInternet, ask: Asker) -> None:
+    session = net.session()
+    await session.close()
+    fetcher = Fetcher(
+        session, user_agent="x", config=Config(), clock=net.clock, rng=random.Random(1)
+    )
+    assert (await fetcher.fetch(A)).outcome is Outcome.OURS
