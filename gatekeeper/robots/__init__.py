@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gatekeeper.robots.agents import product_token
+from gatekeeper.robots.findings import Finding
 from gatekeeper.robots.model import Candidate, Dialect, Group, Match, Rule, Severity
 from gatekeeper.robots.parser import RobotsTxt
 from gatekeeper.robots.policy import Policy
@@ -13,6 +14,7 @@ __all__ = [
     "Candidate",
     "CleanParam",
     "Dialect",
+    "Finding",
     "Group",
     "Match",
     "Policy",

@@ -172,46 +172,40 @@ class RobotsTxt:
         return list(map(lines.shown, found))
 
     def _groups(self) -> Iterator[Group]:
+        number, counted = 1, 0  # counted on from group to group: 10,000 of them cost one pass
+        for start, end, dialect, versioned in self._stretches():
+            number += self.lines.count("\n", counted, start)
+            counted = start
+            found = list(self._records(start, end, number, v2=dialect is Dialect.V2))
+            yield _group(found, dialect, versioned)
+
+    def _stretches(self) -> Iterator[tuple[int, int, Dialect, bool]]:
+        """Start, end and dialect of each group, and whether it declares a version."""
         if self.forced in {None, Dialect.RFC9309}:
             records = records_of(self.lines) if self._versioned else ()
-            ends = (*self._starts[1:], len(self.lines))
+            ends = (*self._starts, len(self.lines))[1:]
             heads = [record.start for record in records]
             for start, end in zip(self._starts, ends, strict=True):
                 inside = records[bisect_right(heads, start - 1) : bisect_right(heads, end - 1)]
                 declared = [record for record in inside if record.version]
                 dialect = declared[0].dialect if declared else Dialect.RFC9309
-                yield self._group(start, end, dialect, bool(declared))
+                yield start, end, dialect, bool(declared)
         else:
             allow_ends = self.forced is not Dialect.R1994
             for record in records_of(self.lines, allow_ends=allow_ends):
                 dialect = record.dialect if self.forced is Dialect.V2 else self.forced
-                yield self._group(record.start, record.end, dialect, record.version is not None)
+                yield record.start, record.end, dialect, record.version is not None
 
-    def _group(self, start: int, end: int, dialect: Dialect, versioned: bool) -> Group:
-        found = list(self._records(start, end, v2=dialect is Dialect.V2))
-        fields = [rule.field.lower() for rule in found]
-        at = fields.index("robot-version") if versioned and "robot-version" in fields else -1
-        return Group(
-            line=found[0].line,
-            agents=tuple(r.value for r, f in zip(found, fields, strict=True) if f == "user-agent"),
-            rules=tuple(
-                r for r, f in zip(found, fields, strict=True) if f in {"allow", "disallow"}
-            ),
-            records=tuple(r for r, f in zip(found, fields, strict=True) if f not in _STANDARD),
-            version=found[at].value if at >= 0 else None,
-            dialect=dialect,
-        )
-
-    def _records(self, start: int, end: int, *, v2: bool = False) -> Iterator[Rule]:
-        """Every line with a field, of a stretch that begins with a line."""
-        number = self.lines.count("\n", 0, start)
-        for raw in self.lines[start:end].split("\n"):
-            number += 1
+    def _records(
+        self, start: int, end: int, number: int = 1, *, v2: bool = False
+    ) -> Iterator[Rule]:
+        """Every line with a field, of a stretch that begins with line `number`."""
+        for line, raw in enumerate(self.lines[start:end].split("\n"), number):
             field, colon, rest = raw.partition(":")
             field = field.strip(" \t")
             if colon and field and "#" not in field:
                 value = lines.value_of(rest, v2=v2)
-                yield Rule(number, lines.shown(field), lines.shown(value), lines.shown(raw))
+                yield Rule(line, lines.shown(field), lines.shown(value), lines.shown(raw))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RobotsTxt) and self._key() == other._key()
@@ -228,6 +222,19 @@ class RobotsTxt:
 
     def _key(self) -> tuple[str, str, int, bool, str, Dialect | None]:
         return self._raw, self.lines, self.size, self.truncated, self.bom, self.forced
+
+
+def _group(found: list[Rule], dialect: Dialect, versioned: bool) -> Group:
+    fields = [rule.field.lower() for rule in found]
+    at = fields.index("robot-version") if versioned and "robot-version" in fields else -1
+    return Group(
+        line=found[0].line,
+        agents=tuple(r.value for r, f in zip(found, fields, strict=True) if f == "user-agent"),
+        rules=tuple(r for r, f in zip(found, fields, strict=True) if f in {"allow", "disallow"}),
+        records=tuple(r for r, f in zip(found, fields, strict=True) if f not in _STANDARD),
+        version=found[at].value if at >= 0 else None,
+        dialect=dialect,
+    )
 
 
 def _restore(

@@ -1,0 +1,216 @@
+"""What the linter tells the author of a file."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gatekeeper.robots import RobotsTxt, Severity
+from gatekeeper.robots.lint import CODES, MAX_FINDINGS, findings
+
+GROUP = "User-agent: *\n"
+
+
+def told(text: str | bytes, dialect: str = "auto") -> list[tuple[int, str]]:
+    robots = RobotsTxt.parse(text, dialect=dialect)  # type: ignore[arg-type]
+    return [(finding.line, finding.code) for finding in robots.findings]
+
+
+# One file a code: where it is told, and that nothing else is.
+CASES: list[tuple[str | bytes, list[tuple[int, str]]]] = [
+    # The file as a whole.
+    ("", [(0, "empty")]),
+    ("# only a comment\n", [(0, "empty")]),
+    (b"\xef\xbb\xbfUser-agent: *\nDisallow: /a\n", [(1, "bom")]),
+    ("\ufeffUser-agent: *\nDisallow: /a\n".encode("utf-16-le"), [(1, "encoding")]),
+    ("<!DOCTYPE html>\n<title>Not: found</title>\n", [(1, "html")]),
+    ("Sitemap: https://example.com/s.xml\n", [(0, "no-group")]),
+    # Lines.
+    (GROUP + "Disallow: /a\nDisallow: /\0b\n", [(3, "control")]),
+    (b"User-agent: *\nDisallow: /a\n# caf\xe9\n", [(3, "not-utf8")]),
+    (GROUP + "Disallow /a\nDisallow: /b\n", [(2, "no-colon")]),
+    (GROUP + "Novelty: 1\nDisallow: /b\n", [(2, "unknown-field")]),
+    (GROUP + "Dissallow: /a\nDisallow: /b\n", [(2, "misspelt-field")]),
+    (
+        "User agent: x\n" + GROUP + "Disallow: /b\n",
+        [(1, "misspelt-field"), (2, "missing-blank-line")],
+    ),
+    ("Disallow: /a\n\n" + GROUP + "Disallow: /b\n", [(1, "rule-outside-group")]),
+    ("Crawl-delay: 5\n\n" + GROUP + "Disallow: /b\n", [(1, "record-outside-group")]),
+    # User-agent lines.
+    ("User-agent:\n" + GROUP + "Disallow: /b\n", [(1, "empty-agent")]),
+    ("User-agent: FooBot/2.1\nDisallow: /b\n", [(1, "odd-agent")]),
+    ("User-agent: Foo Bot\nDisallow: /b\n", [(1, "odd-agent")]),
+    ("User-agent: a\nDisallow: /b\n\nUser-agent: A\nDisallow: /c\n", [(4, "repeated-agent")]),
+    (GROUP + "Disallow: /b\n\n" + GROUP + "Disallow: /c\n", [(4, "repeated-agent")]),
+    (GROUP + "Disallow: /b\n\nUser-agent: a\n", [(4, "group-without-rules")]),
+    (GROUP + "Disallow: /b\nUser-agent: a\nDisallow: /c\n", [(3, "missing-blank-line")]),
+    (GROUP + "# note\n\nDisallow: /b\n", [(3, "blank-inside-group")]),
+    (
+        "User-agent: a\nContent-Usage: train-ai=n\nUser-agent: b\nDisallow: /b\n",
+        [(2, "content-usage-between-agents")],
+    ),
+    # Rules.
+    (GROUP + "Disallow: / cyberworld / map /\n", [(2, "blank-in-value")]),
+    (GROUP + "Disallow: /ü\n", [(2, "unescaped-non-ascii")]),
+    (GROUP + "Disallow: /100%\n", [(2, "bad-escape")]),
+    (GROUP + "Disallow: /a$b\n", [(2, "dollar-inside")]),
+    (GROUP + "Disallow: private\n", [(2, "unmatchable-rule")]),
+    (GROUP + "Disallow: http://example.com/a\n", [(2, "unmatchable-rule")]),
+    (GROUP + "Disallow: /a/../b\n", [(2, "unmatchable-rule")]),
+    (GROUP + "Disallow: $\n", [(2, "unmatchable-rule")]),
+    (GROUP + "Disallow: /a\nAllow: /a\n", [(2, "unreachable-rule")]),
+    (GROUP + "Allow: /a\nDisallow: /a\n", [(3, "unreachable-rule")]),
+    (GROUP + "Allow: /a\nDisallow: /a*\n", [(2, "unreachable-rule")]),
+    (GROUP + "Disallow: /%7Ea\nDisallow: /~a\n", [(3, "duplicate-rule")]),
+    (GROUP + "Disallow: /a\nDisallow: /a**\n", [(3, "duplicate-rule")]),
+    (GROUP + "Disallow: /robots.txt\n", [(2, "robots-txt-rule")]),
+    (GROUP + "Allow: /public/\n", [(2, "lone-allow")]),
+    # Robot-version.
+    (GROUP + "Disallow: /a\nRobot-version: 2.0\n", [(3, "misplaced-version")]),
+    (
+        GROUP + "\nRobot-version: 2.0\nDisallow: /a\n",
+        [(2, "blank-inside-group"), (3, "misplaced-version")],
+    ),
+    (GROUP + "Robot-version: two\nDisallow: /a\n", [(2, "bad-version")]),
+    (GROUP + "Robot-version: 2.0\nRobot-version: 1.0\nDisallow: *\n", [(3, "repeated-version")]),
+    (GROUP + "Robot-version: 2.1\nDisallow: *\n", [(2, "experimental-version")]),
+    (GROUP + "Robot-version: 4.0\nDisallow: *\n", [(2, "newer-version")]),
+    # Timing and the rest.
+    (GROUP + "Crawl-delay: soon\nDisallow: /a\n", [(2, "bad-crawl-delay")]),
+    (GROUP + "Request-rate: 0/1\nDisallow: /a\n", [(2, "bad-request-rate")]),
+    (GROUP + "Visit-time: 2500-0100\nDisallow: /a\n", [(2, "bad-visit-time")]),
+    (GROUP + "Disallow: /a\nSitemap: /s.xml\n", [(3, "bad-sitemap")]),
+    (GROUP + "Disallow: /a\nLicense: l.xml\n", [(3, "bad-license")]),
+    (GROUP + "Disallow: /a\nHost: a b\n", [(3, "bad-host")]),
+    (GROUP + "Disallow: /a\nClean-param: &\n", [(3, "bad-clean-param")]),
+    (GROUP + "Disallow: /a\nContent-Usage: Train-AI=n\n", [(3, "bad-content-usage")]),
+    (GROUP + "Disallow: /a\nContent-Signal: yes\n", [(3, "bad-content-signal")]),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), CASES, ids=[f"{case[1][0][1]}: {case[0]!a}"[:90] for case in CASES]
+)
+def test_each_fault_is_told_once_and_where_it_is(
+    text: str | bytes, expected: list[tuple[int, str]]
+) -> None:
+    assert told(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GROUP + "Disallow: /a\n\n" + GROUP + "Disallow: /b\n", [(4, "several-star-groups")]),
+        (GROUP + "Disallow: /a*\n", [(2, "literal-star")]),
+        (GROUP + "Disallow: /a\nDisallow: /ab\n", [(3, "unreachable-rule")]),
+        (GROUP + "Disallow: /a\nAllow: /a/b\n", [(3, "unreachable-rule")]),
+    ],
+)
+def test_older_dialects_have_faults_of_their_own(
+    text: str, expected: list[tuple[int, str]]
+) -> None:
+    assert told(text, "1996") == expected
+
+
+def test_a_blank_line_ends_a_record_of_old() -> None:
+    assert (3, "rule-outside-group") in told("User-agent: a\n\nDisallow: /b\n", "1994")
+
+
+def test_in_a_2_0_rule_set_what_follows_a_catch_all_is_dead() -> None:
+    text = GROUP + "Robot-version: 2.0\nAllow: *index.html\nDisallow: *\nDisallow: *.shtml\n"
+    assert told(text) == [(5, "unreachable-rule")]
+
+
+def test_a_file_cut_at_the_limit() -> None:
+    robots = RobotsTxt.parse(GROUP + "Disallow: /a\n" + "#" * 200, limit=100)
+    assert [finding.code for finding in robots.findings] == ["truncated"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "User-agent: *\nDisallow:\n",
+        "User-agent: *\nDisallow: /\n",
+        "# hello\nUser-agent: a\nUser-agent: b-c_d\n# note\nDisallow: /x/*.gif$\nAllow: /x/y\n\n"
+        "User-agent: *\nDisallow: *.cgi\nCrawl-delay: 2.5\nRequest-rate: 1/10m 1300-1659\n"
+        "Visit-time: 0600-0845\nComment: hello\nContent-Usage: /a train-ai=n\n"
+        "Content-Signal: search=yes, ai-train=no\n\nSitemap: https://example.com/s.xml\n"
+        "License: https://example.com/l.xml\nHost: example.com\nClean-param: a&b /c\n",
+    ],
+)
+def test_a_sound_file_has_no_findings(text: str) -> None:
+    assert told(text) == []
+
+
+def test_every_code_is_told_by_some_test_and_documented() -> None:
+    tested = {code for _, expected in CASES for _, code in expected}
+    elsewhere = {"several-star-groups", "literal-star", "truncated", "too-many"}
+    assert tested | elsewhere == set(CODES)
+    for entry in CODES.values():
+        assert entry.meaning.endswith(".")
+        assert isinstance(entry.severity, Severity)
+
+
+def test_messages_are_printable_and_short() -> None:
+    text = GROUP + "Disallow: x\u202e" + "y" * 10_000 + "\nX\u2028Y: 1\nDisallow: /b\n"
+    for finding in RobotsTxt.parse(text).findings:
+        assert finding.message.isprintable()
+        assert len(finding.message) < 300
+
+
+def test_no_more_findings_are_kept_than_help() -> None:
+    found = RobotsTxt.parse(GROUP + "nonsense\n" * 5_000).findings
+    assert len(found) == MAX_FINDINGS + 1
+    assert found[-1].code == "too-many"
+
+
+HOSTILE = {
+    "rules": GROUP + "".join(f"Disallow: /{number}\n" for number in range(35_000)),
+    "one rule again": GROUP + "Disallow: /a\n" * 38_000,
+    "versioned rules": GROUP
+    + "Robot-version: 1.0\n"
+    + "".join(f"Disallow: /{'a' * (number % 900)}{number}\n" for number in range(1_000)),
+    "groups": "".join(f"User-agent: a{number}\nAllow: /\n" for number in range(18_000)),
+    "agents": "".join(f"User-agent: a{number}\n" for number in range(25_000)) + "Allow: /\n",
+    "fields": "".join(f"f{number}{'x' * 8}: 1\n" for number in range(30_000)),
+    "no line end": GROUP + "Disallow: /" + "a*" * 250_000,
+    "one field": "a" * 250_000 + ":" + "b" * 250_000,
+    "blanks": " " * 500_000 + ":",
+    "dots": GROUP + "Disallow: " + "/." * 250_000,
+    "escapes": GROUP + "Disallow: /" + "%" * 500_000,
+    "dictionary": GROUP + "Content-Usage: " + "a=y," * 120_000 + "a=y",
+    "colons": ":" * 500_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_linting_is_linear(name: str) -> None:
+    robots = RobotsTxt.parse(HOSTILE[name])
+    start = time.process_time()
+    findings(robots)
+    assert time.process_time() - start < 1.0
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["user-agent", "disallow", "allow", "robot-version", "sitemap", "x", ""]
+        ).flatmap(lambda field: st.text(max_size=8).map(lambda value: f"{field}: {value}\n"))
+        | st.sampled_from(["\n", "# c\n", "x\n"]),
+        max_size=12,
+    ).map("".join),
+    st.sampled_from(["auto", "1994", "1996", "2.0", "rfc9309"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_every_finding_is_in_the_table_and_in_the_file(text: str, dialect: str) -> None:
+    robots = RobotsTxt.parse(text, dialect=dialect)  # type: ignore[arg-type]
+    lines = text.count("\n") + text.count("\r") + 1
+    found = robots.findings
+    assert list(found) == sorted(found, key=lambda finding: (finding.line, finding.code))
+    for finding in found:
+        assert finding.code in CODES
+        assert 0 <= finding.line <= lines
