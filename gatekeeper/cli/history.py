@@ -1,0 +1,243 @@
+"""`gatekeeper history ORIGIN`: what a site's robots.txt said, and when.
+
+Reads the storage of a gate, which may be running meanwhile; what that one put within the
+last `storage.flush_interval` is not there yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import itertools
+import sqlite3
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, load
+from gatekeeper.clock import utc
+from gatekeeper.errors import ConfigError
+from gatekeeper.storage import HistoryEntry, history, schema, unpack_body
+from gatekeeper.urls import parse
+
+__all__ = ["add_parser", "run"]
+
+MAX_COMPARED = 4_000_000
+"""Pairs of lines that a comparison looks at; above, a text counts as replaced whole."""
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """One version, as `--json` shows it."""
+
+    first_seen: str
+    last_seen: str
+    outcome: str
+    status: int | None = None
+    size: int
+    """Bytes of the text."""
+    sha256: str | None = None
+    """Of those bytes; null: there was no file."""
+    confirmed: bool | msgspec.UnsetType = msgspec.UNSET
+    """With --at: seen both before and after that moment, else before it only."""
+    text: str | msgspec.UnsetType | None = msgspec.UNSET
+    diff: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """`--json`: an origin and its versions, oldest first."""
+
+    origin: str
+    versions: list[Version]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Put `history` among the commands."""
+    parser = add_command(
+        subparsers,
+        "history",
+        summary="show what a site's robots.txt said, and when",
+        example=f"{NAME} history https://example.org --at 2026-11-20T12:00:00Z",
+        run=run,
+    )
+    parser.add_argument("origin", metavar="ORIGIN", help="scheme and host, or any URL of the site")
+    parser.add_argument(
+        "--at",
+        metavar="TIME",
+        type=_moment,
+        help="print the text as it stood then (RFC 3339; UTC where no zone is given)",
+    )
+    parser.add_argument(
+        "--diff", action="store_true", help="show each change; with --at, the last one by then"
+    )
+    parser.add_argument("--storage", metavar="PATH", help="the state file, if not as configured")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit 0 if there is something to show, 1 if nothing is known (of that moment)."""
+    settings = load(args, storage__path=args.storage)
+    origin = parse(args.origin).origin
+    path = _state_file(settings.config.storage.path)
+    with closing(schema.open_to_read(path)) as connection:
+        try:
+            return _show(connection, origin, args)
+        except sqlite3.Error as error:
+            raise schema.unusable(path, error) from error
+
+
+def _state_file(configured: str | None) -> Path:
+    if configured == "memory":
+        raise ConfigError("storage.path is `memory`: nothing was kept; give --storage PATH")
+    if configured is not None:
+        return Path(configured)
+    from gatekeeper.sidecar.lifecycle import state_path  # noqa: PLC0415 - brings the server along
+
+    return state_path()
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time; write it as 2026-11-20 or 2026-11-20T12:00:00Z"
+        ) from error
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _show(connection: sqlite3.Connection, origin: str, args: argparse.Namespace) -> int:
+    spells = history.entries(connection, origin)
+    if args.at is not None:
+        at = args.at.timestamp()
+        found = history.entry_at(spells, at)
+        if found is None:
+            since = f"; first seen {_time(spells[0].first_seen)}" if spells else ""
+            return _nothing(args, origin, f"nothing is known of that moment{since}")
+        position = spells.index(found)
+        spells = spells[max(position - 1, 0) : position + 1] if args.diff else [found]
+    elif not spells:
+        return _nothing(args, origin, "nothing is known")
+    if args.json:
+        _print_json(connection, origin, spells, args)
+    elif args.diff:
+        _print_changes(connection, spells)
+    elif args.at is not None:
+        _print_text(connection, spells[-1], args.at.timestamp())
+    else:
+        plural = "" if len(spells) == 1 else "s"
+        print(f"{origin}: {len(spells)} version{plural}, oldest first")
+        print("\n".join(f"  {_line(spell)}" for spell in spells))
+    return OK
+
+
+def _nothing(args: argparse.Namespace, origin: str, message: str) -> int:
+    if args.json:
+        print(msgspec.json.encode(Report(origin=origin, versions=[])).decode())
+    else:
+        print(f"{origin}: {message}", file=sys.stderr)
+    return DENIED
+
+
+def _print_json(
+    connection: sqlite3.Connection,
+    origin: str,
+    spells: Sequence[HistoryEntry],
+    args: argparse.Namespace,
+) -> None:
+    versions = [_version(spell) for spell in spells]
+    if args.diff:
+        for n, (before, after) in enumerate(itertools.pairwise(spells), start=1):
+            change = "".join(_change(connection, before, after))
+            versions[n] = msgspec.structs.replace(versions[n], diff=change)
+    if args.at is not None:
+        spell, versions = spells[-1], versions[-1:]
+        body = _body(connection, spell)
+        versions[0] = msgspec.structs.replace(
+            versions[0],
+            confirmed=args.at.timestamp() <= spell.last_seen,
+            text=None if body is None else body.decode("utf-8", "replace"),
+        )
+    print(msgspec.json.encode(Report(origin=origin, versions=versions)).decode())
+
+
+def _version(spell: HistoryEntry) -> Version:
+    return Version(
+        first_seen=_time(spell.first_seen),
+        last_seen=_time(spell.last_seen),
+        outcome=spell.outcome,
+        status=spell.status,
+        size=spell.size,
+        sha256=spell.body_hash.hex() or None,
+    )
+
+
+def _print_text(connection: sqlite3.Connection, spell: HistoryEntry, at: float) -> None:
+    """The facts on stderr, the text itself, octet for octet, on stdout."""
+    confirmed = "" if at <= spell.last_seen else " (not asked again before that moment)"
+    print(_line(spell) + confirmed, file=sys.stderr)
+    body = _body(connection, spell)
+    if body is None:
+        return
+    if sys.stdout.isatty():
+        print(_printable(body.decode("utf-8", "replace")), end="")
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(body)
+        sys.stdout.buffer.flush()
+
+
+def _print_changes(connection: sqlite3.Connection, spells: Sequence[HistoryEntry]) -> None:
+    if len(spells) == 1:
+        print(f"no earlier version to compare with: {_line(spells[0])}", file=sys.stderr)
+    for before, after in itertools.pairwise(spells):
+        sys.stdout.writelines(_change(connection, before, after))
+
+
+def _change(
+    connection: sqlite3.Connection, before: HistoryEntry, after: HistoryEntry
+) -> Iterable[str]:
+    """A unified diff, every line ended and safe for a terminal."""
+    old, new = (_text_lines(connection, spell) for spell in (before, after))
+    names = (f"last seen {_time(before.last_seen)}", f"first seen {_time(after.first_seen)}")
+    if len(old) * len(new) > MAX_COMPARED:
+        # Comparing takes time of the square, and worse where a site means it to.
+        yield f"--- {names[0]}\n+++ {names[1]}\n@@ -1,{len(old)} +1,{len(new)} @@\n"
+        yield from (f"-{line}" for line in old)
+        yield from (f"+{line}" for line in new)
+        return
+    yield from difflib.unified_diff(old, new, *names)
+
+
+def _text_lines(connection: sqlite3.Connection, spell: HistoryEntry) -> list[str]:
+    body = _body(connection, spell)
+    if body is None:
+        return []
+    text = body.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+    return [f"{_printable(line)}\n" for line in text.removesuffix("\n").split("\n")]
+
+
+def _body(connection: sqlite3.Connection, spell: HistoryEntry) -> bytes | None:
+    packed = history.packed_body(connection, spell.body_hash)
+    return None if packed is None else unpack_body(packed)
+
+
+def _printable(text: str) -> str:
+    """A site's text must not steer the reader's terminal, nor reorder what is read."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def _line(spell: HistoryEntry) -> str:
+    status = "" if spell.status is None else f" {spell.status}"
+    what = f"{spell.size:,} bytes, sha256 {spell.body_hash.hex()}" if spell.body_hash else "no file"
+    seen = f"{_time(spell.first_seen)} to {_time(spell.last_seen)}"
+    return f"{seen}  {spell.outcome}{status}  {what}"
+
+
+def _time(wall: float) -> str:
+    return f"{utc(wall):%Y-%m-%dT%H:%M:%SZ}"

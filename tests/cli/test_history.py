@@ -1,0 +1,232 @@
+"""`gatekeeper history`, called as a user calls it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gatekeeper.cli import main
+from gatekeeper.storage import OriginRecord, SqliteStorage, pack_body
+
+OLD = b"User-agent: *\nDisallow: /old\n"
+NEW = b"User-agent: *\nDisallow: /new\x1b[2J\n"
+
+
+def at(day: int) -> float:
+    return datetime(2026, 11, day, 12, tzinfo=UTC).timestamp()
+
+
+async def fill(path: Path) -> None:
+    """OLD on the 1st and 2nd, NEW from the 4th to the 6th, no file on the 8th."""
+    async with SqliteStorage(path) as storage:
+        for day, text in ((1, OLD), (2, OLD), (4, NEW), (6, NEW), (8, None)):
+            body, digest = (None, None) if text is None else pack_body(text)
+            storage.put_origin(
+                OriginRecord(
+                    origin="https://a.example",
+                    outcome="rule" if text else "no_file",
+                    state="parsed" if text else "unavailable",
+                    fetched_at=at(day),
+                    soft_expires_at=at(day),
+                    expires_at=at(day),
+                    good_outcome="rule" if text else "no_file",
+                    good_status=200 if text else 404,
+                    good_fetched_at=at(day),
+                    body=body,
+                    body_hash=digest,
+                )
+            )
+
+
+@pytest.fixture
+async def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "state.db"
+    await fill(path)
+    monkeypatch.setenv("GATEKEEPER_STORAGE_PATH", str(path))
+    return path
+
+
+def call(*arguments: str) -> int:
+    return main(["history", *arguments])
+
+
+def test_the_versions_are_listed(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("https://A.example/some/page") == 0
+    lines = capsys.readouterr().out.splitlines()
+    digest = hashlib.sha256(OLD).hexdigest()
+    assert lines[0] == "https://a.example: 3 versions, oldest first"
+    assert lines[1] == (
+        "  2026-11-01T12:00:00Z to 2026-11-02T12:00:00Z  rule 200  "
+        f"{len(OLD)} bytes, sha256 {digest}"
+    )
+    assert lines[3].endswith("no_file 404  no file")
+
+
+def test_the_text_of_a_moment_is_printed_octet_for_octet(
+    state: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert call("https://a.example", "--at", "2026-11-05") == 0
+    captured = capsysbinary.readouterr()
+    assert captured.out == NEW
+    assert captured.err.startswith(b"2026-11-04T12:00:00Z to 2026-11-06T12:00:00Z")
+    assert b"not asked again" not in captured.err
+
+
+def test_what_was_only_last_known_is_said_to_be(
+    state: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert call("https://a.example", "--at", "2026-11-03T00:00:00+01:00") == 0
+    captured = capsysbinary.readouterr()
+    assert captured.out == OLD
+    assert b"(not asked again before that moment)" in captured.err
+
+
+def test_an_absence_is_an_answer(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("https://a.example", "--at", "2026-11-20T00:00:00Z") == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "no file" in captured.err
+
+
+def test_before_the_first_sighting_nothing_is_known(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("https://a.example", "--at", "2026-10-01") == 1
+    assert "first seen 2026-11-01T12:00:00Z" in capsys.readouterr().err
+
+
+def test_an_unknown_origin_exits_1(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("https://b.example") == 1
+    assert capsys.readouterr().err == "https://b.example: nothing is known\n"
+
+
+def test_the_changes_are_shown_and_steer_no_terminal(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("https://a.example", "--diff") == 0
+    assert capsys.readouterr().out == (
+        "--- last seen 2026-11-02T12:00:00Z\n"
+        "+++ first seen 2026-11-04T12:00:00Z\n"
+        "@@ -1,2 +1,2 @@\n"
+        " User-agent: *\n"
+        "-Disallow: /old\n"
+        "+Disallow: /new\\x1b[2J\n"
+        "--- last seen 2026-11-06T12:00:00Z\n"
+        "+++ first seen 2026-11-08T12:00:00Z\n"
+        "@@ -1,2 +0,0 @@\n"
+        "-User-agent: *\n"
+        "-Disallow: /new\\x1b[2J\n"
+    )
+
+
+def test_the_last_change_by_a_moment(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("https://a.example", "--diff", "--at", "2026-11-07") == 0
+    out = capsys.readouterr().out
+    assert out.count("@@ ") == 1
+    assert "+Disallow: /new" in out
+
+
+def test_the_first_version_has_nothing_to_be_compared_with(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("https://a.example", "--diff", "--at", "2026-11-02") == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "no earlier version" in captured.err
+
+
+def test_texts_too_long_to_compare_are_shown_whole(
+    state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gatekeeper.cli.history.MAX_COMPARED", 3)
+    assert call("https://a.example", "--diff", "--at", "2026-11-07") == 0
+    assert "@@ -1,2 +1,2 @@\n-User-agent: *\n-Disallow" in capsys.readouterr().out
+
+
+def test_machines_get_everything(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("https://a.example", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["origin"] == "https://a.example"
+    assert report["versions"][0] == {
+        "first_seen": "2026-11-01T12:00:00Z",
+        "last_seen": "2026-11-02T12:00:00Z",
+        "outcome": "rule",
+        "status": 200,
+        "size": len(OLD),
+        "sha256": hashlib.sha256(OLD).hexdigest(),
+    }
+    assert report["versions"][2]["sha256"] is None
+
+
+def test_machines_get_the_text_and_the_change(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("https://a.example", "--json", "--diff", "--at", "2026-11-07") == 0
+    (version,) = json.loads(capsys.readouterr().out)["versions"]
+    assert version["confirmed"] is False
+    assert version["text"] == NEW.decode()
+    assert "+Disallow: /new" in version["diff"]
+
+
+def test_machines_get_an_empty_list_of_an_unknown_origin(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("https://b.example", "--json") == 1
+    assert json.loads(capsys.readouterr().out) == {"origin": "https://b.example", "versions": []}
+
+
+async def test_a_running_gate_is_not_disturbed(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with SqliteStorage(state) as storage:
+        assert call("https://a.example") == 0
+        assert await storage.load_origin("https://a.example") is not None
+        assert state.with_name("state.db-wal").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a.example",), "http or https"),
+        (("https://a.example", "--storage", "missing.db"), "missing.db: no such file"),
+        (("https://a.example", "--storage", __file__), "not a database"),
+        (("https://a.example", "--storage", "memory"), "nothing was kept"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(
+    state: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert call(*arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_time_that_is_none_is_told(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        call("https://a.example", "--at", "yesterday")
+    assert caught.value.code == 2
+    assert "'yesterday' is no time" in capsys.readouterr().err
+
+
+def test_it_runs_as_a_command(state: Path) -> None:
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "gatekeeper",
+            "history",
+            "https://a.example",
+            "--at",
+            "2026-11-01T13",
+        ],
+        capture_output=True,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (0, OLD)
