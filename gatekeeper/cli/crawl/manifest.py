@@ -1,0 +1,152 @@
+"""The manifest: one JSON line for every URL that is done with, and the memory of a crawl.
+
+A line is written once what it speaks of is on disk, in one call: whatever stops the
+process, the file ends in whole lines and at most one torn one, which the next run cuts off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gatekeeper.decision import Decision
+
+__all__ = ["Entry", "Manifest", "Outcome", "WarcPlace", "digest"]
+
+
+class Outcome(StrEnum):
+    """What came of a URL."""
+
+    FETCHED = "fetched"
+    """An answer came, whatever its status, and its body is stored."""
+    DENIED = "denied"
+    """It may not be fetched; the decision says by which line."""
+    FAILED = "failed"
+    """No answer, or one that could not be read; tried again by the next run."""
+
+
+class WarcPlace(msgspec.Struct, frozen=True):
+    """Where a page stands in a WARC file, in bytes."""
+
+    file: str
+    offset: int
+    end: int
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the manifest. Durations are seconds, sizes bytes, times UTC."""
+
+    url: str
+    """The URL that was given, in its normal form."""
+    outcome: Outcome
+    at: datetime
+    """When its last request was sent, or when it was decided that none would be."""
+    status: int | None = None
+    final_url: str | None = None
+    """Where redirects led; None if there were none."""
+    redirects: tuple[tuple[int, str], ...] = ()
+    """Each hop's status, and where it led."""
+    decision: Decision | None = None
+    """The answer for the last hop."""
+    tries: int = 1
+    elapsed: float | None = None
+    """From sending the last request to the head of its response."""
+    took: float | None = None
+    """From sending the last request to the end of the body."""
+    size: int | None = None
+    sha256: str | None = None
+    """Of the body as stored."""
+    truncated: bool = False
+    """The body was longer than --max-body; the rest was not read."""
+    content_type: str | None = None
+    content_encoding: str | None = None
+    """Set where the body is stored as it was sent, and was encoded."""
+    file: str | None = None
+    """The body, relative to the manifest."""
+    warc: WarcPlace | None = None
+    signals: dict[str, Any] | None = None
+    """What the response's headers say about the use of it."""
+    error: str | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Entry).decode
+_FINAL = frozenset({Outcome.FETCHED, Outcome.DENIED})
+
+
+class Manifest:
+    """The lines written so far, as far as a later run needs to know them.
+
+    Memory: 16 bytes and a set's slot for every URL that is done. Open it with `with`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.unreadable = 0
+        """Lines in the middle that are no entries; they are left alone."""
+        self.warc_ends: dict[str, int] = {}
+        """How far each WARC file is vouched for."""
+        self._done: set[bytes] = set()
+        self._file: int | None = None
+
+    def __enter__(self) -> Manifest:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Appended to by this process alone, so that what is read is all there is.
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        for line in self._whole_lines(self._file):
+            try:
+                self._learn(_decode(line))
+            except msgspec.MsgspecError:
+                self.unreadable += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def done(self, url: str) -> bool:
+        """Whether that URL was denied, or fetched, be it as the end of a redirect."""
+        return digest(url) in self._done
+
+    def write(self, entry: Entry) -> bytes:
+        """Append a line, whole; the line."""
+        if self._file is None:
+            raise ValueError("the manifest is not open")
+        line = _encode(entry) + b"\n"
+        left = memoryview(line)
+        while left:
+            left = left[os.write(self._file, left) :]
+        self._learn(entry)
+        return line
+
+    def _learn(self, entry: Entry) -> None:
+        if entry.outcome in _FINAL:
+            self._done.add(digest(entry.url))
+            if entry.final_url is not None and entry.outcome is Outcome.FETCHED:
+                self._done.add(digest(entry.final_url))
+        if entry.warc is not None:
+            known = self.warc_ends.get(entry.warc.file, 0)
+            self.warc_ends[entry.warc.file] = max(known, entry.warc.end)
+
+    def _whole_lines(self, descriptor: int) -> Iterator[bytes]:
+        """Every line that has its end; what follows the last one is cut off the file."""
+        end = 0
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    end += len(line)
+                    yield line
+        os.ftruncate(descriptor, end)
+
+
+def digest(url: str) -> bytes:
+    """What stands for a URL in memory: 16 bytes, however long it is."""
+    return hashlib.blake2b(url.encode(), digest_size=16).digest()

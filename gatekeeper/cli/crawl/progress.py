@@ -1,0 +1,182 @@
+"""How a crawl goes, for whoever watches: a live display on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TextIO
+
+from gatekeeper.cli.crawl.manifest import Entry, Outcome
+from gatekeeper.cli.crawl.tally import Tally, cause
+
+__all__ = ["NextTurn", "Plain", "Progress", "Silent", "line_of", "watcher"]
+
+
+@dataclass(frozen=True, slots=True)
+class NextTurn:
+    """A host that somebody waits for."""
+
+    host: str
+    seconds: float
+    """Until its next turn, as far as is known; 0: now."""
+    waiting: int
+
+    def __str__(self) -> str:
+        return f"{self.host} in {duration(self.seconds)} ({self.waiting:,} waiting)"
+
+
+class Progress(Protocol):
+    """Shows a crawl while it runs. `every` is the seconds between two `show`s."""
+
+    every: float
+
+    def __enter__(self) -> Progress: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def entry(self, entry: Entry) -> None:
+        """One URL is done with."""
+
+    def show(self, tally: Tally, turns: Sequence[NextTurn]) -> None:
+        """The state of things, and the hosts whose turns come next."""
+
+
+def watcher(*, quiet: bool, stream: TextIO | None = None) -> Progress:
+    """What fits: nothing, a live display on a terminal with rich, or plain lines."""
+    stream = stream or sys.stderr
+    if quiet:
+        return Silent()
+    if stream.isatty():
+        try:
+            return Live(stream)
+        except ImportError:
+            pass
+    return Plain(stream)
+
+
+class Silent:
+    """Shows nothing."""
+
+    every = 5.0
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def entry(self, entry: Entry) -> None:
+        """Nothing."""
+
+    def show(self, tally: Tally, turns: Sequence[NextTurn]) -> None:
+        """Nothing."""
+
+
+class Plain:
+    """A line for every URL, and one for the state of things every few seconds."""
+
+    every = 5.0
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> Plain:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.flush()
+
+    def entry(self, entry: Entry) -> None:
+        """Say what came of it."""
+        print(line_of(entry), file=self._stream)
+
+    def show(self, tally: Tally, turns: Sequence[NextTurn]) -> None:
+        """Say how far it is."""
+        text = f"-- {state_of(tally)}"
+        if turns:
+            text += f"; next: {', '.join(str(turn) for turn in turns[:3])}"
+        print(text, file=self._stream, flush=True)
+
+
+class Live:
+    """A bar and the hosts whose turns come next, redrawn in place; needs rich."""
+
+    every = 0.5
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console  # noqa: PLC0415 - an extra
+        from rich.live import Live as RichLive  # noqa: PLC0415
+
+        self._console = Console(file=stream)
+        # Drawn when told to: a thread of rich's own would race with the crawl's numbers.
+        self._live = RichLive(console=self._console, auto_refresh=False)
+
+    def __enter__(self) -> Live:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def entry(self, entry: Entry) -> None:
+        """Print what was not fetched above the bar; the rest moves it."""
+        if entry.outcome is not Outcome.FETCHED:
+            self._console.print(line_of(entry), markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, tally: Tally, turns: Sequence[NextTurn]) -> None:
+        """Redraw."""
+        self._live.update(self._picture(tally, turns), refresh=True)
+
+    def _picture(self, tally: Tally, turns: Sequence[NextTurn]) -> Any:
+        from rich.console import Group  # noqa: PLC0415 - an extra
+        from rich.progress_bar import ProgressBar  # noqa: PLC0415
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        # Until the list was read to its end nobody knows the total: the bar pulses.
+        bar = ProgressBar(
+            total=tally.total if tally.complete else None, completed=tally.done, width=40
+        )
+        rows = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for turn in turns:
+            rows.add_row(Text(turn.host), duration(turn.seconds), f"{turn.waiting:,} waiting")
+        return Group(bar, Text(state_of(tally)), rows)
+
+
+def state_of(tally: Tally) -> str:
+    """Done, denied, waiting, failed, in one line."""
+    total = f"{tally.total:,}" if tally.complete else f"{tally.total:,}+"
+    return (
+        f"{tally.done:,}/{total} done: {tally.outcomes[Outcome.FETCHED]:,} fetched, "
+        f"{tally.outcomes[Outcome.DENIED]:,} denied, {tally.outcomes[Outcome.FAILED]:,} failed; "
+        f"{tally.waiting:,} waiting, {tally.in_flight:,} in flight"
+    )
+
+
+def line_of(entry: Entry) -> str:
+    """One URL's outcome in one line."""
+    if entry.outcome is not Outcome.FETCHED:
+        return f"{entry.outcome} {_names(entry)}: {cause(entry)}"
+    size = f" {entry.size:,} bytes" if entry.size is not None else ""
+    cut = ", truncated" if entry.truncated else ""
+    return f"{entry.status} {_names(entry)}{size}{cut}"
+
+
+def _names(entry: Entry) -> str:
+    return f"{entry.url} -> {entry.final_url}" if entry.final_url else entry.url
+
+
+def duration(seconds: float) -> str:
+    """A waiting time as people say it.
+
+    >>> duration(0), duration(3.2), duration(75), duration(7205)
+    ('now', '3.2 s', '1:15', '2:00:05')
+    """
+    if seconds <= 0:
+        return "now"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,223 @@
+"""One crawl from its arguments to its exit code: files, session, signals, progress, summary."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from gatekeeper.cli.common import DENIED, OK, version
+from gatekeeper.cli.crawl.engine import Crawl, Place
+from gatekeeper.cli.crawl.limits import MANIFEST, STATE, Limits
+from gatekeeper.cli.crawl.manifest import Entry, Manifest
+from gatekeeper.cli.crawl.progress import Progress
+from gatekeeper.cli.crawl.sources import given
+from gatekeeper.cli.crawl.warc import Warc
+from gatekeeper.clock import Clock, SystemClock
+from gatekeeper.config import Config
+from gatekeeper.gate import Gatekeeper
+from gatekeeper.pacing.queue import PoliteQueue
+from gatekeeper.robots.headers import PageSignals, from_headers
+from gatekeeper.session import polite_session, session_gate
+
+__all__ = ["INTERRUPTED", "Job", "crawl"]
+
+INTERRUPTED = 130
+_SHOWN_TURNS = 8
+_MAX_QUEUED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one call of the command is to do. Times are seconds."""
+
+    identity: str
+    config: Config
+    urls: tuple[str, ...] = ()
+    input: str | None = None
+    output: Path | None = None
+    warc: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+    timeout: float = 300.0
+    max_wait: float = 3600.0
+    as_json: bool = False
+
+    @property
+    def manifest(self) -> Path | None:
+        """Where the crawl remembers what is done: in the folder, or beside the WARC file."""
+        if self.output is not None:
+            return self.output / MANIFEST
+        return self.warc.with_name(f"{self.warc.name}.{MANIFEST}") if self.warc else None
+
+    @property
+    def kept_config(self) -> Config:
+        """The configuration, with a place in the folder for the hosts' clocks: a crawl that
+        resumes still owes them their wait."""
+        if self.output is None or self.config.storage.path is not None:
+            return self.config
+        storage = msgspec.structs.replace(self.config.storage, path=str(self.output / STATE))
+        return msgspec.structs.replace(self.config, storage=storage)
+
+
+async def crawl(
+    job: Job,
+    progress: Progress,
+    *,
+    clock: Clock | None = None,
+    **session: Any,
+) -> int:
+    """Do it; the exit code. Further arguments go to `polite_session`.
+
+    Raises ConfigError, StorageError or OSError for what can't be used or read.
+    """
+    clock = clock or SystemClock()
+    async with AsyncExitStack() as stack:
+        place = _place(job, stack)
+        client = await stack.enter_async_context(
+            polite_session(
+                user_agent=job.identity,
+                config=job.kept_config,
+                clock=clock,
+                timeout=aiohttp.ClientTimeout(total=job.timeout),
+                auto_decompress=place.warc is None,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                **session,
+            )
+        )
+        work = _work(job, client, place, clock, progress)
+        stack.enter_context(progress)
+        with _interruptible(work) as interrupted:
+            await _watched(work, job, session_gate(client), progress, clock)
+    _say_summary(job, work)
+    if interrupted():
+        return INTERRUPTED
+    return OK if work.tally.clean else DENIED
+
+
+def _place(job: Job, stack: AsyncExitStack) -> Place:
+    if job.output is not None:
+        job.output.mkdir(parents=True, exist_ok=True)
+    path = job.manifest
+    manifest = stack.enter_context(Manifest(path)) if path is not None else None
+    warc = None
+    if job.warc is not None and manifest is not None:
+        made = Warc(
+            job.warc,
+            software=f"gatekeeper/{version()}",
+            vouched=manifest.warc_ends.get(job.warc.name),
+        )
+        warc = stack.enter_context(made)
+    return Place(manifest, job.output, warc)
+
+
+def _work(
+    job: Job, client: aiohttp.ClientSession, place: Place, clock: Clock, progress: Progress
+) -> Crawl:
+    gate = session_gate(client)
+
+    def signals(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
+        found = from_headers(response.headers, job.identity, url=str(response.url))
+        return _plain(found)
+
+    def report(entry: Entry) -> None:
+        if job.as_json:
+            sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+            sys.stdout.flush()
+        progress.entry(entry)
+
+    return Crawl(
+        client,
+        lambda on_denied: PoliteQueue(gate, maxsize=_MAX_QUEUED, on_denied=on_denied),
+        clock=clock,
+        limits=job.limits,
+        place=place,
+        signals=signals,
+        on_entry=report,
+    )
+
+
+def _plain(signals: PageSignals) -> dict[str, Any] | None:
+    """What the headers said; None where they said nothing."""
+    if signals == _NOTHING:
+        return None
+    plain: dict[str, Any] = msgspec.to_builtins(signals)
+    return plain
+
+
+_NOTHING = from_headers({}, "")
+
+
+@contextmanager
+def _interruptible(work: Crawl) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C (or SIGTERM) stops the crawl cleanly; the second one ends it at once."""
+    loop = asyncio.get_running_loop()
+    caught: list[int] = []
+
+    def stop(number: int) -> None:
+        caught.append(number)
+        loop.remove_signal_handler(number)
+        work.stop()
+
+    handled = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(number, stop, number)
+        except (NotImplementedError, RuntimeError, ValueError):
+            continue  # Windows, or not the main thread: KeyboardInterrupt ends it at once
+        handled.append(number)
+    try:
+        yield lambda: bool(caught)
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+
+
+async def _watched(
+    work: Crawl, job: Job, gate: Gatekeeper, progress: Progress, clock: Clock
+) -> None:
+    """Run the crawl, and show how it goes until it ends."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(_watch(work, gate, progress, clock, job.max_wait))
+            await work.run(given(job.urls, job.input))
+            watching.cancel()
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from None
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error that ended the tasks; the command says it in one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _watch(
+    work: Crawl, gate: Gatekeeper, progress: Progress, clock: Clock, max_wait: float
+) -> None:
+    """Show the state of things again and again; stop what only waits, and for too long."""
+    done = -1
+    while True:
+        tally = work.tally
+        progress.show(tally, await work.hosts.busiest(gate, clock, _SHOWN_TURNS))
+        # Nothing moved since the last look: is there anything that soon will?
+        idle = tally.complete and not tally.in_flight and tally.done == done and len(work.hosts)
+        if idle and await work.hosts.soonest(gate, clock, max_wait) > max_wait:
+            work.stop()
+        done = tally.done
+        await clock.sleep(progress.every)
+
+
+def _say_summary(job: Job, work: Crawl) -> None:
+    """For people on stdout, under the lines or the bar; for machines not at all: they have
+    every line already."""
+    if not job.as_json:
+        print("\n".join(work.tally.summary()))

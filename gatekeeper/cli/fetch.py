@@ -1,0 +1,96 @@
+"""`gatekeeper fetch URL...`: pages, each asked for politely; stops cleanly and resumes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from gatekeeper.cli.common import NAME, Subparsers, add_command, load, log_to_stderr
+from gatekeeper.cli.crawl.limits import MANIFEST, Limits
+from gatekeeper.errors import ConfigError
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Put `fetch` among the commands."""
+    parser = add_command(
+        subparsers,
+        "fetch",
+        summary="fetch pages politely: each host in its turn, nothing that its robots.txt denies",
+        example=f"{NAME} fetch -i urls.txt -o pages",
+        run=run,
+    )
+    parser.add_argument("urls", nargs="*", metavar="URL", help="`-` reads standard input")
+    parser.add_argument("-i", "--input", metavar="FILE", help="URLs, one a line; # is a comment")
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", help=f"bodies and {MANIFEST}; resumes what is there"
+    )
+    parser.add_argument("--warc", metavar="FILE", help="WARC 1.1; compressed if it ends in .gz")
+    parser.add_argument(
+        "--concurrency",
+        metavar="N",
+        type=_positive,
+        default=100,
+        help="requests in flight over all hosts (100); one host's own limit stays in force",
+    )
+    parser.add_argument(
+        "--max-body",
+        metavar="BYTES",
+        type=_positive,
+        default=10 * 1024 * 1024,
+        help="what is read of one body (10 MiB)",
+    )
+    parser.add_argument(
+        "--tries",
+        metavar="N",
+        type=_positive,
+        default=3,
+        help="requests for a URL that fails or is answered 429 or 503 (3)",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_positive,
+        default=300,
+        help="network time of one request (300); waiting for a turn is not counted",
+    )
+    parser.add_argument(
+        "--max-wait",
+        metavar="SECONDS",
+        type=_positive,
+        default=3600,
+        help="stop when nobody's turn comes within that time (3600); run again to go on",
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit 0 if all was fetched, 1 if anything was not, 130 after Ctrl-C."""
+    from gatekeeper.cli.crawl.progress import watcher  # noqa: PLC0415 - `--help` stays quick
+    from gatekeeper.cli.crawl.runner import Job, crawl  # noqa: PLC0415
+
+    log_to_stderr()
+    if not args.urls and args.input is None:
+        raise ConfigError("no URL; give some, or -i FILE, or `-` for standard input")
+    settings = load(args)
+    job = Job(
+        identity=settings.identity(),
+        config=settings.config,
+        urls=tuple(args.urls),
+        input=args.input,
+        output=Path(args.output) if args.output is not None else None,
+        warc=Path(args.warc) if args.warc is not None else None,
+        limits=Limits(concurrency=args.concurrency, max_body=args.max_body, tries=args.tries),
+        timeout=args.timeout,
+        max_wait=args.max_wait,
+        as_json=args.json,
+    )
+    return asyncio.run(crawl(job, watcher(quiet=args.json)))

@@ -1,0 +1,114 @@
+"""The manifest: what a crawl that was stopped anywhere remembers."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gatekeeper.cli.crawl.manifest import Entry, Manifest, Outcome, WarcPlace
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.robots import Rule
+
+AT = datetime(2027, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "out" / "manifest.jsonl"
+
+
+def entry(url: str, outcome: Outcome = Outcome.FETCHED, **more: object) -> Entry:
+    return Entry(url=url, outcome=outcome, at=AT, **more)  # type: ignore[arg-type]
+
+
+def test_a_fetched_url_is_done_in_the_next_run(path: Path) -> None:
+    with Manifest(path) as manifest:
+        manifest.write(entry("https://a.test/1"))
+    with Manifest(path) as manifest:
+        assert manifest.done("https://a.test/1")
+        assert not manifest.done("https://a.test/2")
+
+
+def test_a_denied_url_is_done(path: Path) -> None:
+    with Manifest(path) as manifest:
+        manifest.write(entry("https://a.test/1", Outcome.DENIED))
+        assert manifest.done("https://a.test/1")
+
+
+def test_a_failed_url_is_tried_again(path: Path) -> None:
+    with Manifest(path) as manifest:
+        manifest.write(entry("https://a.test/1", Outcome.FAILED))
+    with Manifest(path) as manifest:
+        assert not manifest.done("https://a.test/1")
+
+
+def test_where_a_redirect_led_is_done_too(path: Path) -> None:
+    with Manifest(path) as manifest:
+        manifest.write(entry("http://a.test/", final_url="https://a.test/"))
+    with Manifest(path) as manifest:
+        assert manifest.done("https://a.test/")
+
+
+@pytest.mark.parametrize("torn", [b'{"url":"https://a.te', b"{", b"\xff", b'"'])
+def test_a_torn_last_line_is_cut_off(path: Path, torn: bytes) -> None:
+    with Manifest(path) as manifest:
+        manifest.write(entry("https://a.test/1"))
+    with path.open("ab") as file:
+        file.write(torn)
+    with Manifest(path) as manifest:
+        assert manifest.done("https://a.test/1")
+        manifest.write(entry("https://a.test/2"))
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["url"] for line in lines] == ["https://a.test/1", "https://a.test/2"]
+
+
+def test_a_last_line_without_its_end_is_not_believed(path: Path) -> None:
+    with Manifest(path) as manifest:
+        line = manifest.write(entry("https://a.test/1"))
+    path.write_bytes(line.rstrip(b"\n"))
+    with Manifest(path) as manifest:
+        assert not manifest.done("https://a.test/1")
+
+
+def test_a_line_in_the_middle_that_is_no_entry_is_counted_and_left_alone(path: Path) -> None:
+    with Manifest(path) as manifest:
+        manifest.write(entry("https://a.test/1"))
+    path.write_bytes(b"a note\n" + path.read_bytes())
+    with Manifest(path) as manifest:
+        assert manifest.unreadable == 1
+        assert manifest.done("https://a.test/1")
+    assert path.read_bytes().startswith(b"a note\n")
+
+
+def test_it_knows_how_far_each_warc_file_is_vouched_for(path: Path) -> None:
+    with Manifest(path) as manifest:
+        manifest.write(entry("https://a.test/1", warc=WarcPlace("a.warc", 0, 700)))
+        manifest.write(entry("https://a.test/2", warc=WarcPlace("a.warc", 700, 900)))
+    with Manifest(path) as manifest:
+        assert manifest.warc_ends == {"a.warc": 900}
+
+
+def test_a_line_says_the_deciding_line_and_the_time_in_rfc_3339(path: Path) -> None:
+    rule = Rule(line=4, field="disallow", value="/x", text="Disallow: /x")
+    decision = Decision(
+        verdict=Verdict.DENY,
+        reason=Reason.RULE,
+        url="https://a.test/x",
+        origin="https://a.test",
+        user_agent="bot",
+        rule=rule,
+    )
+    with Manifest(path) as manifest:
+        line = manifest.write(entry("https://a.test/x", Outcome.DENIED, decision=decision))
+    said = json.loads(line)
+    assert said["at"] == "2027-01-02T03:04:05Z"
+    assert said["decision"]["verdict"] == "deny"
+    assert said["decision"]["rule"] == {
+        "line": 4,
+        "field": "disallow",
+        "value": "/x",
+        "text": "Disallow: /x",
+    }

@@ -1,0 +1,150 @@
+"""Counting a crawl, and what is said of it."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+
+import pytest
+
+from gatekeeper.cli.crawl.manifest import Entry, Outcome
+from gatekeeper.cli.crawl.progress import Live, NextTurn, Plain, Silent, line_of, watcher
+from gatekeeper.cli.crawl.tally import Tally
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.robots import Rule
+
+AT = datetime(2027, 1, 2, tzinfo=UTC)
+
+
+def fetched(url: str = "https://a.test/", **more: object) -> Entry:
+    given: dict[str, object] = {"status": 200, "size": 10} | more
+    return Entry(url=url, outcome=Outcome.FETCHED, at=AT, **given)  # type: ignore[arg-type]
+
+
+def failed(url: str, error: str) -> Entry:
+    return Entry(url=url, outcome=Outcome.FAILED, at=AT, error=error)
+
+
+def denied(url: str, line: int, text: str) -> Entry:
+    rule = Rule(line=line, field="disallow", value="", text=text)
+    decision = Decision(
+        verdict=Verdict.DENY,
+        reason=Reason.RULE,
+        url=url,
+        origin="https://a.test",
+        user_agent="bot",
+        rule=rule,
+    )
+    return Entry(url=url, outcome=Outcome.DENIED, at=AT, decision=decision)
+
+
+def tally(*entries: Entry, total: int | None = None) -> Tally:
+    made = Tally(total=len(entries) if total is None else total, complete=True)
+    for entry in entries:
+        made.add(entry)
+    return made
+
+
+def test_the_summary_says_what_was_denied_by_which_line() -> None:
+    made = tally(
+        fetched(),
+        denied("https://a.test/x/1", 4, "Disallow: /x"),
+        denied("https://a.test/x/2", 4, "Disallow: /x"),
+        denied("https://b.test/y", 9, "Disallow: /"),
+    )
+    assert made.summary() == [
+        "fetched 1 (1 x 200), 10 bytes",
+        "denied 3",
+        "       2  a.test  line 4: Disallow: /x",
+        "       1  b.test  line 9: Disallow: /",
+    ]
+
+
+def test_the_summary_says_what_failed_and_why() -> None:
+    assert tally(failed("https://a.test/", "reset")).summary()[1:] == [
+        "failed 1",
+        "       1  a.test  reset",
+    ]
+
+
+def test_the_summary_says_what_is_left() -> None:
+    assert tally(fetched(), total=3).summary()[-1] == "stopped: 2 not asked for yet"
+
+
+def test_the_summary_is_short_however_many_causes_there_are() -> None:
+    made = tally(*(failed(f"https://h{n}.test/", "reset") for n in range(50)))
+    assert len(made.summary(most=5)) == 8
+    assert made.summary(most=5)[-1].strip() == "and 45 more causes"
+
+
+def test_what_is_neither_done_nor_in_flight_waits() -> None:
+    made = tally(fetched(), total=10)
+    made.in_flight = 4
+    assert made.waiting == 5
+
+
+@pytest.mark.parametrize(
+    ("entries", "total", "clean"),
+    [
+        ([fetched()], 1, True),
+        ([fetched()], 2, False),
+        ([fetched(), failed("https://a.test/", "x")], 2, False),
+        ([], 0, True),
+    ],
+)
+def test_only_a_crawl_that_fetched_everything_is_clean(
+    entries: list[Entry], total: int, clean: bool
+) -> None:
+    assert tally(*entries, total=total).clean is clean
+
+
+@pytest.mark.parametrize(
+    ("entry", "line"),
+    [
+        (fetched(), "200 https://a.test/ 10 bytes"),
+        (fetched(truncated=True), "200 https://a.test/ 10 bytes, truncated"),
+        (fetched(final_url="https://b.test/"), "200 https://a.test/ -> https://b.test/ 10 bytes"),
+        (failed("https://a.test/", "reset"), "failed https://a.test/: reset"),
+        (denied("https://a.test/x", 4, "Disallow: /x"),
+         "denied https://a.test/x: line 4: Disallow: /x"),
+    ],
+)  # fmt: skip
+def test_a_url_is_one_line(entry: Entry, line: str) -> None:
+    assert line_of(entry) == line
+
+
+def test_plain_lines_say_done_denied_waiting_failed_and_the_next_turns() -> None:
+    stream = io.StringIO()
+    with Plain(stream) as progress:
+        progress.show(tally(fetched(), total=3), [NextTurn("a.test", 75, 2)])
+    assert stream.getvalue() == (
+        "-- 1/3 done: 1 fetched, 0 denied, 0 failed; 2 waiting, 0 in flight; "
+        "next: a.test in 1:15 (2 waiting)\n"
+    )
+
+
+def test_the_live_display_shows_the_same() -> None:
+    stream = io.StringIO()
+    with Live(stream) as progress:
+        progress.entry(denied("https://a.test/[x]", 4, "Disallow: /[x]"))
+        progress.show(tally(fetched(), total=3), [NextTurn("a.test", 75, 2)])
+    text = stream.getvalue()
+    assert "denied https://a.test/[x]: line 4: Disallow: /[x]" in text
+    assert "2 waiting, 0 in flight" in text
+    assert "1:15" in text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_the_live_display_and_a_file_plain_lines() -> None:
+    assert isinstance(watcher(quiet=False, stream=Terminal()), Live)
+    assert isinstance(watcher(quiet=False, stream=io.StringIO()), Plain)
+    assert isinstance(watcher(quiet=True, stream=Terminal()), Silent)
+
+
+def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "rich.console", None)
+    assert isinstance(watcher(quiet=False, stream=Terminal()), Plain)

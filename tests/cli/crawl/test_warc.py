@@ -1,0 +1,134 @@
+"""WARC: whole records, the octets as they came, and no stranger's file touched."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict
+from warcio.archiveiterator import ArchiveIterator
+from yarl import URL
+
+from gatekeeper.cli.crawl.warc import Warc, WarcHead
+from gatekeeper.errors import ConfigError
+
+SOFTWARE = "gatekeeper/0.1"
+
+
+def head(url: str = "https://a.test/x?y=1", **headers: str) -> WarcHead:
+    """The head of a response, with the attributes that aiohttp's has."""
+    response: Any = SimpleNamespace(
+        request_info=SimpleNamespace(headers=CIMultiDict({"Host": "a.test", "User-Agent": "bot"})),
+        url=URL(url, encoded=True),
+        method="GET",
+        version=SimpleNamespace(major=1, minor=1),
+        status=200,
+        reason="OK",
+        raw_headers=tuple((k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()),
+        connection=None,
+    )
+    return WarcHead(response, datetime(2027, 1, 2, 3, 4, 5, 678, tzinfo=UTC))
+
+
+def write(warc: Warc, text: bytes, *, truncated: bool = False, **headers: str) -> int:
+    body = io.BytesIO(text)
+    return warc.write(head(**headers), body, size=len(text), truncated=truncated).end
+
+
+def records(path: Path) -> list[tuple[str, bytes, Any]]:
+    with path.open("rb") as file:
+        return [
+            (record.rec_type, record.content_stream().read(), record)
+            for record in ArchiveIterator(file, check_digests="raise")
+        ]
+
+
+@pytest.mark.parametrize("name", ["pages.warc", "pages.warc.gz"])
+def test_a_page_is_a_response_and_a_request(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with Warc(path, software=SOFTWARE, vouched=None) as warc:
+        write(warc, b"<p>hello", content_type="text/html")
+    info, response, request = records(path)
+    assert info[0] == "warcinfo"
+    assert b"software: gatekeeper/0.1" in info[1]
+    assert response[:2] == ("response", b"<p>hello")
+    assert response[2].http_headers.get_header("Content-Type") == "text/html"
+    assert response[2].rec_headers.get_header("WARC-Target-URI") == "https://a.test/x?y=1"
+    assert response[2].rec_headers.get_header("WARC-Date") == "2027-01-02T03:04:05.000678Z"
+    assert request[0] == "request"
+    assert request[2].http_headers.get_header("User-Agent") == "bot"
+
+
+def test_it_is_warc_1_1(tmp_path: Path) -> None:
+    path = tmp_path / "pages.warc"
+    with Warc(path, software=SOFTWARE, vouched=None) as warc:
+        write(warc, b"x")
+    assert path.read_bytes().startswith(b"WARC/1.1\r\n")
+
+
+def test_the_transfer_coding_that_was_taken_off_is_renamed(tmp_path: Path) -> None:
+    path = tmp_path / "pages.warc"
+    with Warc(path, software=SOFTWARE, vouched=None) as warc:
+        write(warc, b"x", transfer_encoding="chunked")
+    headers = records(path)[1][2].http_headers
+    assert headers.get_header("Transfer-Encoding") is None
+    assert headers.get_header("X-Archive-Orig-Transfer-Encoding") == "chunked"
+
+
+def test_a_body_that_was_cut_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "pages.warc"
+    with Warc(path, software=SOFTWARE, vouched=None) as warc:
+        write(warc, b"x", truncated=True)
+    assert records(path)[1][2].rec_headers.get_header("WARC-Truncated") == "length"
+
+
+@pytest.mark.parametrize("name", ["pages.warc", "pages.warc.gz"])
+def test_what_no_manifest_vouches_for_is_cut_off(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with Warc(path, software=SOFTWARE, vouched=None) as warc:
+        end = write(warc, b"first")
+        write(warc, b"killed before it was noted")
+    path.write_bytes(path.read_bytes()[:-5])
+    with Warc(path, software=SOFTWARE, vouched=end) as warc:
+        write(warc, b"second")
+    bodies = [text for kind, text, _ in records(path) if kind == "response"]
+    assert bodies == [b"first", b"second"]
+
+
+def test_a_file_killed_before_its_first_page_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "pages.warc"
+    with Warc(path, software=SOFTWARE, vouched=None) as warc:
+        write(warc, b"never noted")
+    with Warc(path, software=SOFTWARE, vouched=None) as warc:
+        write(warc, b"noted")
+    assert [kind for kind, _, _ in records(path)] == ["warcinfo", "response", "request"]
+
+
+@pytest.mark.parametrize("text", [b"my thesis", b"\x1f\x8bbroken", b"WARC/1.1\r\nWARC-Type: x"])
+def test_a_strangers_file_is_refused_and_left_alone(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "pages.warc"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError, match="not of this crawl"):
+        Warc(path, software=SOFTWARE, vouched=None).__enter__()
+    assert path.read_bytes() == text
+
+
+def test_a_record_that_could_not_be_written_leaves_no_half(tmp_path: Path) -> None:
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() > 10:
+                raise OSError(5, "input/output error")
+            return super().read(20)
+
+    path = tmp_path / "pages.warc"
+    with Warc(path, software=SOFTWARE, vouched=None) as warc:
+        write(warc, b"first")
+        with pytest.raises(OSError, match="input/output"):
+            warc.write(head(), Broken(b"y" * 100), size=100, truncated=False)
+        write(warc, b"second")
+    bodies = [text for kind, text, _ in records(path) if kind == "response"]
+    assert bodies == [b"first", b"second"]
