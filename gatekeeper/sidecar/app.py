@@ -7,34 +7,61 @@ would cost a tenth of the whole. What every request goes through stands in `hand
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import secrets
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import aiohttp
 from aiohttp import web
 
-from gatekeeper.clock import Clock, SystemClock
+from gatekeeper.clock import Clock, SystemClock, deadline
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision
-from gatekeeper.errors import Deferred, Denied, GateClosed, InvalidURL, LeaseTimeout
-from gatekeeper.sidecar.auth import Door, Tokens
+from gatekeeper.errors import ConfigError, Deferred, Denied, GateClosed, InvalidURL, LeaseTimeout
+from gatekeeper.sidecar.auth import Door, Networks, Tokens
 from gatekeeper.sidecar.clients import Clients
 from gatekeeper.sidecar.decisionlog import DecisionLog
+from gatekeeper.sidecar.leasebook import LeaseBook
+from gatekeeper.sidecar.leases import LeaseTable
 from gatekeeper.sidecar.metrics import Metrics
 from gatekeeper.sidecar.problems import Problem, retry_after
-from gatekeeper.sidecar.routes import check, health
+from gatekeeper.sidecar.routes import (
+    admin,
+    check,
+    docs,
+    explain,
+    fetch,
+    forward_auth,
+    health,
+    hosts,
+    leases,
+)
 from gatekeeper.sidecar.routing import Call, Router
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
+    from gatekeeper.sidecar.metrics import Sample
 
 __all__ = ["ROUTES", "Service"]
 
+_T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 
-ROUTES = (*check.ROUTES, *health.ROUTES)
+ROUTES = (
+    *check.ROUTES,
+    *explain.ROUTES,
+    *leases.ROUTES,
+    *fetch.ROUTES,
+    *hosts.ROUTES,
+    *admin.ROUTES,
+    *health.ROUTES,
+    *docs.ROUTES,
+    *forward_auth.ROUTES,
+)
+_MAX_BACKGROUND = 1000
 
 
 class Service:
@@ -52,23 +79,86 @@ class Service:
         hosts: frozenset[str] | None = None,
         clock: Clock | None = None,
         version: str = "0",
+        reread: Callable[[], Config] | None = None,
+        lease_book: LeaseBook | None = None,
     ) -> None:
         self.gate = gate
-        self.config = config
+        self.version = version
         self.clock = clock or SystemClock()
         self.phase = "starting"
         self.metrics = Metrics(build=version)
-        self.log = DecisionLog(config.server, self.clock)
-        self.clients = Clients(config.server, self.clock)
-        self.door = Door(config.server, tokens=tokens or Tokens(), hosts=hosts)
+        self.leases = LeaseTable(config.server, self.clock, lease_book)
         self.router = Router(ROUTES)
+        self.reread = reread
+        self.spoken = config.host
+        """The `[[host]]` tables in force."""
+        self._grace = True
+        self._hosts = hosts
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._session: aiohttp.ClientSession | None = None
         self._prefix = f"{secrets.token_hex(4)}-"
         self._counter = itertools.count(1)
+        self.log = DecisionLog(config.server, self.clock)
+        self.clients = Clients(config.server, self.clock)
+        self.take_over(config, tokens or Tokens())
+        self.metrics.add_source(self._samples)
+
+    def take_over(self, config: Config, tokens: Tokens) -> None:
+        """Put a checked configuration in force: all of it or, by raising first, nothing."""
+        trusted = Networks(config.server.trusted_peers, setting="server.trusted_peers")
+        # No await from here on: no request sees half of the new settings (T17).
+        self.config = config
+        self.trusted_peers = trusted
+        self.door = Door(config.server, tokens=tokens, hosts=self._hosts)
+        self.clients.adjust(config.server)
+        self.leases.adjust(config.server)
+        self.log.adjust(config.server)
 
     @property
     def ready(self) -> bool:
         """Whether new questions are taken."""
-        return self.phase == "serving"
+        return self.phase == "serving" and self.gate.ready
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The session of `/v1/fetch`, opened when first asked for."""
+        if self._session is None:
+            self._session = fetch.open_session(self)
+        return self._session
+
+    def background(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T] | None:
+        """Do it beside the answer; None where too much is being done already.
+
+        The task belongs to the service: `close` ends it. Its result is whoever's awaits it.
+        """
+        if len(self._tasks) >= _MAX_BACKGROUND or self.phase == "closed":
+            work.close()
+            return None
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("work in the background failed: %s", error)
+
+    async def close(self) -> None:
+        """End what is still going on. Idempotent."""
+        self.phase = "closed"
+        self.leases.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def hurry(self) -> None:
+        """Leave out the time that load balancers are given to notice."""
+        self._grace = False
 
     async def drain(self, sites: Sequence[web.BaseSite]) -> None:
         """Unready at once; then no new connections; then let what is open end, bounded.
@@ -77,8 +167,13 @@ class Service:
         """
         server = self.config.server
         self.phase = "draining"
-        if self.clients.stats():
+        self.leases.closed = True
+        if self._grace:
             await self.clock.sleep(server.drain_grace)
+        # Reports are taken meanwhile: the clients that hold leases often end with us.
+        with contextlib.suppress(TimeoutError):
+            async with deadline(self.clock, server.drain_timeout):
+                await self.leases.drained()
         for site in sites:
             await site.stop()
 
@@ -118,6 +213,18 @@ class Service:
             response.headers["X-Request-Id"] = request_id
         return response
 
+    def _samples(self) -> Iterable[Sample]:
+        yield from self.leases.samples()
+        yield from self.clients.samples()
+        yield from self.log.samples()
+        yield (
+            "gauge",
+            "gatekeeper_ready",
+            "Whether new questions are taken.",
+            (),
+            [((), float(self.ready))],
+        )
+
     def _problem(self, error: Exception, request_id: str) -> Problem:
         """What an exception says to a client; what nobody foresaw is logged, not told."""
         if isinstance(error, Problem):
@@ -126,6 +233,8 @@ class Service:
             raise error  # the client is gone: nobody to answer
         if isinstance(error, InvalidURL):
             return Problem(400, "invalid-url", str(error))
+        if isinstance(error, ConfigError):
+            return Problem(400, "bad-request", str(error))
         if isinstance(error, Denied):
             return self.refusal(error)
         if isinstance(error, LeaseTimeout):

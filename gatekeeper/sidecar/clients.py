@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gatekeeper.clock import Clock
 from gatekeeper.config import ServerConfig
+from gatekeeper.sidecar.metrics import Sample
 from gatekeeper.sidecar.problems import Problem, retry_after
 
 __all__ = ["Clients"]
@@ -20,11 +23,32 @@ class Clients:
 
     def __init__(self, server: ServerConfig, clock: Clock) -> None:
         self._clock = clock
-        self._most = server.client_concurrency
-        self._rate = server.client_rate
+        self.adjust(server)
         self._busy: dict[str, int] = {}
         self._meters: dict[str, tuple[float, float]] = {}
         self.refused = {"concurrency": 0, "rate": 0}
+
+    def adjust(self, server: ServerConfig) -> None:
+        """Put other bounds in force, for the requests to come."""
+        self._most = server.client_concurrency
+        self._rate = server.client_rate
+
+    def samples(self) -> Iterable[Sample]:
+        """For /metrics; summed over clients, whose addresses are not ours to bound (T10)."""
+        yield (
+            "gauge",
+            "gatekeeper_requests_under_way",
+            "Requests being answered.",
+            (),
+            [((), sum(self._busy.values()))],
+        )
+        yield (
+            "counter",
+            "gatekeeper_clients_refused",
+            "Requests that met a bound of their client.",
+            ("bound",),
+            [((bound,), n) for bound, n in self.refused.items()],
+        )
 
     def enter(self, client: str) -> None:
         """Count one in; raises Problem 429 with Retry-After. Pair it with `leave`."""

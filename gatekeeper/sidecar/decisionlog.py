@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections import deque
 from collections.abc import Iterable
 from datetime import datetime
-from typing import IO, Literal
+from typing import IO
 
 import msgspec
 
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Decision, Verdict
+from gatekeeper.sidecar.metrics import Sample
 
 __all__ = ["DecisionLog", "DecisionRecord"]
 
@@ -23,11 +23,12 @@ _RING = 20_000
 _MAX_URL = 2048
 
 
-class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of the log."""
+class DecisionRecord(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="decision"
+):
+    """One line of the log; `event` is "decision", for readers of more than one kind."""
 
     time: datetime
-    event: Literal["decision"] = "decision"
     id: str
     request: str
     client: str
@@ -41,8 +42,6 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     rule: str | None = None
     robots_status: int | None = None
     retry_at: datetime | None = None
-
-    # `event` is what a reader sorts by, so it stands even though it is the default.
 
 
 _Entry = tuple[float, Decision, str, str]
@@ -60,16 +59,31 @@ class DecisionLog:
     ) -> None:
         self._clock = clock
         self._stream = stream if stream is not None else sys.stderr
+        self.adjust(server)
+        self._ring: deque[_Entry] = deque()
+        self._encoder = msgspec.json.Encoder()
+        self.written = 0
+        self.dropped = 0
+
+    def adjust(self, server: ServerConfig) -> None:
+        """Put other settings in force."""
         self._all = server.log_decisions == "all"
         self.enabled = server.log_decisions != "none"
         self._queries = server.log_queries
         self._per_pause = max(1, int(server.log_rate * _PAUSE))
         wanted = server.log_format
         self._json = wanted == "json" or (wanted == "auto" and not self._stream.isatty())
-        self._ring: deque[_Entry] = deque()
-        self._encoder = msgspec.json.Encoder()
-        self.written = 0
-        self.dropped = 0
+
+    def samples(self) -> Iterable[Sample]:
+        """For /metrics."""
+        counts = (("written", self.written), ("dropped", self.dropped))
+        yield (
+            "counter",
+            "gatekeeper_decision_log",
+            "Lines of the decision log.",
+            ("result",),
+            [((result,), n) for result, n in counts],
+        )
 
     def add(self, decision: Decision, request: str, client: str) -> None:
         """Note a decision for the log."""
@@ -155,9 +169,3 @@ class DecisionLog:
 
 def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
-
-
-async def stop(task: asyncio.Task[None]) -> None:
-    """Cancel the writing task and wait until it has written the rest."""
-    task.cancel()
-    await asyncio.wait([task])

@@ -22,12 +22,16 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from gatekeeper.clock import SystemClock
 from gatekeeper.config import Config
+from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.sidecar import listening
 from gatekeeper.sidecar.app import Service
 from gatekeeper.sidecar.auth import read_tokens
 from gatekeeper.sidecar.checks import accepted_hosts, check_server, tls_context
+from gatekeeper.sidecar.leasebook import LeaseBook
+from gatekeeper.sidecar.reload import reload
 from gatekeeper.sidecar.server import Server
 
 if TYPE_CHECKING:
@@ -71,45 +75,82 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _until_told(wiring: Wiring) -> None:
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    told: asyncio.Future[signal.Signals] = loop.create_future()
+
+    def tell(number: signal.Signals) -> None:
+        if not told.done():
+            told.set_result(number)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    async with running(wiring):
-        await told.wait()
+        loop.add_signal_handler(number, tell, number)
+    async with running(wiring) as service:
+        loop.add_signal_handler(signal.SIGHUP, _on_hangup, service)
+        if await told is signal.SIGINT:
+            service.hurry()  # somebody sits at the terminal: no load balancer to wait for
         listening.notify("STOPPING=1", os.environ)
+
+
+def _on_hangup(service: Service) -> None:
+    """SIGHUP: reload; a bad file was logged, counted, and changed nothing (T17)."""
+    stamp = int(service.clock.monotonic() * 1e6)
+    listening.notify(f"RELOADING=1\nMONOTONIC_USEC={stamp}", os.environ)
+    with contextlib.suppress(ConfigError):
+        reload(service)
+    listening.notify("READY=1", os.environ)
 
 
 @contextlib.asynccontextmanager
 async def running(wiring: Wiring) -> AsyncIterator[Service]:
     """The service, listening; leaving it drains."""
     config = with_state(wiring.config)
-    sockets = listening.activated_sockets(os.environ) or listening.open_sockets(config.server)
+    given = listening.activated_sockets(os.environ)
+    own = [] if given else listening.open_sockets(config.server)
+    sockets = given or own
     try:
         context = tls_context(config.server)
         async with Gatekeeper(wiring.identity, config=config) as gate:
-            service = _service(gate, config, sockets)
+            service = _service(gate, config, sockets, wiring)
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(service.log.run())
-                async with _listening(service, sockets, context):
-                    where, curl = listening.describe(sockets[0], tls=context is not None)
-                    wiring.announce(where, curl)
-                    listening.notify("READY=1", os.environ)
-                    yield service
-                writer.cancel()
+                try:
+                    async with _listening(service, sockets, context):
+                        wiring.announce(*listening.describe(sockets[0], tls=context is not None))
+                        listening.notify("READY=1", os.environ)
+                        yield service
+                finally:
+                    await service.close()
+                    writer.cancel()
     finally:
-        for sock in sockets:
-            _close(sock)
+        for sock in own:
+            listening.close_own(sock)
 
 
-def _service(gate: Gatekeeper, config: Config, sockets: list[socket.socket]) -> Service:
+def _service(
+    gate: Gatekeeper, config: Config, sockets: list[socket.socket], wiring: Wiring
+) -> Service:
     names = listening.addresses(sockets)
+    for address, port in names:
+        if gate.guard is not None:
+            gate.guard.listens_on(address, port)  # T3: even an allowed range leaves us out
     return Service(
         gate,
         config,
         tokens=read_tokens(config.server.token_file),
         hosts=accepted_hosts(config.server, names) if names else None,
         version=importlib.metadata.version("gatekeeper"),
+        reread=lambda: with_state(wiring.reread()),
+        lease_book=_lease_book(config),
     )
+
+
+def _lease_book(config: Config) -> LeaseBook:
+    """The journal of open leases beside the state file; none where nothing is kept."""
+    state = config.storage.path
+    path = None if state is None else Path(state + "-leases")
+    try:
+        return LeaseBook(path, now=SystemClock().wall())
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
 
 
 @contextlib.asynccontextmanager
@@ -122,6 +163,9 @@ async def _listening(
     await runner.setup()
     try:
         sites = [web.SockSite(runner, sock, ssl_context=context) for sock in sockets]
+        # Requests wait in the backlog meanwhile: no lease is granted before the old ones
+        # are held again.
+        await service.leases.take_up(service.gate)
         for site in sites:
             await site.start()
         service.phase = "serving"
@@ -152,11 +196,3 @@ def state_path() -> Path:
         return Path(given) / "state.sqlite"
     home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(home) / "gatekeeper" / "state.sqlite"
-
-
-def _close(sock: socket.socket) -> None:
-    """Close a listening socket, and take a unix one's name away."""
-    if sock.family == socket.AF_UNIX and sock.fileno() != -1:
-        with contextlib.suppress(OSError):
-            os.unlink(sock.getsockname())
-    sock.close()

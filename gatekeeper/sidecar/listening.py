@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -11,7 +12,7 @@ from pathlib import Path
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
 
-__all__ = ["activated_sockets", "addresses", "describe", "notify", "open_sockets"]
+__all__ = ["activated_sockets", "addresses", "close_own", "describe", "notify", "open_sockets"]
 
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
 _BACKLOG = 1024
@@ -88,6 +89,14 @@ def _remove_stale(path: Path) -> None:
         raise ConfigError(f"server.socket: {path}: another process listens there")
     finally:
         probe.close()
+
+
+def close_own(sock: socket.socket) -> None:
+    """Close a socket that `open_sockets` made, and take a unix one's name away."""
+    if sock.fileno() != -1 and sock.family == socket.AF_UNIX:
+        with contextlib.suppress(OSError):
+            os.unlink(sock.getsockname())
+    sock.close()
 
 
 def activated_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:

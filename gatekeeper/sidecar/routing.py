@@ -15,7 +15,7 @@ from gatekeeper.sidecar.problems import Problem
 if TYPE_CHECKING:
     from gatekeeper.sidecar.app import Service
 
-__all__ = ["Call", "Handler", "Route", "Router"]
+__all__ = ["ANY", "Call", "Handler", "Route", "Router"]
 
 
 @dataclass(slots=True)
@@ -30,6 +30,9 @@ class Call:
     params: Mapping[str, str]
     """What stood in the `{...}` of the path, decoded."""
 
+
+ANY = "*"
+"""As a route's method: whatever comes."""
 
 Handler = Callable[["Service", Call], Awaitable[web.StreamResponse]]
 
@@ -50,6 +53,7 @@ class Route:
     body: type | None = None
     answers: Mapping[int, Any] = field(default_factory=dict)
     problems: tuple[int, ...] = ()
+    body_required: bool = True
     probe: bool = False
     """Answered to anybody, without token or Host check: it reveals nothing."""
 
@@ -75,7 +79,8 @@ class Router:
         params = _NOTHING
         if methods is None:
             methods, params = self._by_pattern(path)
-        route = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
+        route = methods.get(method) or methods.get("GET" if method == "HEAD" else ANY)
+        route = route or methods.get(ANY)
         if route is None:
             allow = ", ".join(sorted(methods))
             raise Problem(405, "method", f"this path takes {allow} alone", headers={"Allow": allow})
@@ -89,5 +94,6 @@ class Router:
 
 
 def _compile(path: str) -> re.Pattern[str]:
-    # Our own paths: one segment a parameter, nothing that could backtrack.
-    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
+    # Our own paths: one segment a parameter, `{name*}` the rest; nothing can backtrack.
+    pattern = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path)
+    return re.compile(re.sub(r"\{(\w+)\*\}", r"(?P<\1>.*)", pattern), re.DOTALL)

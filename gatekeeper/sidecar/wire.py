@@ -10,12 +10,16 @@ from aiohttp import web
 
 from gatekeeper.sidecar.problems import Problem
 
-__all__ = ["JSON", "json_response", "read_body", "read_query"]
+__all__ = ["JSON", "Nothing", "json_response", "read_body", "read_query"]
 
 JSON = "application/json"
 _JSON_HEADERS = {"Content-Type": JSON}
 _T = TypeVar("_T")
 _encoder = msgspec.json.Encoder()
+
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An empty object: a JSON body, even an empty one, keeps pages in a browser out (T4)."""
 
 
 def json_response(value: Any, *, status: int = 200) -> web.Response:

@@ -35,17 +35,15 @@ class ScriptedGate:
     """Answers what a test wrote down; the doors of the service are what is tested here."""
 
     def __init__(self) -> None:
-        self.warm: dict[str, Decision] = {}
         self.error: Exception | None = None
 
-    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        if not url.startswith("http"):
-            raise InvalidURL(url, "no scheme")
-        return self.warm.get(url)
+    ready = True
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         if self.error is not None:
             raise self.error
+        if not url.startswith("http"):
+            raise InvalidURL(url, "no scheme")
         if "private" in url:
             rule = Rule(line=3, field="disallow", value="/private", text="Disallow: /private")
             return decision(url, Verdict.DENY, reason=Reason.RULE, rule=rule, user_agent=user_agent)
@@ -106,14 +104,6 @@ async def test_a_denial_is_an_answer_and_names_its_line(
         "value": "/private",
         "text": "Disallow: /private",
     }
-
-
-async def test_a_warm_origin_is_answered_from_peek(
-    base: str, client: aiohttp.ClientSession, gate: ScriptedGate
-) -> None:
-    gate.warm["https://a.example/"] = decision("https://a.example/", conflict=True)
-    async with client.get(f"{base}/v1/check", params={"url": "https://a.example/"}) as response:
-        assert (await response.json())["conflict"] is True
 
 
 async def test_the_agent_of_the_question_is_used(base: str, client: aiohttp.ClientSession) -> None:

@@ -43,11 +43,7 @@ class Decisions(msgspec.Struct, frozen=True):
 async def check(service: Service, call: Call) -> web.StreamResponse:
     """One decision; 200 whatever the verdict."""
     query = read_query(call.query, CheckQuery)
-    gate, agent = service.gate, query.user_agent
-    # A warm origin is answered without a turn of the loop.
-    decision = gate.peek(query.url, user_agent=agent)
-    if decision is None:
-        decision = await gate.check(query.url, user_agent=agent)
+    decision = await service.gate.check(query.url, user_agent=query.user_agent)
     service.decided(decision, call)
     return json_response(decision)
 

@@ -31,7 +31,8 @@ async def healthz(service: Service, call: Call) -> web.StreamResponse:
 async def readyz(service: Service, call: Call) -> web.StreamResponse:
     """New questions are taken: 200, or 503 while starting or draining."""
     if not service.ready:
-        raise Problem(503, "not-ready", service.phase, headers={"Retry-After": "1"})
+        why = service.phase if service.phase != "serving" else "our own network seems to be down"
+        raise Problem(503, "not-ready", why, headers={"Retry-After": "1"})
     return json_response(Health("ready"))
 
 

@@ -1,0 +1,291 @@
+"""The leases that clients hold: granted, renewed, reported, given back, or run out.
+
+Invariants
+    * every lease in the table has exactly one timer, and leaves with it;
+    * a client that hangs up while it waits has no lease: its place in the queue goes with
+      its cancelled handler; one that hangs up at the grant gives the lease back unused;
+    * a lease that is neither reported nor renewed ends by itself and counts as used;
+    * `held + waiting` never exceeds `max_leases`, `waiting` never `max_waiting`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from gatekeeper.clock import Clock, Timer, utc
+from gatekeeper.config import ServerConfig
+from gatekeeper.errors import GatekeeperError
+from gatekeeper.sidecar.leasebook import LeaseBook, OpenLease
+from gatekeeper.sidecar.problems import Problem
+
+if TYPE_CHECKING:
+    from gatekeeper.gate import Gatekeeper
+    from gatekeeper.leasing import Lease
+    from gatekeeper.sidecar.metrics import Sample
+
+__all__ = ["Held", "LeaseTable", "Wanted"]
+
+_TAKE_UP = 0.5
+"""Seconds that taking up a lease of an earlier process may cost at the start."""
+_REMEMBERED = 10_000
+"""Ended leases whose late or repeated report is still understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a client asks for."""
+
+    url: str
+    wait: float
+    ttl: float
+    priority: int
+    user_agent: str | None
+
+
+@dataclass(slots=True)
+class Held:
+    """A lease in a client's hands."""
+
+    id: str
+    lease: Lease
+    client: str
+    granted_at: datetime
+    expires_at: datetime
+    ttl: float
+    timer: Timer
+
+
+class LeaseTable:
+    """All leases that clients hold, by id."""
+
+    def __init__(self, server: ServerConfig, clock: Clock, book: LeaseBook | None = None) -> None:
+        self._clock = clock
+        self._book = book or LeaseBook(None, now=0.0)
+        self._left_over = {lease.id: lease for lease in self._book.left_over}
+        self.adjust(server)
+        self._held: dict[str, Held] = {}
+        self._ended: OrderedDict[str, Lease] = OrderedDict()
+        self._waiting = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.closed = False
+        self.ended = {"reported": 0, "given_back": 0, "expired": 0}
+        self.refused = {"leases": 0, "waiting": 0}
+
+    def adjust(self, server: ServerConfig) -> None:
+        """Put other bounds in force, for the leases to come."""
+        self._max_leases = server.max_leases
+        self._max_waiting = server.max_waiting
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    async def acquire(
+        self, gate: Gatekeeper, wanted: Wanted, client: str, gone: Callable[[], bool]
+    ) -> Held:
+        """Wait for the turn and hand out the lease.
+
+        `gone` says whether the client hung up meanwhile. Raises what `gate.lease` raises,
+        or Problem 503 when a bound is reached or the service drains.
+        """
+        self._admit()
+        self._waiting += 1
+        try:
+            lease = await gate.acquire(
+                wanted.url,
+                priority=wanted.priority,
+                timeout=wanted.wait,
+                user_agent=wanted.user_agent,
+                owned=False,
+            )
+        finally:
+            self._waiting -= 1
+        # No await between the grant and the table: the lease is never nobody's.
+        if gone():
+            lease.give_back()
+            raise ConnectionResetError("the client hung up while its turn came")
+        return self._hold(secrets.token_urlsafe(12), lease, wanted.ttl, client)
+
+    async def take_up(self, gate: Gatekeeper) -> None:
+        """Hold again what an earlier process left open, so that its hosts stay busy.
+
+        One whose turn can't be had again at once is only remembered: its report is
+        accepted, once, and what it says of the host counts.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            for left in self._book.left_over:
+                tasks.create_task(self._take_up(gate, left))
+
+    async def _take_up(self, gate: Gatekeeper, left: OpenLease) -> None:
+        ttl = left.expires_at - self._clock.wall()
+        try:
+            lease = await gate.acquire(left.url, timeout=_TAKE_UP, owned=False)
+        except (GatekeeperError, OSError):
+            return
+        self._left_over.pop(left.id, None)
+        self._hold(left.id, lease, max(1.0, ttl), "earlier")
+
+    def renew(self, lease_id: str, ttl: float | None) -> Held:
+        """Put the end `ttl` seconds from now (as at first if None). Raises Problem 404."""
+        held = self._held.get(lease_id)
+        if held is None:
+            raise _unknown(lease_id)
+        held.timer.cancel()
+        held.ttl = held.ttl if ttl is None else ttl
+        held.lease.renew(held.ttl)
+        self._book.granted(lease_id, self._clock.wall() + held.ttl, held.lease.url)
+        held.expires_at = self._moment(held.ttl)
+        held.timer = self._timer(lease_id, held.ttl)
+        return held
+
+    def report(
+        self,
+        lease_id: str,
+        *,
+        status: int | None,
+        elapsed: float | None,
+        retry_after: float | str | None,
+        size: int | None,
+    ) -> OpenLease | None:
+        """Say what came of it; that ends it. A repeated report changes nothing.
+
+        A report that comes after the lease ran out still teaches the scheduler what the
+        site said. For a lease of an earlier process that could not be held again it is
+        returned, once: nobody but the caller can act on it. Raises Problem 404 for an id
+        that was never given out, or long ago.
+        """
+        left = self._left_over.pop(lease_id, None)
+        if left is not None:
+            self._book.ended(lease_id)
+            return left
+        held = self._take(lease_id)
+        lease = held.lease if held is not None else self._ended.get(lease_id)
+        if lease is None:
+            raise _unknown(lease_id)
+        lease.report(status=status, elapsed=elapsed, retry_after=retry_after, size=size)
+        if held is not None:
+            lease.end()
+            self._remember(lease_id, lease, "reported")
+        return None
+
+    def give_back(self, lease_id: str) -> None:
+        """End it unused: nothing was sent. Raises Problem 404 for an unknown one."""
+        held = self._take(lease_id)
+        if held is not None:
+            held.lease.give_back()
+            self._remember(lease_id, held.lease, "given_back")
+        elif self._left_over.pop(lease_id, None) is not None:
+            self._book.ended(lease_id)
+        elif lease_id not in self._ended:
+            raise _unknown(lease_id)
+
+    async def drained(self) -> None:
+        """Return when no client holds a lease any more."""
+        await self._idle.wait()
+
+    def close(self) -> None:
+        """End what is still held, as used. The journal keeps it for the next process."""
+        self.closed = True
+        self._book.close()
+        for lease_id in list(self._held):
+            self._expire(lease_id)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(list(self._held.values()))
+
+    def samples(self) -> Iterable[Sample]:
+        """For /metrics."""
+        yield (
+            "gauge",
+            "gatekeeper_leases",
+            "Leases that clients hold or wait for.",
+            ("state",),
+            [(("held",), len(self._held)), (("waiting",), self._waiting)],
+        )
+        yield (
+            "counter",
+            "gatekeeper_leases_ended",
+            "Leases ended, by how.",
+            ("how",),
+            [((how,), n) for how, n in self.ended.items()],
+        )
+        yield (
+            "counter",
+            "gatekeeper_leases_refused",
+            "Requests for a lease that met a bound.",
+            ("bound",),
+            [((bound,), n) for bound, n in self.refused.items()],
+        )
+
+    def _admit(self) -> None:
+        if self.closed:
+            raise Problem(
+                503,
+                "draining",
+                "the service is shutting down and grants no more leases",
+                headers={"Retry-After": "5"},
+            )
+        if self._waiting >= self._max_waiting:
+            self.refused["waiting"] += 1
+            raise _full("requests wait for a lease already", self._max_waiting)
+        if len(self._held) + self._waiting >= self._max_leases:
+            self.refused["leases"] += 1
+            raise _full("leases are out or waited for already", self._max_leases)
+
+    def _hold(self, lease_id: str, lease: Lease, ttl: float, client: str) -> Held:
+        lease.renew(ttl)
+        self._book.granted(lease_id, self._clock.wall() + ttl, lease.url)
+        held = Held(
+            id=lease_id,
+            lease=lease,
+            client=client,
+            granted_at=self._moment(0.0),
+            expires_at=self._moment(ttl),
+            ttl=ttl,
+            timer=self._timer(lease_id, ttl),
+        )
+        self._held[lease_id] = held
+        self._idle.clear()
+        return held
+
+    def _take(self, lease_id: str) -> Held | None:
+        held = self._held.pop(lease_id, None)
+        if held is not None:
+            held.timer.cancel()
+            if not self._held:
+                self._idle.set()
+        return held
+
+    def _expire(self, lease_id: str) -> None:
+        held = self._take(lease_id)
+        if held is not None:
+            # Without a report it counts as used; the slot is the next one's.
+            held.lease.end()
+            self._remember(lease_id, held.lease, "expired")
+
+    def _remember(self, lease_id: str, lease: Lease, how: str) -> None:
+        self._book.ended(lease_id)
+        self.ended[how] += 1
+        self._ended[lease_id] = lease
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def _timer(self, lease_id: str, seconds: float) -> Timer:
+        return self._clock.call_at(self._clock.monotonic() + seconds, self._expire, lease_id)
+
+    def _moment(self, seconds: float) -> datetime:
+        return utc(self._clock.wall() + seconds)
+
+
+def _unknown(lease_id: str) -> Problem:
+    return Problem(404, "no-lease", f"there is no lease {lease_id[:40]!r}; it may have run out")
+
+
+def _full(what: str, bound: int) -> Problem:
+    return Problem(503, "full", f"{bound} {what}", headers={"Retry-After": "1"})

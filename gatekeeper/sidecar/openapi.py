@@ -1,0 +1,114 @@
+"""`/openapi.json`, from the table of routes and the structs that requests are read into."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from gatekeeper.sidecar.problems import ProblemDocument
+from gatekeeper.sidecar.routing import ANY, Route
+
+__all__ = ["document"]
+
+_REF = "#/components/schemas/{name}"
+_ALWAYS = (401, 403, 429, 500)
+"""The door, the bounds of a client, and our own errors."""
+
+
+def document(routes: Iterable[Route], *, version: str) -> dict[str, Any]:
+    """An OpenAPI 3.1 document of every route that is not a catch-all."""
+    shown = [route for route in routes if route.method != ANY]
+    kinds = sorted(_structs(shown), key=lambda kind: kind.__name__)
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    names = dict(zip(kinds, schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for route in shown:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, names)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "gatekeeper",
+            "version": version,
+            "description": "Ask first, then wait your turn.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _structs(routes: Iterable[Route]) -> set[type]:
+    found: set[type] = {ProblemDocument}
+    for route in routes:
+        candidates = (route.query, route.body, *route.answers.values())
+        found.update(kind for kind in candidates if isinstance(kind, type))
+    return found
+
+
+def _operation(route: Route, names: dict[type, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": f"{route.method.lower()}{re.sub(r'[^a-zA-Z0-9]+', '_', route.path)}",
+        "summary": route.summary,
+        "parameters": [*_path_parameters(route), *_query_parameters(route.query)],
+        "responses": _responses(route, names),
+    }
+    if not route.probe:
+        operation["security"] = [{}, {"token": []}]
+    if route.body is not None:
+        operation["requestBody"] = {
+            "required": route.body_required,
+            "content": {"application/json": {"schema": names[route.body]}},
+        }
+    return operation
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"\{(\w+)\}", route.path)
+    ]
+
+
+def _query_parameters(kind: type | None) -> list[dict[str, Any]]:
+    if kind is None:
+        return []
+    _, components = msgspec.json.schema_components([kind], ref_template=_REF)
+    schema = components[kind.__name__]
+    required = schema.get("required", [])
+    return [
+        {"name": name, "in": "query", "required": name in required, "schema": _plain(inner)}
+        for name, inner in schema["properties"].items()
+    ]
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter's schema without null: a query string has no way to say it."""
+    choices = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    rest = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
+    if len(choices) == 1:
+        return {**rest, **choices[0]}
+    return {**rest, "anyOf": choices} if choices else rest
+
+
+def _responses(route: Route, names: dict[type, Any]) -> dict[str, Any]:
+    responses: dict[str, Any] = {}
+    for status, kind in route.answers.items():
+        answer: dict[str, Any] = {"description": route.summary}
+        if isinstance(kind, str):
+            answer["content"] = {kind: {}}
+        elif kind is not None:
+            answer["content"] = {"application/json": {"schema": names[kind]}}
+        responses[str(status)] = answer
+    problems = route.problems if route.probe else {*route.problems, *_ALWAYS}
+    for status in sorted(problems):
+        responses[str(status)] = {
+            "description": "A problem document (RFC 9457).",
+            "content": {"application/problem+json": {"schema": names[ProblemDocument]}},
+        }
+    return responses

@@ -1,0 +1,239 @@
+"""`/v1/explain` and `/v1/robots`: the whole story of an answer, and the file as parsed."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from gatekeeper import urls
+from gatekeeper.clock import utc
+from gatekeeper.decision import Decision, Reason, State, Verdict
+from gatekeeper.robots import Candidate, Finding, Group, Match, Policy, RobotsTxt
+from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.routes.check import CheckQuery, UserAgent
+from gatekeeper.sidecar.routing import Call, Route
+from gatekeeper.sidecar.wire import json_response, read_body, read_query
+
+if TYPE_CHECKING:
+    from gatekeeper.sidecar.app import Service
+
+__all__ = ["ROUTES", "Explanation", "FetchStory", "RobotsFile", "RobotsQuery", "WhatIf"]
+
+
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `POST /v1/explain` asks: how would this text answer?"""
+
+    robots_txt: str
+    url: str
+    user_agent: UserAgent
+
+
+class FetchStory(msgspec.Struct, frozen=True, kw_only=True):
+    """How the file came to us."""
+
+    status: int | None
+    fetched_at: datetime | None
+    expires_at: datetime | None
+    hops: tuple[str, ...]
+    size: int | None
+    """Bytes of the text; None where there is none."""
+    truncated: bool
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision with everything that led to it."""
+
+    decision: Decision
+    robots_txt: str | None
+    """The text, as it was read; None where there is none."""
+    candidates: tuple[Candidate, ...]
+    """Every rule that matched, the deciding one first."""
+    fetch: FetchStory | None
+    """None for a what-if, where nothing was fetched."""
+
+
+class RobotsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `GET /v1/robots` asks."""
+
+    origin: str
+    user_agent: UserAgent | None = None
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text says to one agent about when and how often."""
+
+    crawl_delay: float | None
+    request_rates: list[str]
+    visit_times: list[str]
+
+
+class RobotsFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of an origin as it was parsed."""
+
+    origin: str
+    user_agent: str
+    state: State | None
+    status: int | None
+    fetched_at: datetime | None
+    expires_at: datetime | None
+    size: int | None
+    truncated: bool
+    groups: tuple[Group, ...]
+    sitemaps: tuple[str, ...]
+    licenses: tuple[str, ...]
+    hosts: tuple[str, ...]
+    timing: Timing
+    content_signal: dict[str, str]
+    findings: tuple[Finding, ...]
+
+
+async def explain(service: Service, call: Call) -> web.StreamResponse:
+    """The decision, the text, every rule that matched, and how the file was had."""
+    query = read_query(call.query, CheckQuery)
+    gate, agent = service.gate, query.user_agent
+    decision = await gate.check(query.url, user_agent=agent)
+    service.decided(decision, call)
+    if decision.state is None or decision.state is State.OVERRIDE:
+        # The guard or the operator decided: no file was asked for, and none is fetched now.
+        answer = Explanation(decision=decision, robots_txt=None, candidates=(), fetch=None)
+        return json_response(answer)
+    robots = await gate.robots(query.url)
+    policy = await gate.policy(query.url, user_agent=agent)
+    answer = Explanation(
+        decision=decision,
+        robots_txt=await _text(service, query.url),
+        candidates=policy.match(query.url).candidates if robots is not None else (),
+        fetch=FetchStory(
+            status=decision.robots_status,
+            fetched_at=decision.fetched_at,
+            expires_at=decision.expires_at,
+            hops=decision.hops,
+            size=robots.size if robots is not None else None,
+            truncated=robots.truncated if robots is not None else False,
+        ),
+    )
+    return json_response(answer)
+
+
+async def what_if(service: Service, call: Call) -> web.StreamResponse:
+    """The same for a text in the request; nothing is fetched, stored, counted or logged."""
+    asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
+    settings = service.config.robots
+    robots = RobotsTxt.parse(
+        asked.robots_txt, dialect=settings.dialect, limit=service.config.fetch.max_body
+    )
+    policy = robots.policy(
+        asked.user_agent, conflicts=settings.conflicts, v2_semantics=settings.v2_semantics
+    )
+    target = urls.parse(asked.url)
+    match = policy.match(asked.url)
+    answer = Explanation(
+        decision=_supposed(asked, target.origin, policy, match, service.clock.wall()),
+        robots_txt=asked.robots_txt,
+        candidates=match.candidates,
+        fetch=None,
+    )
+    return json_response(answer)
+
+
+def _supposed(asked: WhatIf, origin: str, policy: Policy, match: Match, wall: float) -> Decision:
+    """The decision that the text would give. It has no id: nobody will find it in a log."""
+    now = utc(wall)
+    verdict = Verdict.ALLOW if match.allowed else Verdict.DENY
+    reason = Reason.NO_RULE if match.rule is None else Reason.RULE
+    retry_at = None
+    if match.allowed and not policy.may_visit(now):
+        verdict, reason = Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME
+        retry_at = policy.next_visit(now)
+    return Decision(
+        verdict=verdict,
+        reason=reason,
+        url=urls.mask(asked.url),
+        origin=origin,
+        user_agent=asked.user_agent,
+        state=State.PARSED,
+        rule=match.rule,
+        retry_at=retry_at,
+        crawl_delay=policy.crawl_delay,
+        conflict=match.conflict,
+    )
+
+
+async def robots(service: Service, call: Call) -> web.StreamResponse:
+    """The file of an origin as it was parsed: groups, sitemaps, timing, findings."""
+    query = read_query(call.query, RobotsQuery)
+    gate = service.gate
+    target = urls.parse(query.origin)
+    if target.path not in ("/", "/robots.txt"):
+        raise Problem(400, "bad-request", "origin: scheme, host and port alone are wanted")
+    # A question about "/" goes past guard and operator first, as any other would.
+    decision = await gate.check(target.origin + "/", user_agent=query.user_agent)
+    if decision.state is None:
+        raise Problem(403, "denied", decision.explain(), decision=decision)
+    found = await gate.robots(target.origin + "/")
+    policy = await gate.policy(target.origin + "/", user_agent=query.user_agent)
+    answer = RobotsFile(
+        origin=target.origin,
+        user_agent=decision.user_agent,
+        state=decision.state,
+        status=decision.robots_status,
+        fetched_at=decision.fetched_at,
+        expires_at=decision.expires_at,
+        size=found.size if found is not None else None,
+        truncated=found.truncated if found is not None else False,
+        groups=found.groups if found is not None else (),
+        sitemaps=tuple(found.sitemaps) if found is not None else (),
+        licenses=tuple(found.licenses) if found is not None else (),
+        hosts=tuple(found.hosts) if found is not None else (),
+        timing=_timing(policy),
+        content_signal=dict(policy.content_signal),
+        findings=tuple(found.findings) if found is not None else (),
+    )
+    return json_response(answer)
+
+
+def _timing(policy: Policy) -> Timing:
+    return Timing(
+        crawl_delay=policy.crawl_delay,
+        request_rates=[f"{one.documents}/{one.seconds:g}s" for one in policy.request_rates],
+        visit_times=[f"{one.start:%H:%M}-{one.end:%H:%M}" for one in policy.visit_times],
+    )
+
+
+async def _text(service: Service, url: str) -> str | None:
+    body = await service.gate.source(url)
+    return None if body is None else body.decode("utf-8", "replace")
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/explain",
+        explain,
+        "Why this answer?",
+        query=CheckQuery,
+        answers={200: Explanation},
+        problems=(400,),
+    ),
+    Route(
+        "POST",
+        "/v1/explain",
+        what_if,
+        "How would this text answer?",
+        body=WhatIf,
+        answers={200: Explanation},
+        problems=(400, 413, 415),
+    ),
+    Route(
+        "GET",
+        "/v1/robots",
+        robots,
+        "The file of an origin, as parsed.",
+        query=RobotsQuery,
+        answers={200: RobotsFile},
+        problems=(400, 403),
+    ),
+)

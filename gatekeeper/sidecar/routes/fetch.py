@@ -1,0 +1,162 @@
+"""`GET /v1/fetch`: the page itself, fetched politely and streamed through."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import aiohttp
+from aiohttp import web
+
+from gatekeeper.decision import Decision
+from gatekeeper.errors import AddressRefused, Deferred, Denied
+from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.routes.check import CheckQuery
+from gatekeeper.sidecar.routing import Call, Route
+from gatekeeper.sidecar.wire import read_query
+
+if TYPE_CHECKING:
+    from gatekeeper.sidecar.app import Service
+
+__all__ = ["ROUTES", "decision_headers", "open_session"]
+
+_ASKED = (
+    "Accept",
+    "Accept-Encoding",
+    "Accept-Language",
+    "If-Match",
+    "If-Modified-Since",
+    "If-None-Match",
+    "If-Range",
+    "If-Unmodified-Since",
+    "Range",
+)
+_ANSWERED = (
+    "Accept-Ranges",
+    "Age",
+    "Cache-Control",
+    "Content-Encoding",
+    "Content-Language",
+    "Content-Range",
+    "Content-Type",
+    "ETag",
+    "Expires",
+    "Last-Modified",
+    "Vary",
+    "X-Robots-Tag",
+)
+# A page that a browser opens here would run as a page of this service, and could speak to
+# it (T12): it is sandboxed, never sniffed, and saved instead of shown.
+_HARMLESS = {
+    "Content-Security-Policy": "sandbox; default-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Disposition": "attachment",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_PIECE = 65_536
+
+
+def open_session(service: Service) -> aiohttp.ClientSession:
+    """The session of the pages: guarded, each hop decided and paced, bodies passed as sent."""
+    return aiohttp.ClientSession(
+        connector=service.gate.guarded_connector(),
+        middlewares=(service.gate.middleware,),
+        headers={"User-Agent": service.gate.user_agent},
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,  # T19
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=60.0),
+    )
+
+
+def decision_headers(decision: Decision) -> dict[str, str]:
+    """A decision as response headers, for clients that read no body."""
+    headers = {
+        "X-Gatekeeper-Verdict": decision.verdict.value,
+        "X-Gatekeeper-Reason": decision.reason.value,
+        "X-Gatekeeper-Decision-Id": decision.id,
+    }
+    if decision.rule is not None:
+        headers["X-Gatekeeper-Line"] = str(decision.rule.line)
+    return headers
+
+
+async def fetch(service: Service, call: Call) -> web.StreamResponse:
+    """Decide, wait for the host's turn, then pass the answer through as it comes."""
+    query = read_query(call.query, CheckQuery)
+    if query.user_agent is not None:
+        raise Problem(400, "bad-request", "pages are fetched under the service's own name")
+    decision = await service.gate.check(query.url)
+    service.decided(decision, call)
+    if not decision:
+        raise Denied(decision) if decision.verdict.value == "deny" else Deferred(decision)
+    asked = {name: call.request.headers[name] for name in _ASKED if name in call.request.headers}
+    asked.setdefault("Accept-Encoding", "identity")
+    try:
+        async with (
+            asyncio.timeout(service.config.server.fetch_timeout),
+            service.session.request(call.request.method, query.url, headers=asked) as page,
+        ):
+            return await _pass_on(service, call, page, decision)
+    except Denied:
+        raise  # a redirect hop that may not be followed: 403 or 429, as for the first
+    except TimeoutError as error:
+        raise Problem(504, "timeout", "the page did not come in time") from error
+    except aiohttp.ClientConnectorError as error:
+        if isinstance(error.os_error, AddressRefused):
+            raise Problem(403, "blocked", "blocked") from error  # T2: this one word
+        raise Problem(502, "no-answer", "the site could not be reached") from error
+    except aiohttp.ClientError as error:
+        raise Problem(502, "no-answer", f"the site's answer failed: {type(error).__name__}") from (
+            error
+        )
+
+
+async def _pass_on(
+    service: Service, call: Call, page: aiohttp.ClientResponse, decision: Decision
+) -> web.StreamResponse:
+    """Head and body of the page, piece by piece, never more than `fetch_max_body`."""
+    most = service.config.server.fetch_max_body
+    length = page.content_length
+    if length is not None and length > most and call.request.method != "HEAD":
+        raise Problem(502, "too-large", f"the page has {length} bytes; {most} may pass")
+    response = web.StreamResponse(status=page.status, headers=_head(page, decision))
+    response.headers["X-Request-Id"] = call.id
+    if length is not None:
+        response.content_length = length
+    await response.prepare(call.request)
+    size = 0
+    try:
+        async for piece in page.content.iter_chunked(_PIECE):
+            size += len(piece)
+            if size > most:
+                raise aiohttp.ClientPayloadError("too large")
+            await response.write(piece)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        # The head is out: a broken connection is the only true thing left to say.
+        if call.request.transport is not None:
+            call.request.transport.abort()
+        raise ConnectionResetError("the page broke off") from error
+    await response.write_eof()
+    return response
+
+
+def _head(page: aiohttp.ClientResponse, decision: Decision) -> dict[str, str]:
+    headers = {name: page.headers[name] for name in _ANSWERED if name in page.headers}
+    headers.update(_HARMLESS)
+    headers.update(decision_headers(decision))
+    headers["Content-Location"] = str(page.url)
+    return headers
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/fetch",
+        fetch,
+        "The page itself, fetched politely.",
+        query=CheckQuery,
+        answers={200: "*/*"},
+        problems=(400, 403, 429, 502, 504),
+    ),
+)

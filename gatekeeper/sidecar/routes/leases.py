@@ -1,0 +1,184 @@
+"""`/v1/leases`: turns for clients, host by host."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from aiohttp import web
+
+from gatekeeper import urls
+from gatekeeper.decision import Decision
+from gatekeeper.errors import Denied
+from gatekeeper.pacing.headers import retry_after
+from gatekeeper.sidecar.leases import Held, Wanted
+from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.routes.check import UserAgent
+from gatekeeper.sidecar.routing import Call, Route
+from gatekeeper.sidecar.wire import json_response, read_body
+
+if TYPE_CHECKING:
+    from gatekeeper.sidecar.app import Service
+
+__all__ = ["ROUTES", "LeaseBody", "LeaseReport", "LeaseRequestBody", "Renewal"]
+
+Ttl = Annotated[float, msgspec.Meta(ge=1, le=600)]
+
+
+class LeaseRequestBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `POST /v1/leases` asks. Durations are seconds."""
+
+    url: str
+    wait: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    """How long the answer may wait for the host's turn."""
+    ttl: Ttl = 60.0
+    """When the lease ends by itself unless it is renewed or reported."""
+    priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
+    user_agent: UserAgent | None = None
+
+
+class LeaseBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease: send the request between `not_before` and `expires_at`, then report."""
+
+    id: str
+    url: str
+    not_before: datetime
+    expires_at: datetime
+    decision: Decision
+
+
+class Renewal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a renewal may say: another `ttl`, else the one asked for at first."""
+
+    ttl: Ttl | None = None
+
+
+class LeaseReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What came of the request."""
+
+    status: Annotated[int, msgspec.Meta(ge=100, le=999)] | None = None
+    """The HTTP status; absent where no answer came."""
+    elapsed: Annotated[float, msgspec.Meta(ge=0, le=86_400)] | None = None
+    """Seconds to the head of the response."""
+    retry_after: (
+        Annotated[float, msgspec.Meta(ge=0)] | Annotated[str, msgspec.Meta(max_length=200)] | None
+    ) = None
+    """The Retry-After header as it came, or seconds."""
+    size: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+async def acquire(service: Service, call: Call) -> web.StreamResponse:
+    """A lease once the host's turn has come, or 429 when it does not within `wait`."""
+    server = service.config.server
+    asked = await read_body(call.request, LeaseRequestBody, limit=server.max_body)
+    if asked.wait > server.max_wait:
+        raise Problem(
+            400, "bad-request", f"body: `wait` may be {server.max_wait:g} at most - at `$.wait`"
+        )
+    transport = call.request.transport
+    started = service.clock.monotonic()
+    try:
+        held = await service.leases.acquire(
+            service.gate,
+            Wanted(asked.url, asked.wait, asked.ttl, asked.priority, asked.user_agent),
+            call.client,
+            gone=lambda: transport is None or transport.is_closing(),
+        )
+    except Denied as error:
+        service.decided(error.decision, call)
+        raise
+    service.metrics.queue_wait.observe(service.clock.monotonic() - started)
+    service.decided(held.lease.decision, call)
+    return json_response(_body(held), status=201)
+
+
+async def renew(service: Service, call: Call) -> web.StreamResponse:
+    """The same lease with a new end."""
+    wanted = Renewal()
+    if call.request.body_exists:
+        wanted = await read_body(call.request, Renewal, limit=service.config.server.max_body)
+    return json_response(_body(service.leases.renew(call.params["id"], wanted.ttl)))
+
+
+async def report(service: Service, call: Call) -> web.StreamResponse:
+    """Ends the lease and teaches the scheduler. The first report is final."""
+    told = LeaseReport()
+    if call.request.body_exists:
+        told = await read_body(call.request, LeaseReport, limit=service.config.server.max_body)
+    left_over = service.leases.report(
+        call.params["id"],
+        status=told.status,
+        elapsed=told.elapsed,
+        retry_after=told.retry_after,
+        size=told.size,
+    )
+    if left_over is not None and told.status in (429, 503):
+        await _block(service, left_over.url, told)
+    return web.Response(status=204)
+
+
+async def _block(service: Service, url: str, told: LeaseReport) -> None:
+    """A report about a lease of an earlier process: what the site said holds all the same."""
+    wall = service.clock.wall()
+    seconds = retry_after(told.retry_after, wall)
+    if seconds is None:
+        seconds = service.config.pacing.backoff_initial
+    await service.gate.block(urls.parse(url).host, wall + seconds, f"{told.status}")
+
+
+async def give_back(service: Service, call: Call) -> web.StreamResponse:
+    """Ends the lease unused: nothing was sent."""
+    service.leases.give_back(call.params["id"])
+    return web.Response(status=204)
+
+
+def _body(held: Held) -> LeaseBody:
+    return LeaseBody(
+        id=held.id,
+        url=held.lease.url,
+        not_before=held.granted_at,
+        expires_at=held.expires_at,
+        decision=held.lease.decision,
+    )
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/leases",
+        acquire,
+        "A turn at a host.",
+        body=LeaseRequestBody,
+        answers={201: LeaseBody},
+        problems=(400, 403, 413, 415, 429, 503),
+    ),
+    Route(
+        "POST",
+        "/v1/leases/{id}/renew",
+        renew,
+        "Hold it longer.",
+        body=Renewal,
+        body_required=False,
+        answers={200: LeaseBody},
+        problems=(400, 404, 413, 415),
+    ),
+    Route(
+        "POST",
+        "/v1/leases/{id}/report",
+        report,
+        "Say what came of it; that ends it.",
+        body=LeaseReport,
+        body_required=False,
+        answers={204: None},
+        problems=(400, 404, 413, 415),
+    ),
+    Route(
+        "DELETE",
+        "/v1/leases/{id}",
+        give_back,
+        "Give it back unused.",
+        answers={204: None},
+        problems=(404,),
+    ),
+)

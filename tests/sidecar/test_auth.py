@@ -1,0 +1,177 @@
+"""Who may ask: tokens (T6), Host and Origin (T4), addresses (T5), trusted peers (T7)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from gatekeeper.config import Config, ServerConfig
+from gatekeeper.errors import ConfigError
+from gatekeeper.sidecar.auth import ANY_LITERAL, Door, Networks, Tokens, read_tokens
+from gatekeeper.sidecar.checks import accepted_hosts, check_server
+from gatekeeper.sidecar.problems import Problem
+
+ONE, TWO = "a" * 32, "b" * 40
+
+
+def door(*tokens: str, hosts: frozenset[str] | None = None) -> Door:
+    return Door(
+        ServerConfig(), tokens=Tokens(tuple(token.encode() for token in tokens)), hosts=hosts
+    )
+
+
+def refusal(subject: Door, **headers: str) -> int:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    with pytest.raises(Problem) as caught:
+        subject.admit(make_mocked_request("GET", "/v1/check", headers=named))
+    return caught.value.status
+
+
+def admitted(subject: Door, **headers: str) -> str:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return subject.admit(make_mocked_request("GET", "/v1/check", headers=named))
+
+
+@pytest.mark.parametrize(("token", "client"), [(ONE, "token-1"), (TWO, "token-2")])
+def test_t6_two_tokens_are_valid_during_rotation(token: str, client: str) -> None:
+    assert admitted(door(ONE, TWO), Authorization=f"Bearer {token}") == client
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Bearer", f"Bearer {ONE}x", f"Bearer {ONE[:-1]}", f"Basic {ONE}", "Bearer ä"]
+)
+def test_t6_anything_but_a_token_is_refused(header: str) -> None:
+    assert refusal(door(ONE), Authorization=header) == 401
+
+
+def test_t6_tokens_never_show_in_a_representation() -> None:
+    assert ONE not in repr(Tokens((ONE.encode(),)))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8750", "LOCALHOST:8750"])
+def test_t4_our_own_hosts_are_accepted(host: str) -> None:
+    ours = accepted_hosts(ServerConfig(), [("127.0.0.1", 8750)])
+
+    admitted(door(hosts=ours), Host=host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "evil.example",
+        "127.0.0.1.evil.example:8750",
+        "127.0.0.1:87500",
+        "127.0.0.1",
+        "127.0.0.2:8750",
+    ],
+)
+def test_t4_a_host_that_is_nearly_ours_is_refused(host: str) -> None:
+    ours = accepted_hosts(ServerConfig(), [("127.0.0.1", 8750)])
+
+    assert refusal(door(hosts=ours), Host=host) == 403
+
+
+def test_t4_a_listed_host_is_accepted() -> None:
+    server = ServerConfig(allowed_hosts=("gate.internal",))
+
+    admitted(door(hosts=accepted_hosts(server, [("127.0.0.1", 8750)])), Host="gate.internal")
+
+
+def test_t4_on_all_addresses_any_literal_is_ours_but_no_name() -> None:
+    ours = accepted_hosts(ServerConfig(host="0.0.0.0"), [("0.0.0.0", 8750)])
+
+    admitted(door(hosts=ours), Host="192.0.2.7:8750")
+    admitted(door(hosts=ours), Host="[2001:db8::1]:8750")
+    assert refusal(door(hosts=ours), Host="evil.example:8750") == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:8750.evil.example"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+    ],
+)
+def test_t4_a_page_from_elsewhere_is_refused(headers: dict[str, str]) -> None:
+    subject = door(hosts=frozenset({"127.0.0.1:8750"}))
+
+    assert refusal(subject, Host="127.0.0.1:8750", **headers) == 403
+
+
+def test_t4_our_own_pages_are_accepted() -> None:
+    subject = door(hosts=frozenset({"127.0.0.1:8750"}))
+
+    admitted(
+        subject,
+        Host="127.0.0.1:8750",
+        Origin="http://127.0.0.1:8750",
+        Sec_Fetch_Site="same-origin",
+    )
+
+
+def test_t4_a_unix_socket_has_no_host_to_judge() -> None:
+    admitted(door(hosts=None), Host="whatever")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_t5_an_open_address_needs_a_token(host: str) -> None:
+    with pytest.raises(ConfigError, match="token_file"):
+        check_server(Config(server=ServerConfig(host=host)))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1"])
+def test_t5_loopback_needs_none(host: str) -> None:
+    check_server(Config(server=ServerConfig(host=host)))
+
+
+def test_t5_a_token_opens_an_address(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(ONE, encoding="utf-8")
+
+    check_server(Config(server=ServerConfig(host="0.0.0.0", token_file=str(path))))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "0 tokens"),
+        (f"{ONE}\n{TWO}\n{ONE}c", "3 tokens"),
+        ("short", "32 characters"),
+    ],
+)
+def test_a_bad_token_file_says_what_is_wrong(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(text, encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=problem):
+        read_tokens(str(path))
+
+
+def test_a_token_file_may_have_comments_and_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"# for the crawler\n\n{ONE}\n", encoding="utf-8")
+
+    assert read_tokens(str(path)) == Tokens((ONE.encode(),))
+
+
+@pytest.mark.parametrize(
+    ("address", "inside"),
+    [("127.0.0.1", True), ("127.0.0.2", False), ("::ffff:127.0.0.1", True), ("x", False)],
+)
+def test_networks_unwrap_mapped_addresses(address: str, inside: bool) -> None:
+    assert (address in Networks(("127.0.0.1/32", "::1/128"), setting="x")) is inside
+
+
+def test_a_bad_range_names_its_setting() -> None:
+    with pytest.raises(ConfigError, match=r"server\.trusted_peers"):
+        Networks(("10.0.0.0/33",), setting="server.trusted_peers")
+
+
+def test_any_literal_is_a_mark_no_host_header_can_equal() -> None:
+    assert refusal(door(hosts=frozenset({ANY_LITERAL})), Host="name") == 403

@@ -1,0 +1,53 @@
+"""Bounds by client (T15)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import ServerConfig
+from gatekeeper.sidecar.clients import Clients
+from gatekeeper.sidecar.problems import Problem
+
+
+def test_t15_requests_at_once_are_bounded_by_client() -> None:
+    clients = Clients(ServerConfig(client_concurrency=2), VirtualClock())
+    clients.enter("a")
+    clients.enter("a")
+    with pytest.raises(Problem) as caught:
+        clients.enter("a")
+    clients.enter("b")
+
+    assert caught.value.status == 429
+    assert caught.value.headers == {"Retry-After": "1"}
+
+
+def test_a_place_is_free_again_when_the_request_ends() -> None:
+    clients = Clients(ServerConfig(client_concurrency=1), VirtualClock())
+    clients.enter("a")
+    clients.leave("a")
+    clients.enter("a")
+
+    assert clients.stats() == {"a": 1}
+
+
+def test_t15_the_rate_is_bounded_and_says_when_to_come_back() -> None:
+    clock = VirtualClock()
+    clients = Clients(ServerConfig(client_rate=2.0), clock)
+    clients.enter("a")
+    clients.enter("a")
+    with pytest.raises(Problem) as caught:
+        clients.enter("a")
+    assert caught.value.headers == {"Retry-After": "1"}
+
+    clock.advance(0.5)
+    clients.enter("a")
+
+
+def test_t8_meters_of_strangers_are_bounded() -> None:
+    clients = Clients(ServerConfig(client_rate=1.0), VirtualClock())
+    for number in range(10_000):
+        clients.enter(f"client {number}")
+        clients.leave(f"client {number}")
+
+    assert len(clients._meters) <= 4096

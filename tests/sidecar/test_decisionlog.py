@@ -1,0 +1,121 @@
+"""One line a decision: masked, bounded, counted (T8, T11, T20)."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from typing import Any
+
+import msgspec
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import ServerConfig
+from gatekeeper.decision import Decision, Reason, State, Verdict
+from gatekeeper.robots import Rule
+from gatekeeper.sidecar.decisionlog import DecisionLog
+
+RULE = Rule(line=3, field="disallow", value="/private", text="Disallow: /private")
+
+
+def decision(url: str = "https://a.example/x", **changes: Any) -> Decision:
+    fields: dict[str, Any] = {
+        "verdict": Verdict.DENY,
+        "reason": Reason.RULE,
+        "url": url,
+        "origin": "https://a.example",
+        "user_agent": "bot",
+        "state": State.PARSED,
+        "rule": RULE,
+        "id": "d-7",
+    }
+    return Decision(**(fields | changes))
+
+
+def written(*decisions: Decision, **settings: Any) -> list[str]:
+    stream = io.StringIO()
+    log = DecisionLog(
+        ServerConfig(**({"log_format": "json"} | settings)), VirtualClock(), stream=stream
+    )
+    for one in decisions:
+        log.add(one, "r-1", "token-1")
+    log.write()
+    return stream.getvalue().splitlines()
+
+
+def test_t20_a_line_carries_the_ids_the_client_and_the_rule() -> None:
+    [line] = written(decision())
+    record = json.loads(line)
+
+    assert record["event"] == "decision"
+    assert (record["id"], record["request"], record["client"]) == ("d-7", "r-1", "token-1")
+    assert (record["line"], record["rule"]) == (3, "Disallow: /private")
+    assert record["time"].endswith("Z")
+
+
+def test_t11_a_query_is_masked() -> None:
+    [line] = written(decision("https://a.example/x?token=secret"))
+
+    assert json.loads(line)["url"] == "https://a.example/x?***"
+
+
+def test_a_query_is_shown_where_that_is_wanted() -> None:
+    [line] = written(decision("https://a.example/x?a=b"), log_queries=True)
+
+    assert json.loads(line)["url"] == "https://a.example/x?a=b"
+
+
+def test_t11_a_line_end_in_a_url_makes_no_second_line() -> None:
+    hostile = decision('https://a.example/\n{"event":"forged"}\x1b[2J')
+
+    assert len(written(hostile)) == 1
+    assert len(written(hostile, log_format="text")) == 1
+    assert "\x1b" not in written(hostile, log_format="text")[0]
+
+
+def test_only_refusals_are_logged_where_that_is_wanted() -> None:
+    allow = decision(verdict=Verdict.ALLOW)
+
+    assert len(written(allow, decision(), log_decisions="refused")) == 1
+    assert written(allow, decision(), log_decisions="none") == []
+
+
+def test_t8_what_comes_too_fast_is_dropped_and_counted() -> None:
+    stream = io.StringIO()
+    log = DecisionLog(ServerConfig(log_rate=100, log_format="json"), VirtualClock(), stream=stream)
+    log.add_many([decision()] * 50_000, "r-1", "c")
+    log.write()
+
+    assert log.written == 10
+    assert log.dropped == 50_000 - 10 - 10  # ten more wait for the next turn
+    log.write()
+    assert log.written + log.dropped == 50_000
+
+
+def test_a_log_nobody_reads_stops_no_answer() -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    log = DecisionLog(ServerConfig(log_format="json"), VirtualClock(), stream=Broken())
+    log.add(decision(), "r-1", "c")
+    log.write()
+
+    assert (log.written, log.dropped) == (0, 1)
+
+
+async def test_the_task_writes_the_rest_when_it_is_cancelled() -> None:
+    stream = io.StringIO()
+    clock = VirtualClock()
+    log = DecisionLog(ServerConfig(log_format="json"), clock, stream=stream)
+    task = asyncio.create_task(log.run())
+    log.add(decision(), "r-1", "c")
+    await clock.elapse(0.2)
+    log.add(decision(), "r-2", "c")
+    task.cancel()
+    await asyncio.wait([task])
+
+    assert [msgspec.json.decode(line)["request"] for line in stream.getvalue().splitlines()] == [
+        "r-1",
+        "r-2",
+    ]

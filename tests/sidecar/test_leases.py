@@ -1,0 +1,232 @@
+"""The table of leases: every one is reported, given back or run out, exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import ServerConfig
+from gatekeeper.sidecar.leases import LeaseTable, Wanted
+from gatekeeper.sidecar.problems import Problem
+
+URL = "https://a.example/"
+
+
+class ScriptedLease:
+    def __init__(self) -> None:
+        self.url = URL
+        self.told: list[dict[str, Any]] = []
+        self.log: list[str] = []
+
+    def report(self, **told: Any) -> None:
+        self.told.append(told)
+
+    def renew(self, seconds: float) -> None:
+        self.log.append(f"renew {seconds:g}")
+
+    def end(self) -> None:
+        self.log.append("end")
+
+    def give_back(self) -> None:
+        self.log.append("give back")
+
+
+class ScriptedGate:
+    def __init__(self) -> None:
+        self.lease = ScriptedLease()
+        self.turn = asyncio.Event()
+        self.turn.set()
+        self.left = 0
+
+    async def acquire(self, url: str, **wanted: Any) -> ScriptedLease:
+        try:
+            await self.turn.wait()
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
+        return self.lease
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def table(clock: VirtualClock) -> LeaseTable:
+    return LeaseTable(ServerConfig(max_leases=3, max_waiting=2), clock)
+
+
+@pytest.fixture
+def gate() -> ScriptedGate:
+    return ScriptedGate()
+
+
+def wanted(**changes: Any) -> Wanted:
+    fields = {"url": URL, "wait": 0.0, "ttl": 60.0, "priority": 0, "user_agent": None} | changes
+    return Wanted(**fields)
+
+
+async def held(table: LeaseTable, gate: Any, *, gone: bool = False, **changes: Any) -> str:
+    return (await table.acquire(gate, wanted(**changes), "client", lambda: gone)).id
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    return {"status": None, "elapsed": None, "retry_after": None, "size": None} | changes
+
+
+async def test_a_report_ends_the_lease_and_reaches_the_scheduler(
+    table: LeaseTable, gate: ScriptedGate
+) -> None:
+    lease_id = await held(table, gate)
+    table.report(lease_id, **told(status=200, elapsed=0.5))
+
+    assert gate.lease.told == [told(status=200, elapsed=0.5)]
+    assert gate.lease.log == ["renew 60", "end"]
+    assert len(table) == 0
+
+
+async def test_a_repeated_report_is_no_error_and_ends_nothing_twice(
+    table: LeaseTable, gate: ScriptedGate
+) -> None:
+    lease_id = await held(table, gate)
+    table.report(lease_id, **told(status=200))
+    table.report(lease_id, **told(status=200))
+
+    assert gate.lease.log.count("end") == 1
+
+
+async def test_an_unreported_lease_ends_by_itself_and_counts_as_used(
+    table: LeaseTable, gate: ScriptedGate, clock: VirtualClock
+) -> None:
+    await held(table, gate, ttl=60.0)
+    clock.advance(59.9)
+    assert len(table) == 1
+
+    clock.advance(0.2)
+    assert len(table) == 0
+    assert gate.lease.log == ["renew 60", "end"]
+    assert table.ended["expired"] == 1
+
+
+async def test_a_late_report_still_teaches_the_scheduler(
+    table: LeaseTable, gate: ScriptedGate, clock: VirtualClock
+) -> None:
+    lease_id = await held(table, gate)
+    clock.advance(61)
+    table.report(lease_id, **told(status=429, retry_after="120"))
+
+    assert gate.lease.told == [told(status=429, retry_after="120")]
+
+
+async def test_a_renewed_lease_lives_longer(
+    table: LeaseTable, gate: ScriptedGate, clock: VirtualClock
+) -> None:
+    lease_id = await held(table, gate, ttl=60.0)
+    clock.advance(50)
+    renewed = table.renew(lease_id, None)
+    clock.advance(50)
+
+    assert len(table) == 1
+    assert renewed.ttl == 60.0
+    clock.advance(11)
+    assert len(table) == 0
+
+
+async def test_a_lease_given_back_is_not_counted_as_used(
+    table: LeaseTable, gate: ScriptedGate
+) -> None:
+    table.give_back(await held(table, gate))
+
+    assert gate.lease.log == ["renew 60", "give back"]
+    assert table.ended == {"reported": 0, "given_back": 1, "expired": 0}
+
+
+async def test_a_client_that_hung_up_at_the_grant_has_no_lease(
+    table: LeaseTable, gate: ScriptedGate
+) -> None:
+    with pytest.raises(ConnectionResetError):
+        await held(table, gate, gone=True)
+
+    assert gate.lease.log == ["give back"]
+    assert len(table) == 0
+
+
+async def test_a_client_that_hangs_up_gives_its_place_back(
+    table: LeaseTable, gate: ScriptedGate
+) -> None:
+    gate.turn.clear()
+    waiter = asyncio.create_task(held(table, gate))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    await asyncio.wait([waiter])
+
+    assert gate.left == 1
+    gate.turn.set()
+    await held(table, gate)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda table: table.renew("nobody's", None),
+        lambda table: table.report("nobody's", **told()),
+        lambda table: table.give_back("nobody's"),
+    ],
+    ids=["renew", "report", "give back"],
+)
+async def test_t20_an_unknown_id_is_404(
+    table: LeaseTable, act: Callable[[LeaseTable], object]
+) -> None:
+    with pytest.raises(Problem) as caught:
+        act(table)
+    assert caught.value.status == 404
+
+
+async def test_t8_leases_are_bounded(table: LeaseTable, gate: ScriptedGate) -> None:
+    for _ in range(3):
+        await held(table, gate)
+    with pytest.raises(Problem) as caught:
+        await held(table, gate)
+
+    assert caught.value.status == 503
+    assert caught.value.headers == {"Retry-After": "1"}
+    assert table.refused["leases"] == 1
+
+
+async def test_t8_waiting_clients_are_bounded(table: LeaseTable, gate: ScriptedGate) -> None:
+    gate.turn.clear()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(2):
+            tasks.create_task(held(table, gate))
+        await asyncio.sleep(0)
+        with pytest.raises(Problem):
+            await held(table, gate)
+        gate.turn.set()
+    assert table.refused["waiting"] == 1
+
+
+async def test_t16_a_closing_table_grants_nothing_and_still_takes_reports(
+    table: LeaseTable, gate: ScriptedGate
+) -> None:
+    lease_id = await held(table, gate)
+    drained = asyncio.create_task(table.drained())
+    table.closed = True
+    with pytest.raises(Problem):
+        await held(table, gate)
+    assert not drained.done()
+
+    table.report(lease_id, **told(status=200))
+    await drained
+
+
+async def test_closing_ends_what_is_still_held(table: LeaseTable, gate: ScriptedGate) -> None:
+    await held(table, gate)
+    table.close()
+
+    assert gate.lease.log == ["renew 60", "end"]
+    assert len(table) == 0

@@ -1,0 +1,101 @@
+"""Sockets: modes, stale names, sockets handed over, the service manager's messages."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gatekeeper.config import ServerConfig
+from gatekeeper.errors import ConfigError
+from gatekeeper.sidecar import listening
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    # A unix socket's name may have a hundred characters: tmp_path can be longer.
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="gk") as directory:
+        yield Path(directory) / "s"
+
+
+def opened(path: Path) -> socket.socket:
+    [sock] = listening.open_sockets(ServerConfig(socket=str(path)))
+    return sock
+
+
+def test_t5_a_unix_socket_belongs_to_its_owner_alone(path: Path) -> None:
+    with opened(path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_closing_takes_the_name_away(path: Path) -> None:
+    listening.close_own(opened(path))
+
+    assert not path.exists()
+
+
+def test_a_stale_socket_is_replaced(path: Path) -> None:
+    opened(path).close()
+
+    with opened(path) as sock:
+        assert sock.getsockname() == str(path)
+
+
+def test_a_living_socket_is_not(path: Path) -> None:
+    with opened(path) as sock:
+        sock.listen()
+        with pytest.raises(ConfigError, match="another process"):
+            opened(path)
+
+
+def test_a_file_in_the_way_is_left_alone(path: Path) -> None:
+    path.write_text("mine", encoding="utf-8")
+
+    with pytest.raises(ConfigError, match="no socket"):
+        opened(path)
+    assert path.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}"):
+            listening.open_sockets(ServerConfig(port=port))
+
+
+def test_port_zero_takes_a_free_one() -> None:
+    [sock] = listening.open_sockets(ServerConfig(port=0))
+    with sock:
+        assert listening.addresses([sock])[0][1] > 0
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"LISTEN_FDS": "1"},
+        {"LISTEN_PID": "1", "LISTEN_FDS": "1"},
+        {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "x"},
+    ],
+)
+def test_sockets_meant_for_others_are_not_taken(environ: dict[str, str]) -> None:
+    assert listening.activated_sockets(environ) == []
+    assert environ == {}
+
+
+def test_the_service_manager_is_told(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        listening.notify("READY=1", {"NOTIFY_SOCKET": str(path)})
+
+        assert manager.recv(100) == b"READY=1"
+
+
+def test_a_service_manager_that_is_gone_is_no_error(path: Path) -> None:
+    listening.notify("READY=1", {"NOTIFY_SOCKET": str(path)})
