@@ -1,1 +1,86 @@
 """Ask first, then wait your turn: an asynchronous robots.txt gate for polite crawlers."""
+
+from __future__ import annotations
+
+from gatekeeper.clock import Clock, SystemClock, VirtualClock
+from gatekeeper.config import Config, GroupRule, HostRule
+from gatekeeper.decision import Decision, Reason, State, Verdict
+from gatekeeper.errors import (
+    AddressRefused,
+    ConfigError,
+    Deferred,
+    Denied,
+    GateClosed,
+    GatekeeperError,
+    InvalidURL,
+    LeaseTimeout,
+    StorageError,
+)
+from gatekeeper.gate import Gatekeeper
+from gatekeeper.leasing import Lease
+from gatekeeper.middleware import Gate
+from gatekeeper.operating import GateStats
+from gatekeeper.robots import (
+    Candidate,
+    Dialect,
+    Group,
+    Match,
+    Policy,
+    RequestRate,
+    RobotsTxt,
+    Rule,
+    Severity,
+    Window,
+    product_token,
+)
+from gatekeeper.session import (
+    Guard,
+    Refusal,
+    guarded_connector,
+    polite_session,
+    session_gate,
+)
+from gatekeeper.urls import Target
+
+__all__ = [
+    "AddressRefused",
+    "Candidate",
+    "Clock",
+    "Config",
+    "ConfigError",
+    "Decision",
+    "Deferred",
+    "Denied",
+    "Dialect",
+    "Gate",
+    "GateClosed",
+    "GateStats",
+    "Gatekeeper",
+    "GatekeeperError",
+    "Group",
+    "GroupRule",
+    "Guard",
+    "HostRule",
+    "InvalidURL",
+    "Lease",
+    "LeaseTimeout",
+    "Match",
+    "Policy",
+    "Reason",
+    "Refusal",
+    "RequestRate",
+    "RobotsTxt",
+    "Rule",
+    "Severity",
+    "State",
+    "StorageError",
+    "SystemClock",
+    "Target",
+    "Verdict",
+    "VirtualClock",
+    "Window",
+    "guarded_connector",
+    "polite_session",
+    "product_token",
+    "session_gate",
+]

@@ -9,6 +9,7 @@ are kept beside them only for what is shown and stored.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -81,6 +82,7 @@ class Record:
         "origin",
         "page_ok",
         "policies",
+        "ready",
         "robots",
         "step",
         "text",
@@ -118,6 +120,9 @@ class Record:
         speaks = NO_TEXT if text is None else text.robots
         self.robots: RobotsTxt | None = speaks if self.reachable else None
         self.policies: dict[str, Policy] = {} if text is None else text.policies
+        self.ready: Callable[[str], bool] | None = None
+        """Set by whoever decides: answers for a path, for the agent of the house, until
+        `fresh_until`. A new record begins without."""
 
     @property
     def reachable(self) -> bool:

@@ -1,0 +1,216 @@
+"""From what is known of an origin to the `Decision` about one URL: no waiting, no I/O."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from collections import Counter
+from datetime import datetime
+
+from gatekeeper.clock import Clock, utc
+from gatekeeper.config import Config, HostRule
+from gatekeeper.decision import Decision, Reason, State, Verdict
+from gatekeeper.fetching.guard import Guard
+from gatekeeper.fetching.records import Record, Standing
+from gatekeeper.pacing.rules import HostRules
+from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.urls import Target, mask
+
+__all__ = ["Decider", "Overrides"]
+
+_DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
+
+
+class Overrides:
+    """The operator's word about hosts: `[[host]]` tables and what was said at run time.
+
+    The most specific match counts; of two for the same match, the newer.
+    """
+
+    def __init__(self, rules: tuple[HostRule, ...]) -> None:
+        self._rules = rules
+        self._compiled = HostRules(rules)
+        self.of = self._compiled.find
+
+    def say(self, rule: HostRule) -> None:
+        """Say a word; it replaces an earlier one for the same match."""
+        self._compile((rule, *(old for old in self._rules if old.match != rule.match)))
+
+    def unsay(self, match: str) -> None:
+        """Take back every word for that match."""
+        self._compile(tuple(old for old in self._rules if old.match != match))
+
+    def _compile(self, rules: tuple[HostRule, ...]) -> None:
+        self._rules = rules
+        self._compiled = HostRules(rules)
+        self.of = self._compiled.find
+
+
+class Decider:
+    """Builds every Decision of a gate; holds no state but the counter of ids."""
+
+    def __init__(
+        self, config: Config, *, clock: Clock, guard: Guard | None, overrides: Overrides
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._guard = guard
+        self._overrides = overrides
+        # Unique between processes by the prefix, within one by the counter: no clock, no
+        # random number on the way of an answer.
+        self.counts: Counter[tuple[Verdict, Reason]] = Counter()
+        self._prefix = f"{os.getpid():x}{secrets.token_hex(4)}-"
+        self._counter = itertools.count(1)
+
+    def next_id(self) -> str:
+        """A decision id: the prefix of this process and a counter."""
+        return f"{self._prefix}{next(self._counter):x}"
+
+    def invalid(self, raw: str, problem: str, agent: str) -> Decision:
+        """DENY for text that is no URL, where an exception would lose the others."""
+        return Decision(
+            verdict=Verdict.DENY,
+            reason=Reason.INVALID_URL,
+            url=mask(raw),
+            origin="",
+            user_agent=agent,
+            note=problem,
+            id=self.next_id(),
+        )
+
+    def outright(self, raw: str, target: Target, agent: str) -> Decision | None:
+        """What the guard or the operator decides without a look at the file."""
+        if self._guard is not None and self._guard.refuses_url(raw) is not None:
+            return self._simple(Verdict.DENY, Reason.BLOCKED, raw, target, agent)
+        rule = self._overrides.of(target.host)
+        if rule is None or rule.robots == "obey":
+            return None
+        verdict = Verdict.ALLOW if rule.robots == "allow" else Verdict.DENY
+        return self._simple(
+            verdict, Reason.OPERATOR, raw, target, agent, state=State.OVERRIDE, note=rule.reason
+        )
+
+    def unknown(self, raw: str, target: Target, agent: str) -> Decision:
+        """DEFER: nothing usable is known of the origin, and nobody may wait for it here."""
+        return self._simple(Verdict.DEFER, Reason.INTERNAL, raw, target, agent)
+
+    def by_record(self, raw: str, target: Target, record: Record, agent: str) -> Decision:
+        """What the file, or the lack of one, says about the URL at this moment."""
+        standing = record.standing(self._clock)
+        if target.path == "/robots.txt":  # RFC-20, R96-16, V2-34
+            return self._by_standing(
+                Verdict.ALLOW, Reason.ROBOTS_FILE, standing, raw, target, agent
+            )
+        if standing.verdict is not None or standing.robots is None:
+            verdict = standing.verdict or Verdict.DEFER
+            return self._by_standing(verdict, standing.reason, standing, raw, target, agent)
+        policy = self.policy(record, standing.robots, agent)
+        return self._by_policy(policy, standing, raw, target, agent)
+
+    def policy(self, record: Record, robots: RobotsTxt, agent: str) -> Policy:
+        """The file as it reads for one agent; compiled once a record and agent."""
+        policy = record.policies.get(agent)
+        if policy is None or policy.robots is not robots:
+            settings = self._config.robots
+            policy = robots.policy(
+                agent,
+                conflicts=settings.conflicts,
+                v2_semantics=settings.v2_semantics,
+                inherit_crawl_delay=settings.inherit_crawl_delay,
+            )
+            record.keep_policy(agent, policy)
+        return policy
+
+    @staticmethod
+    def closed_policy(agent: str) -> Policy:
+        """What stands for a file that can't be had: nothing may be fetched (RFC-37)."""
+        return _DENY_ALL.policy(agent)
+
+    def _by_policy(
+        self, policy: Policy, standing: Standing, raw: str, target: Target, agent: str
+    ) -> Decision:
+        match = policy.match_path(target.path)
+        verdict = Verdict.ALLOW if match.allowed else Verdict.DENY
+        # Without a rule the reason is the file's own: no_file, empty_file, soft_404 ...
+        reason = Reason.RULE if match.rule is not None else standing.reason
+        retry_at = None
+        if match.allowed and policy.timed:
+            now = utc(self._clock.wall())
+            if not policy.may_visit(now):  # V2-24: outside every window
+                verdict, reason = Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME
+                retry_at = policy.next_visit(now)
+        self.counts[verdict, reason] += 1
+        return Decision(
+            verdict=verdict,
+            reason=reason,
+            url=_shown(raw),
+            origin=target.origin,
+            user_agent=agent,
+            state=standing.state,
+            rule=match.rule,
+            retry_at=retry_at,
+            robots_status=standing.status,
+            fetched_at=_moment(standing.fetched_at),
+            expires_at=_moment(standing.expires_at),
+            hops=standing.hops,
+            crawl_delay=policy.crawl_delay,
+            conflict=match.conflict,
+            id=self.next_id(),
+        )
+
+    def _by_standing(
+        self,
+        verdict: Verdict,
+        reason: Reason,
+        standing: Standing,
+        raw: str,
+        target: Target,
+        agent: str,
+    ) -> Decision:
+        return Decision(
+            verdict=verdict,
+            # T2: what the guard refused is outwardly one constant word.
+            reason=Reason.BLOCKED if reason is Reason.EGRESS_POLICY else reason,
+            url=_shown(raw),
+            origin=target.origin,
+            user_agent=agent,
+            state=standing.state,
+            retry_at=_moment(standing.retry_at) if verdict is Verdict.DEFER else None,
+            robots_status=standing.status,
+            fetched_at=_moment(standing.fetched_at),
+            expires_at=_moment(standing.expires_at),
+            hops=standing.hops,
+            id=self.next_id(),
+        )
+
+    def _simple(
+        self,
+        verdict: Verdict,
+        reason: Reason,
+        raw: str,
+        target: Target,
+        agent: str,
+        *,
+        state: State | None = None,
+        note: str | None = None,
+    ) -> Decision:
+        return Decision(
+            verdict=verdict,
+            reason=reason,
+            url=_shown(raw),
+            origin=target.origin,
+            user_agent=agent,
+            state=state,
+            note=note,
+            id=self.next_id(),
+        )
+
+
+def _shown(raw: str) -> str:
+    """The URL as asked about; only one with an `@` can carry credentials to mask."""
+    return mask(raw) if "@" in raw else raw
+
+
+def _moment(wall: float | None) -> datetime | None:
+    return None if wall is None else utc(wall)

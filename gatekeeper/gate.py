@@ -1,0 +1,390 @@
+"""`Gatekeeper`: the directory of files and the scheduler of turns, behind a few methods."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from aiohttp import ClientMiddlewareType
+from aiohttp.abc import AbstractResolver
+
+from gatekeeper import urls
+from gatekeeper.batching import in_order
+from gatekeeper.clock import Clock, SystemClock, utc
+from gatekeeper.config import Config
+from gatekeeper.deciding import Decider, Overrides
+from gatekeeper.decision import Decision
+from gatekeeper.errors import ConfigError, GateClosed, InvalidURL
+from gatekeeper.fetching.directory import Directory
+from gatekeeper.fetching.fetcher import Fetcher
+from gatekeeper.fetching.guard import Guard, guarded_connector
+from gatekeeper.fetching.records import Record
+from gatekeeper.leasing import Lease, LeaseRequest, Lessor
+from gatekeeper.middleware import gate_middleware
+from gatekeeper.operating import Operated
+from gatekeeper.pacing.intervals import NO_RATE, Wish
+from gatekeeper.pacing.leases import Grant
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.waiters import REFETCH, Offer
+from gatekeeper.robots import Policy, RobotsTxt, product_token
+from gatekeeper.storage.base import Storage
+from gatekeeper.storage.sqlite import SqliteStorage
+from gatekeeper.urls import Target
+
+__all__ = ["Gatekeeper"]
+
+
+class Gatekeeper(Operated):
+    """Asks every origin's robots.txt once, answers from it, and hands out turns.
+
+    `user_agent` is the whole User-Agent header, or a product token; the token chooses the
+    group in robots.txt. Without a `session` the gate makes one of its own, guarded at the
+    socket; one that you hand in is used as it is (`stats().guarded` says so). Open it
+    with `async with`; it belongs to the event loop that opened it.
+
+    >>> async def main() -> None:
+    ...     async with Gatekeeper("examplebot/1.0 (+https://example.org/bot)") as gate:
+    ...         if await gate.allowed("https://example.org/page"):
+    ...             async with gate.lease("https://example.org/page") as lease:
+    ...                 ...  # fetch it now
+    ...                 lease.report(status=200)
+    """
+
+    def __init__(
+        self,
+        user_agent: str,
+        *,
+        config: Config | None = None,
+        session: aiohttp.ClientSession | None = None,
+        storage: Storage | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        resolver: AbstractResolver | None = None,
+    ) -> None:
+        self.config = config or Config()
+        self.user_agent = user_agent
+        self._agent = _token(user_agent)
+        self._agents: dict[str, str] = {user_agent: self._agent}
+        self._session = session
+        self._resolver = resolver
+        self._clock = clock or SystemClock()
+        self._monotonic = self._clock.monotonic
+        self._rng = rng or random.Random()
+        self._storage = storage or _storage_of(self.config)
+        self.guard = Guard(self.config) if session is None else None
+        self._overrides = Overrides(self.config.host)
+        self._decider = Decider(
+            self.config, clock=self._clock, guard=self.guard, overrides=self._overrides
+        )
+        self._scheduler = Scheduler(
+            self.config, clock=self._clock, rng=self._rng, storage=self._storage
+        )
+        self._lessor = Lessor(self, self._scheduler, self._clock)
+        self._middleware = gate_middleware(self)
+        self._directory: Directory | None = None
+        self._warm: dict[str, Record] = {}
+        self._stack = AsyncExitStack()
+        self._warm_allowed = 0
+        self._warm_denied = 0
+
+    # -- life ------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._directory is not None:
+            raise GateClosed("this gate is open already; make another one")
+        async with AsyncExitStack() as stack:
+            if self._storage is not None:
+                await self._storage.open()
+                stack.push_async_callback(self._storage.close)
+            await self._scheduler.open()
+            stack.push_async_callback(self._scheduler.close)
+            session = self._session
+            if session is None:
+                session = await stack.enter_async_context(self._own_session())
+            fetcher = Fetcher(
+                session,
+                user_agent=self.user_agent,
+                config=self.config,
+                clock=self._clock,
+                rng=self._rng,
+                take_turn=self._robots_turn,
+                refuse=self._refuse_hop,
+            )
+            directory = Directory(
+                fetcher,
+                config=self.config,
+                clock=self._clock,
+                rng=self._rng,
+                storage=self._storage,
+            )
+            await directory.open()
+            stack.push_async_callback(directory.close)
+            self._directory, self._warm = directory, directory.warm
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._directory, self._warm = None, {}
+        await self._stack.aclose()
+
+    def guarded_connector(self) -> aiohttp.TCPConnector:
+        """A connector that dials through this gate's guard; close it with its session."""
+        return guarded_connector(self.config, resolver=self._resolver, guard=self.guard)
+
+    @asynccontextmanager
+    async def _own_session(self) -> AsyncIterator[aiohttp.ClientSession]:
+        async with aiohttp.ClientSession(
+            connector=self.guarded_connector(),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,  # T19: a proxy from the environment would lead round the guard
+        ) as session:
+            yield session
+
+    # -- questions -------------------------------------------------------------------
+
+    async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
+        """Whether the URL may be fetched now, by robots.txt and the operator.
+
+        False means no *or not now*: `check` tells the two apart. Raises InvalidURL.
+        """
+        # The hot path: one dictionary, no Decision, no log (DESIGN 4.2). Anything odd
+        # about the text, the record or the agent falls through to `check`.
+        found = urls.split_ordinary(url)
+        if found is not None and user_agent is None:
+            record = self._warm.get(found[0])
+            if record is not None and self._monotonic() < record.fresh_until:
+                ready = record.ready
+                if ready is not None:
+                    if ready(found[1]):
+                        self._warm_allowed += 1
+                        return True
+                    self._warm_denied += 1
+                    return False
+        return bool(await self.check(url, user_agent=user_agent))
+
+    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
+        """Whether the URL may be fetched now, and why. Raises InvalidURL."""
+        agent = self._token_of(user_agent)
+        target = urls.parse(url)
+        decision = self._decider.outright(url, target, agent)
+        if decision is None:
+            record = self._fresh(target.origin) or await self._open.get(target.origin)
+            decision = self._decide(url, target, record, agent)
+        return decision
+
+    async def check_many(
+        self, raws: Iterable[str], *, user_agent: str | None = None
+    ) -> AsyncIterator[Decision]:
+        """Decisions in the order of the URLs; cold origins are asked in parallel.
+
+        Text that is no URL gives DENY with reason invalid_url, so that nothing is lost.
+        """
+        agent = self._token_of(user_agent)
+
+        def answer(raw: str) -> Decision | str:
+            try:
+                target = urls.parse(raw)
+            except InvalidURL as error:
+                return self._decider.invalid(raw, error.problem, agent)
+            decision = self._decider.outright(raw, target, agent)
+            if decision is not None:
+                return decision
+            record = self._fresh(target.origin)
+            if record is None:
+                return target.origin
+            return self._decide(raw, target, record, agent)
+
+        def settle(raw: str, record: Record) -> Decision:
+            return self._decide(raw, urls.parse(raw), record, agent)
+
+        async for decision in in_order(raws, answer, self._open.get, settle):
+            yield decision
+
+    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """The decision as far as it is known: never waits, never fetches. Raises InvalidURL.
+
+        None: nothing usable is known of the origin.
+        """
+        agent = self._token_of(user_agent)
+        target = urls.parse(url)
+        decision = self._decider.outright(url, target, agent)
+        if decision is None:
+            record = self._open.peek(target.origin)
+            if record is not None:
+                decision = self._decide(url, target, record, agent)
+        return decision
+
+    async def robots(self, url: str) -> RobotsTxt | None:
+        """The robots.txt that speaks for the URL's origin; None where there is none to read.
+
+        Raises InvalidURL.
+        """
+        record = await self._open.get(urls.parse(url).origin)
+        standing = record.standing(self._clock)
+        return standing.robots if record.text is not None else None
+
+    async def policy(self, url: str, *, user_agent: str | None = None) -> Policy:
+        """The file as it reads for the agent. Raises InvalidURL.
+
+        Where there is no file it allows everything, and where the file can't be had it
+        allows nothing (RFC-36, RFC-37).
+        """
+        agent = self._token_of(user_agent)
+        record = await self._open.get(urls.parse(url).origin)
+        standing = record.standing(self._clock)
+        if standing.robots is None:
+            return self._decider.closed_policy(agent)
+        return self._decider.policy(record, standing.robots, agent)
+
+    async def source(self, url: str) -> bytes | None:
+        """The octets of the robots.txt that `robots` is parsed from; None where there is none.
+
+        Raises InvalidURL.
+        """
+        record = await self._open.get(urls.parse(url).origin)
+        return None if record.text is None else record.text.body()
+
+    # -- turns -----------------------------------------------------------------------
+
+    def lease(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+    ) -> LeaseRequest:
+        """The right to send one request, once the host's turn has come.
+
+        `async with gate.lease(url) as lease:`. Higher priority goes first within a host;
+        `timeout` is seconds for the file and the turn together, None waits for as long as
+        it takes. Entering raises InvalidURL, Denied, Deferred, or LeaseTimeout.
+        """
+        return LeaseRequest(
+            lambda: self.acquire(url, priority=priority, timeout=timeout, user_agent=user_agent)
+        )
+
+    async def acquire(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+        owned: bool = True,
+    ) -> Lease:
+        """A lease that ends by `lease.end()`, for those to whom a block does not fit.
+
+        `owned=False`: the lease outlives the task that asks for it (a server's handler),
+        so a second one for the same host simply waits. Raises as `lease` does.
+        """
+        return await self._lessor.acquire(
+            url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
+        )
+
+    @property
+    def middleware(self) -> ClientMiddlewareType:
+        """For `aiohttp.ClientSession(middlewares=(gate.middleware,))`; put it last."""
+        return self._middleware
+
+    # -- inside ----------------------------------------------------------------------
+
+    def _token_of(self, user_agent: str | None) -> str:
+        """The product token, memoised for the few agents that a process speaks for."""
+        if user_agent is None:
+            return self._agent
+        token = self._agents.get(user_agent)
+        if token is None:
+            token = _token(user_agent)
+            if len(self._agents) >= _MAX_AGENTS:
+                self._agents.clear()
+            self._agents[user_agent] = token
+        return token
+
+    def _fresh(self, origin: str) -> Record | None:
+        """The record, if nothing about it is due to be asked again."""
+        record = self._open.peek(origin)
+        if record is not None and self._monotonic() < record.fresh_until:
+            return record
+        return None
+
+    def _decide(self, raw: str, target: Target, record: Record, agent: str) -> Decision:
+        decision = self._decider.by_record(raw, target, record, agent)
+        if record.ready is None and agent == self._agent and record.policy_only:
+            policy = record.policies.get(agent)
+            # Visit-time is asked of the clock each time: never on the hot path.
+            if policy is not None and not policy.timed:
+                record.ready = policy.allows_path
+        return decision
+
+    def offer(self, url: str, target: Target, user_agent: str | None) -> tuple[Decision, Offer]:
+        """The decision at the moment of a grant and the pace the text asks for then.
+
+        REFETCH where the file is hard-expired: the turn goes to it. Never waits.
+        """
+        agent = self._token_of(user_agent)
+        outright = self._decider.outright(url, target, agent)
+        if outright is not None:
+            return outright, NO_RATE
+        record = self._open.peek(target.origin)
+        if record is None:
+            return self._decider.unknown(url, target, agent), REFETCH
+        return self._decide(url, target, record, agent), self._wish(record, agent)
+
+    async def learn(self, origin: str) -> None:
+        """Ask the origin for its file if need be."""
+        await self._open.get(origin)
+
+    def note_page(self, origin: str, *, ok: bool) -> None:
+        """A page of the origin answered: is the site generally up? (RFC-38, VND-05)."""
+        if self._directory is not None:
+            self._directory.note_page(origin, ok)
+
+    def _wish(self, record: Record, agent: str) -> Wish:
+        """What the text asks for at this moment, with the line that says so."""
+        standing = record.standing(self._clock)
+        if standing.robots is None:
+            return NO_RATE
+        policy = self._decider.policy(record, standing.robots, agent)
+        seconds = policy.interval(utc(self._clock.wall()), standing.took)
+        return NO_RATE if seconds is None else Wish(seconds, policy.interval_source)
+
+    def _refuse_hop(self, url: str) -> object | None:
+        return None if self.guard is None else self.guard.refuses_url(url)
+
+    @asynccontextmanager
+    async def _robots_turn(self, url: str) -> AsyncIterator[Grant]:
+        """A robots.txt request takes the host's turn and starts its clock (promise 7)."""
+        grant = await self._scheduler.acquire_robots(url, urls.parse(url).host)
+        try:
+            yield grant
+        finally:
+            grant.release()
+
+
+_MAX_AGENTS = 4096
+
+
+def _token(user_agent: str) -> str:
+    token = product_token(user_agent)
+    if not token:
+        raise ConfigError(
+            f"user agent {user_agent!r} holds no product token; "
+            'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
+        )
+    return token
+
+
+def _storage_of(config: Config) -> Storage | None:
+    if config.storage.path is None:
+        return None
+    return SqliteStorage(config.storage.path, config=config.storage)

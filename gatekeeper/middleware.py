@@ -1,0 +1,159 @@
+"""The Gate protocol, and aiohttp's client middleware written against it.
+
+`Gatekeeper` (embedded) and `RemoteGatekeeper` (a sidecar's client) both satisfy `Gate`;
+whatever is written against it runs over either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
+from typing import Protocol
+
+from aiohttp import ClientHandlerType, ClientMiddlewareType, ClientRequest, ClientResponse
+from aiohttp.hdrs import RETRY_AFTER
+
+from gatekeeper.decision import Decision
+
+__all__ = ["Gate", "HeldLease", "adopt", "gate_middleware", "open_leases"]
+
+
+class HeldLease(Protocol):
+    """The right to send one request, while it is held.
+
+    Three moments matter to a host's clock: the head of the response, what came of the
+    request, and the end of the connection. Each call is idempotent and never waits.
+    """
+
+    @property
+    def url(self) -> str:
+        """The URL the lease was granted for, in its normal form."""
+
+    @property
+    def decision(self) -> Decision:
+        """The answer at the moment of the grant."""
+
+    def claim(self, url: str) -> bool:
+        """Take the lease for a request to `url`; true for the first matching claim."""
+
+    def head(self) -> None:
+        """The head of the response is here: the interval counts from now."""
+
+    def report(
+        self,
+        *,
+        status: int | None = None,
+        elapsed: float | None = None,
+        retry_after: float | str | None = None,
+        size: int | None = None,
+    ) -> None:
+        """Say what came of the request; the first report is final.
+
+        `elapsed` is seconds to the response head, `retry_after` the header as it came
+        or seconds, `size` the body's bytes.
+        """
+
+    def end(self) -> None:
+        """The connection is free again: the slot goes to the next in line."""
+
+
+class Gate(Protocol):
+    """What a crawler asks, wherever the gate runs."""
+
+    async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
+        """Whether the URL may be fetched now."""
+
+    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
+        """The same, explained."""
+
+    def check_many(
+        self, urls: Iterable[str], *, user_agent: str | None = None
+    ) -> AsyncIterator[Decision]:
+        """Decisions in the order of the URLs; origins are asked in parallel."""
+
+    def lease(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+    ) -> AbstractAsyncContextManager[HeldLease]:
+        """The right to send one request, once the host's turn has come."""
+
+
+open_leases: ContextVar[tuple[HeldLease, ...]] = ContextVar("gatekeeper_open_leases", default=())
+"""The leases that `async with gate.lease(...)` holds open in this context, oldest first."""
+
+
+def adopt(url: str) -> HeldLease | None:
+    """The open lease of this context that was taken for this URL, if any; once."""
+    for lease in reversed(open_leases.get()):
+        if lease.claim(url):
+            return lease
+    return None
+
+
+def gate_middleware(gate: Gate) -> ClientMiddlewareType:
+    """A client middleware: every hop is decided, paced and reported.
+
+    aiohttp calls it once a redirect hop, so a hop to another host is decided by that
+    host's file and takes that host's turn (fetching.md section 7). The slot is held
+    until the connection is released. A plain session's `total` timeout covers the
+    waiting; `polite_session` leaves it out.
+
+    Raises Denied or Deferred before a byte is sent, LeaseTimeout where waiting could
+    never end, InvalidURL for a URL that is not http or https.
+    """
+
+    async def polite(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+        url = str(request.url)
+        lease = adopt(url)
+        if lease is not None:
+            # Its owner's `async with` ends it: that block may outlive the connection.
+            return await _send(request, handler, lease)
+        turn = gate.lease(url)
+        lease = await _enter_detached(turn)
+        try:
+            response = await _send(request, handler, lease)
+        except BaseException:
+            lease.end()
+            raise
+        connection = response.connection
+        if connection is None:
+            lease.end()
+        else:
+            connection.add_callback(lease.end)
+        return response
+
+    return polite
+
+
+async def _enter_detached(turn: AbstractAsyncContextManager[HeldLease]) -> HeldLease:
+    """Take a lease that ends with its connection, not with a block.
+
+    Entering puts it among the context's open leases; a request sent for it must not be
+    adopted by another, so it is claimed at once and taken off the list again.
+    """
+    before = open_leases.get()
+    lease = await turn.__aenter__()
+    lease.claim(lease.url)
+    open_leases.set(before)
+    return lease
+
+
+async def _send(
+    request: ClientRequest, handler: ClientHandlerType, lease: HeldLease
+) -> ClientResponse:
+    """Send under the lease, and report what came of it."""
+    try:
+        response = await handler(request)
+    except BaseException:
+        # It may have left, so it counts as sent; the clock runs from the failure.
+        lease.head()
+        lease.report()
+        raise
+    lease.head()
+    lease.report(status=response.status, retry_after=response.headers.get(RETRY_AFTER))
+    return response

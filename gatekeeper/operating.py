@@ -1,0 +1,135 @@
+"""What an operator does with a gate: look at it, hold hosts back, overrule a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+import msgspec
+
+from gatekeeper import urls
+from gatekeeper.config import HostRule
+from gatekeeper.deciding import Decider, Overrides
+from gatekeeper.decision import Reason, Verdict
+from gatekeeper.errors import ConfigError, GateClosed
+from gatekeeper.fetching.directory import Directory, DirectoryStats
+from gatekeeper.fetching.guard import Guard, GuardStats
+from gatekeeper.fetching.records import Record
+from gatekeeper.pacing.explain import ClockView
+from gatekeeper.pacing.scheduler import PacingStats, Scheduler
+from gatekeeper.robots import RobotsTxt
+
+__all__ = ["GateStats", "Operated"]
+
+
+class GateStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gate counts. All counters run since it was made."""
+
+    guarded: bool
+    """The requests go through our guard; False: through a session that was handed in."""
+    warm_allowed: int
+    """Answers of `allowed` from the hot path, which builds no Decision."""
+    warm_denied: int
+    decisions: dict[tuple[Verdict, Reason], int]
+    """Decisions built, by verdict and reason."""
+    directory: DirectoryStats
+    pacing: PacingStats
+    guard: GuardStats | None
+
+
+class Operated:
+    """The operator's methods of a gate."""
+
+    guard: Guard | None
+    _directory: Directory | None
+    _decider: Decider
+    _overrides: Overrides
+    _scheduler: Scheduler
+    _warm: dict[str, Record]
+    _warm_allowed: int
+    _warm_denied: int
+
+    @property
+    def _open(self) -> Directory:
+        if self._directory is None:
+            raise GateClosed("open the gate first: async with Gatekeeper(...) as gate")
+        return self._directory
+
+    def _forget_ready(self) -> None:
+        """No answer of the hot path outlives a change of the operator's word."""
+        for record in self._warm.values():
+            record.ready = None
+
+    async def why(self, host: str) -> tuple[ClockView, ...]:
+        """Every clock of the host, each with where it came from."""
+        return self._scheduler.why(host)
+
+    def hosts(self) -> tuple[str, ...]:
+        """Every host that has a clock in memory."""
+        shared = ("address:", "domain:", "group:")
+        return tuple(name for name in self._scheduler.hosts() if not name.startswith(shared))
+
+    async def refresh(self, origin: str) -> None:
+        """Ask the origin (or the origin of that URL) again now. Raises InvalidURL."""
+        await self._open.refresh(urls.parse(origin).origin)
+
+    async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
+        """No request to the host before `until` (aware datetime, or wall seconds)."""
+        wall = until.timestamp() if isinstance(until, datetime) else until
+        self._scheduler.block(host, wall, reason)
+
+    async def pause(self, host: str) -> None:
+        """No turns for the host until `resume`; survives a restart."""
+        self._scheduler.pause(host)
+
+    async def resume(self, host: str) -> None:
+        """Turns again; lifts a pause, not a block."""
+        self._scheduler.resume(host)
+
+    def override(self, rule: HostRule) -> None:
+        """Say a `[[host]]` word at run time: it replaces an earlier one for that match.
+
+        `interval` and `concurrency` need the name of one host, `robots` takes a pattern.
+        Raises ConfigError.
+        """
+        if rule.interval is not None or rule.concurrency is not None:
+            if "*" in rule.match:
+                raise ConfigError(
+                    f"override of {rule.match!r}: interval and concurrency of a pattern belong "
+                    "in the configuration; at run time name one host"
+                )
+            self._scheduler.set_override(
+                rule.match, interval=rule.interval, concurrency=rule.concurrency
+            )
+        self._overrides.say(rule)
+        self._forget_ready()
+
+    def lift_override(self, match: str) -> None:
+        """Take every word for that `match` back, the configured one too."""
+        if "*" not in match:
+            self._scheduler.set_override(match)
+        self._overrides.unsay(match)
+        self._forget_ready()
+
+    def subscribe(
+        self, callback: Callable[[str, RobotsTxt | None, RobotsTxt | None], None]
+    ) -> Callable[[], None]:
+        """Call `callback(origin, old, new)` when an origin's rules change; returns undo."""
+        return self._open.subscribe(callback)
+
+    def stats(self) -> GateStats:
+        """Counters and gauges of every room, at this moment."""
+        return GateStats(
+            guarded=self.guard is not None,
+            warm_allowed=self._warm_allowed,
+            warm_denied=self._warm_denied,
+            decisions=dict(self._decider.counts),
+            directory=self._open.stats(),
+            pacing=self._scheduler.stats(),
+            guard=None if self.guard is None else self.guard.stats(),
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Open, and our own network seems to be up."""
+        return self._directory is not None and self._directory.ready

@@ -1,0 +1,285 @@
+"""The gate as an embedder sees it: questions, answers, and what stands behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import aiohttp
+import pytest
+
+from gatekeeper import (
+    Config,
+    ConfigError,
+    GateClosed,
+    Gatekeeper,
+    HostRule,
+    InvalidURL,
+    Reason,
+    State,
+    Verdict,
+)
+from gatekeeper.clock import VirtualClock
+from tests.internet import FakeInternet, Hold, Page
+
+AGENT = "examplebot/1.0 (+https://example.org/bot)"
+OPEN = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]}})
+
+
+def gate_on(internet: FakeInternet, **settings: object) -> Gatekeeper:
+    config = Config.from_dict(
+        {"guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]}, **settings}
+    )
+    return Gatekeeper(AGENT, config=config, resolver=internet.resolver)
+
+
+@pytest.fixture
+async def gate(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
+    async with gate_on(internet) as gate:
+        yield gate
+
+
+async def test_a_rule_decides_and_is_named(internet: FakeInternet, gate: Gatekeeper) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
+    decision = await gate.check("http://a.test/private/x")
+    assert decision.verdict is Verdict.DENY
+    assert decision.reason is Reason.RULE
+    assert decision.rule is not None
+    assert (decision.rule.line, decision.rule.text) == (2, "Disallow: /private")
+    assert decision.state is State.PARSED
+    assert decision.robots_status == 200
+    assert decision.origin == "http://a.test"
+    assert decision.user_agent == "examplebot"
+    assert not decision
+
+
+async def test_a_missing_file_means_welcome(internet: FakeInternet, gate: Gatekeeper) -> None:
+    internet.site("a.test")
+    decision = await gate.check("http://a.test/x")
+    assert (decision.verdict, decision.reason, decision.state) == (
+        Verdict.ALLOW,
+        Reason.NO_FILE,
+        State.UNAVAILABLE,
+    )
+
+
+async def test_an_empty_file_means_welcome(internet: FakeInternet, gate: Gatekeeper) -> None:
+    internet.site("a.test").robots("")
+    decision = await gate.check("http://a.test/x")
+    assert (decision.verdict, decision.reason) == (Verdict.ALLOW, Reason.EMPTY_FILE)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_an_unreachable_file_defers(
+    internet: FakeInternet, gate: Gatekeeper, status: int
+) -> None:
+    internet.site("a.test").robots(Page("User-agent: *\nDisallow:\n", status=status))
+    decision = await gate.check("http://a.test/x")
+    assert decision.verdict is Verdict.DEFER
+    assert decision.state is State.UNREACHABLE
+    assert decision.retry_at is not None
+    assert decision.retry_at > datetime.now(UTC)
+    assert not await gate.allowed("http://a.test/x")
+
+
+async def test_an_unknown_name_defers(gate: Gatekeeper) -> None:
+    decision = await gate.check("http://nowhere.test/")
+    assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.DNS_NXDOMAIN)
+
+
+async def test_many_questions_cost_one_fetch(internet: FakeInternet, gate: Gatekeeper) -> None:
+    hold = Hold(Page("User-agent: *\nDisallow: /no\n"))
+    site = internet.site("a.test").robots(hold)
+    questions = [asyncio.create_task(gate.allowed(f"http://a.test/{i}")) for i in range(1000)]
+    while not hold.waiting:
+        await asyncio.sleep(0)
+    hold.release()
+    assert all(await asyncio.gather(*questions))
+    assert site.paths == ["/robots.txt"]
+
+
+async def test_the_warm_path_counts_and_builds_no_decision(
+    internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
+    await gate.allowed("http://a.test/")
+    before = gate.stats()
+    assert await gate.allowed("http://a.test/yes")
+    assert not await gate.allowed("http://a.test/no")
+    after = gate.stats()
+    assert (after.warm_allowed, after.warm_denied) == (
+        before.warm_allowed + 1,
+        before.warm_denied + 1,
+    )
+    assert after.decisions == before.decisions
+
+
+async def test_files_are_shared_and_policies_are_per_agent(
+    internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    site = internet.site("a.test").robots(
+        "User-agent: examplebot\nDisallow: /a\n\nUser-agent: other\nDisallow: /b\n"
+    )
+    assert not await gate.allowed("http://a.test/a")
+    assert await gate.allowed("http://a.test/a", user_agent="other/2.0")
+    assert not await gate.allowed("http://a.test/b", user_agent="other/2.0")
+    assert await gate.allowed("http://a.test/b")
+    assert site.paths == ["/robots.txt"]
+
+
+async def test_check_many_keeps_order_and_loses_nothing(
+    internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    hold = Hold(Page("User-agent: *\nDisallow: /\n"))
+    internet.site("slow.test").robots(hold)
+    other = internet.site("b.test").robots("User-agent: *\nDisallow: /x\n")
+    urls = ["http://slow.test/1", "http://b.test/x", "mailto:a@b", "http://b.test/y"]
+
+    async def release() -> None:
+        while not other.requests:  # asked while slow.test is held
+            await asyncio.sleep(0)
+        hold.release()
+
+    releasing = asyncio.create_task(release())
+    decisions = [decision async for decision in gate.check_many(urls)]
+    await releasing
+    assert [d.verdict for d in decisions] == ["deny", "deny", "deny", "allow"]
+    assert decisions[2].reason is Reason.INVALID_URL
+    assert decisions[0].url == urls[0]
+
+
+async def test_peek_never_fetches(internet: FakeInternet, gate: Gatekeeper) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
+    assert gate.peek("http://a.test/no") is None
+    assert site.paths == []
+    await gate.check("http://a.test/")
+    decision = gate.peek("http://a.test/no")
+    assert decision is not None
+    assert decision.verdict is Verdict.DENY
+
+
+async def test_robots_and_policy(internet: FakeInternet, gate: Gatekeeper) -> None:
+    internet.site("a.test").robots("User-agent: *\nCrawl-delay: 3\nDisallow: /no\n")
+    internet.site("none.test")
+    internet.site("down.test").robots(Page("", status=500))
+    robots = await gate.robots("http://a.test/x")
+    assert robots is not None
+    assert len(robots.groups) == 1
+    assert (await gate.policy("http://a.test/")).crawl_delay == 3.0
+    assert await gate.robots("http://none.test/") is None
+    assert (await gate.policy("http://none.test/")).allowed("/x")
+    assert await gate.robots("http://down.test/") is None
+    assert not (await gate.policy("http://down.test/")).allowed("/x")
+
+
+async def test_robots_txt_itself_is_always_allowed(
+    internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /\n")
+    decision = await gate.check("http://a.test/robots.txt")
+    assert (decision.verdict, decision.reason) == (Verdict.ALLOW, Reason.ROBOTS_FILE)
+
+
+@pytest.mark.parametrize("raw", ["mailto:a@b", "http://", "http://a..b/", "http://127.1/", "x"])
+async def test_malformed_text_is_refused_by_name(gate: Gatekeeper, raw: str) -> None:
+    for question in (gate.allowed(raw), gate.check(raw), gate.acquire(raw)):
+        with pytest.raises(InvalidURL):
+            await question
+
+
+@pytest.mark.parametrize(
+    "raw", ["http://u:secret@a.test/", "http://10.0.0.1/", "http://a.test:22/", "http://localhost/"]
+)
+async def test_what_the_guard_refuses_is_denied_in_one_word(gate: Gatekeeper, raw: str) -> None:
+    decision = await gate.check(raw)
+    assert (decision.verdict, decision.reason) == (Verdict.DENY, Reason.BLOCKED)
+    assert "secret" not in repr(decision)
+    assert not await gate.allowed(raw)
+
+
+async def test_credentials_in_a_warm_origin_do_not_slip_past_the_guard(
+    internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    internet.site("a.test").robots("")
+    assert await gate.allowed("http://a.test/")
+    assert not await gate.allowed("http://u:p@a.test/")
+
+
+async def test_the_operators_word_comes_before_the_sites(internet: FakeInternet) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nDisallow: /\n")
+    host = [{"match": "a.test", "robots": "allow", "reason": "our own site"}]
+    async with gate_on(internet, host=host) as gate:
+        decision = await gate.check("http://a.test/x")
+        assert (decision.verdict, decision.state, decision.reason) == (
+            Verdict.ALLOW,
+            State.OVERRIDE,
+            Reason.OPERATOR,
+        )
+        assert decision.note == "our own site"
+        assert site.paths == []
+
+
+async def test_an_override_at_run_time_reaches_the_warm_path(
+    internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    internet.site("a.test").robots("")
+    assert await gate.allowed("http://a.test/x")
+    assert await gate.allowed("http://a.test/x")
+    gate.override(HostRule(match="*.test", robots="deny", reason="asked to stop"))
+    assert not await gate.allowed("http://a.test/x")
+    gate.lift_override("*.test")
+    assert await gate.allowed("http://a.test/x")
+
+
+async def test_visit_time_defers_until_the_window_opens(internet: FakeInternet) -> None:
+    internet.site("a.test").robots("User-agent: *\nVisit-time: 0600-0845\nDisallow:\n")
+    start = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+    clock = VirtualClock(wall=start.timestamp())
+    async with Gatekeeper(AGENT, config=OPEN, resolver=internet.resolver, clock=clock) as gate:
+        decision = await gate.check("http://a.test/x")
+        assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME)
+        assert decision.retry_at == datetime(2026, 11, 21, 6, 0, tzinfo=UTC)
+        assert not await gate.allowed("http://a.test/x")
+        clock.advance(18 * 3600 + 60)
+        assert await gate.allowed("http://a.test/x")
+        clock.advance(3 * 3600)
+        assert not await gate.allowed("http://a.test/x")
+
+
+async def test_a_change_of_rules_is_an_event(internet: FakeInternet, gate: Gatekeeper) -> None:
+    internet.site("a.test").on(
+        "/robots.txt", "User-agent: *\nDisallow:\n", "User-agent: *\nDisallow: /\n"
+    )
+    seen: list[str] = []
+    gate.subscribe(lambda origin, old, new: seen.append(origin))
+    assert await gate.allowed("http://a.test/x")
+    await gate.refresh("http://a.test")
+    assert not await gate.allowed("http://a.test/x")
+    assert seen == ["http://a.test"]
+
+
+async def test_ids_are_unique(internet: FakeInternet, gate: Gatekeeper) -> None:
+    internet.site("a.test").robots("")
+    ids = {(await gate.check("http://a.test/")).id for _ in range(100)}
+    assert len(ids) == 100
+
+
+async def test_a_gate_asked_before_it_is_open_says_so() -> None:
+    with pytest.raises(GateClosed, match="async with"):
+        await Gatekeeper(AGENT).check("http://a.test/")
+
+
+async def test_a_user_agent_without_a_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match="product token"):
+        Gatekeeper("(+https://example.org)")
+
+
+async def test_a_session_that_is_handed_in_is_used_as_it_is(internet: FakeInternet) -> None:
+    internet.site("localhost").robots("User-agent: *\nDisallow: /no\n")
+    async with internet.session() as session, Gatekeeper(AGENT, session=session) as gate:
+        assert not gate.stats().guarded
+        assert not await gate.allowed("http://localhost/no")
+        assert not session.closed
+    async with aiohttp.ClientSession() as untouched:
+        assert not untouched.closed
