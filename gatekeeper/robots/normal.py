@@ -21,12 +21,14 @@ __all__ = [
 ]
 
 _UNRESERVED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
-_RESERVED = b":/?#[]@!$&'()*+,;="
+# Brackets are reserved too, but no path or query may hold them (RFC 3986 section 3.3): a URL
+# that was sent always has them escaped, so a rule's `[` can only mean `%5B`.
+_RESERVED = b":/?#@!$&'()*+,;="
 # What a pattern may hold unchanged; `%` and `$` need a look.
 _PLAIN = bytes(set(_UNRESERVED + _RESERVED) - set(b"$")) + b"\n"
 
-_ODD_IN_PATH = re.compile(r"%(?:[0-9A-Fa-f]{2})?|[^A-Za-z0-9\-._~:/?#\[\]@!&'()+,;=]")
-_ODD_IN_PATTERN = re.compile(r"%(?:[0-9A-Fa-f]{2})?|[^A-Za-z0-9\-._~:/?#\[\]@!&'()+,;=*]")
+_ODD_IN_PATH = re.compile(r"%(?:[0-9A-Fa-f]{2})?|[^A-Za-z0-9\-._~:/?#@!&'()+,;=]")
+_ODD_IN_PATTERN = re.compile(r"%(?:[0-9A-Fa-f]{2})?|[^A-Za-z0-9\-._~:/?#@!&'()+,;=*]")
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 _DECODABLE = re.compile(r"%(?:2[DEde]|3[0-9]|[46][1-9A-Fa-f]|[57][0-9Aa]|5[Ff]|7[Ee])")
 

@@ -223,7 +223,7 @@ class Generator:
                 text += DIFFERENCES[name].segment(rng)  # type: ignore[misc]
             else:
                 text += rng.choice(
-                    ["/", "a", "b", "c", "~", "%7E", "ü", "%C3%BC", "aa", "/a", "/b"]
+                    ["/", "a", "b", "c", "~", "%7E", "ü", "%C3%BC", "aa", "/a", "/b", "[", "%5B"]
                 )
         return text
 
