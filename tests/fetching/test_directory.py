@@ -1,0 +1,453 @@
+"""One record per origin, asked once however many want to know."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.decision import Reason, State, Verdict
+from gatekeeper.errors import GateClosed
+from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.retrieval import Retrieval
+from gatekeeper.robots import RobotsTxt
+from tests.fetching.directories import (
+    DAY,
+    HOUR,
+    NEW,
+    OLD,
+    ORIGIN,
+    Source,
+    file,
+    house,
+    lasting,
+)
+
+DOWN = Retrieval(outcome=Outcome.SERVER_ERROR, status=503)
+GONE = Retrieval(outcome=Outcome.NO_FILE, status=404)
+
+
+def held(answer: Retrieval | None = None) -> Source:
+    source = Source(answer)
+    source.hold = asyncio.Event()
+    return source
+
+
+# Single flight
+
+
+async def test_a_thousand_questions_are_one_fetch() -> None:
+    source = held()
+    async with house(source) as it:
+        waiting = [asyncio.create_task(it.get()) for _ in range(1000)]
+        await it.clock.settle()
+        assert it.directory.stats().waiting == 1000
+        assert source.hold is not None
+        source.hold.set()
+        records = await asyncio.gather(*waiting)
+        assert source.asked == [ORIGIN]
+        assert len(set(map(id, records))) == 1
+        assert it.directory.stats().waiting == 0
+
+
+async def test_the_first_caller_may_leave() -> None:
+    source = held()
+    async with house(source) as it:
+        first, second = (asyncio.create_task(it.get()) for _ in range(2))
+        await it.clock.settle()
+        first.cancel()
+        await it.clock.settle()
+        assert first.cancelled()
+        assert source.hold is not None
+        source.hold.set()
+        assert (await second).reachable
+        assert source.asked == [ORIGIN]
+
+
+async def test_all_callers_may_leave_and_the_answer_is_kept() -> None:
+    source = held()
+    async with house(source) as it:
+        tasks = [asyncio.create_task(it.get()) for _ in range(5)]
+        await it.clock.settle()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert it.directory.stats().waiting == 0
+        assert source.hold is not None
+        source.hold.set()
+        await it.clock.settle()
+        assert it.directory.peek(ORIGIN) is not None
+        assert it.directory.stats().in_flight == 0
+
+
+async def test_a_slow_origin_delays_no_other() -> None:
+    never = asyncio.Event()
+
+    async def answer(origin: str) -> Retrieval:
+        if origin == "https://slow.test":
+            await never.wait()
+        return file()
+
+    async with house(answer) as it:
+        slow = asyncio.create_task(it.get("https://slow.test"))
+        for n in range(50):
+            assert (await it.get(f"https://o{n}.test")).reachable
+        assert not slow.done()
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+
+
+async def test_closing_wakes_those_who_wait() -> None:
+    source = held()
+    async with house(source) as it:
+        waiting = asyncio.create_task(it.get())
+        await it.clock.settle()
+        await it.directory.close()
+        with pytest.raises(GateClosed):
+            await waiting
+        assert source.running == 0
+        with pytest.raises(GateClosed):
+            await it.get()
+
+
+async def test_a_question_too_many_is_deferred_not_queued() -> None:
+    source = held()
+    async with house(source, cache={"max_waiters": 3}) as it:
+        waiting = [asyncio.create_task(it.get()) for _ in range(3)]
+        await it.clock.settle()
+        standing = (await it.get()).standing(it.clock)
+        assert (standing.verdict, standing.reason) == (Verdict.DEFER, Reason.OVERLOADED)
+        assert it.directory.stats().overloaded == 1
+        assert source.hold is not None
+        source.hold.set()
+        await asyncio.gather(*waiting)
+        assert (await it.get()).reachable
+
+
+# Lifetimes
+
+
+async def test_soft_expiry_refreshes_in_the_background() -> None:
+    async with house(lasting(HOUR, OLD)) as it:
+        await it.get()
+        it.source.answer = lasting(HOUR, NEW)
+        await it.clock.elapse(0.96 * HOUR)
+        before = await it.get()
+        assert it.allows(before, "/old") is False, "no caller waits on a warm origin"
+        await it.clock.settle()
+        after = await it.get()
+        assert it.allows(after, "/old") is True
+        assert it.source.asked == [ORIGIN] * 2
+
+
+async def test_many_questions_in_the_soft_time_are_one_refresh() -> None:
+    async with house(lasting(HOUR)) as it:
+        await it.get()
+        it.source.hold = asyncio.Event()
+        await it.clock.elapse(0.96 * HOUR)
+        for _ in range(20):
+            await it.get()
+            await it.clock.settle()
+        it.source.hold.set()
+        await it.clock.settle()
+        assert it.source.asked == [ORIGIN] * 2
+
+
+async def test_hard_expiry_waits() -> None:
+    async with house(lasting(HOUR, OLD)) as it:
+        await it.get()
+        it.source.answer = lasting(HOUR, NEW)
+        await it.clock.elapse(HOUR)
+        assert it.directory.peek(ORIGIN) is None
+        assert it.allows(await it.get(), "/old") is True
+
+
+async def test_two_origins_do_not_refresh_in_step() -> None:
+    async with house() as it:
+        records = [await it.get(f"https://o{n}.test") for n in range(20)]
+        assert len({record.fresh_until for record in records}) == 20
+
+
+async def test_a_refresh_with_the_same_body_keeps_what_was_compiled() -> None:
+    async with house(lasting(HOUR)) as it:
+        before = await it.get()
+        before.keep_policy("bot", before.text.robots.policy("bot"))  # type: ignore[union-attr]
+        await it.directory.refresh(ORIGIN)
+        after = await it.get()
+        assert after is not before
+        assert after.policies is before.policies
+
+
+async def test_identical_bodies_are_kept_once() -> None:
+    async with house() as it:
+        records = [await it.get(f"https://o{n}.test") for n in range(50)]
+        assert len({id(record.text) for record in records}) == 1
+        assert it.directory.stats().texts == 1
+
+
+async def test_policies_of_one_text_are_bounded() -> None:
+    async with house(cache={"max_agents": 3}) as it:
+        record = await it.get()
+        assert record.robots is not None
+        for n in range(10):
+            record.keep_policy(f"bot{n}", record.robots.policy(f"bot{n}"))
+        assert list(record.policies) == ["bot7", "bot8", "bot9"]
+
+
+async def test_a_forced_refresh_asks_whatever_is_known() -> None:
+    async with house(file(OLD)) as it:
+        await it.get()
+        it.source.answer = file(NEW)
+        assert it.allows(await it.directory.refresh(ORIGIN), "/new") is False
+        assert len(it.source.asked) == 2
+
+
+async def test_what_is_forgotten_is_asked_anew() -> None:
+    async with house() as it:
+        await it.get()
+        await it.directory.forget(ORIGIN)
+        assert it.directory.peek(ORIGIN) is None
+        assert ORIGIN not in it.directory.warm
+        await it.get()
+        assert len(it.source.asked) == 2
+
+
+async def test_peek_never_asks() -> None:
+    async with house() as it:
+        assert it.directory.peek(ORIGIN) is None
+        assert it.source.asked == []
+        record = await it.get()
+        assert it.directory.peek(ORIGIN) is record
+
+
+# The ladder
+
+
+async def test_an_unreachable_origin_is_asked_ever_less_often() -> None:
+    async with house(DOWN) as it:
+        asked_at = []
+        for _ in range(8):
+            record = await it.get()
+            asked_at.append(it.clock.monotonic())
+            standing = record.standing(it.clock)
+            assert (standing.verdict, standing.state) == (Verdict.DEFER, State.UNREACHABLE)
+            assert standing.retry_at == pytest.approx(
+                it.clock.wall() + record.expires - asked_at[-1]
+            )
+            await it.clock.elapse(record.expires - it.clock.monotonic() - 0.1)
+            assert await it.get() is record
+            await it.clock.elapse(0.2)
+        gaps = [b - a for a, b in itertools.pairwise(asked_at)]
+        minutes = [1, 2, 4, 8, 15, 30, 60]
+        assert gaps == [pytest.approx(60 * m, rel=0.21) for m in minutes]
+        assert len(it.source.asked) == 8
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "most"),
+    [(600.0, 600.0, 720.0), (0.0, 60.0, 72.0), (10 * 365 * DAY, DAY, DAY)],
+)
+async def test_retry_after_is_obeyed_within_bounds(asked: float, least: float, most: float) -> None:
+    answer = Retrieval(outcome=Outcome.RATE_LIMITED, status=429, retry_after=asked)
+    async with house(answer) as it:
+        record = await it.get()
+        assert least <= record.expires - it.clock.monotonic() <= most
+
+
+async def test_an_answer_ends_the_ladder() -> None:
+    async with house(DOWN) as it:
+        await it.get()
+        await it.clock.elapse(100)
+        await it.get()
+        it.source.answer = file()
+        await it.clock.elapse(200)
+        record = await it.get()
+        assert record.reachable
+        assert (record.step, record.unreachable_since) == (0, None)
+
+
+async def test_twelve_hours_of_nothing_then_the_old_copy() -> None:
+    async with house(lasting(HOUR, OLD)) as it:
+        await it.get()
+        it.source.answer = DOWN
+        await it.clock.elapse(HOUR)
+        seen = []
+        for _ in range(30):
+            record = await it.get()
+            seen.append((it.clock.monotonic() - 1000.0 - HOUR, it.allows(record, "/old")))
+            await it.clock.elapse(HOUR / 2)
+        assert all(answer is None for after, answer in seen if after < 12 * HOUR)
+        assert all(answer is False for after, answer in seen if after >= 12 * HOUR)
+
+
+async def test_after_a_month_a_site_that_is_up_is_welcome() -> None:
+    async with house(DOWN) as it:
+        await it.get()
+        await it.clock.elapse(30 * DAY + 1)
+        record = await it.get()
+        assert record.standing(it.clock).verdict is Verdict.DEFER
+        it.directory.note_page(ORIGIN, True)
+        standing = (await it.get()).standing(it.clock)
+        assert (standing.verdict, standing.reason) == (Verdict.ALLOW, Reason.LONG_UNREACHABLE)
+
+
+async def test_a_failed_page_does_not_make_a_site_up() -> None:
+    async with house(DOWN) as it:
+        await it.get()
+        await it.clock.elapse(30 * DAY + 1)
+        it.directory.note_page(ORIGIN, False)
+        assert (await it.get()).standing(it.clock).verdict is Verdict.DEFER
+
+
+async def test_the_unexpected_defers_is_counted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.ERROR, "gatekeeper.fetching"):
+        async with house(RuntimeError("nobody foresaw this")) as it:
+            standing = (await it.get()).standing(it.clock)
+            assert (standing.verdict, standing.reason) == (Verdict.DEFER, Reason.INTERNAL)
+            assert it.directory.stats().internal_errors == 1
+    assert "nobody foresaw this" in caplog.text
+
+
+# Clocks
+
+
+@pytest.mark.parametrize("jump", [DAY, -DAY])
+async def test_a_jump_of_the_wall_clock_changes_no_lifetime(jump: float) -> None:
+    async with house() as it:
+        record = await it.get()
+        shown = record.standing(it.clock).expires_at
+        it.clock.jump_wall(jump)
+        assert await it.get() is record
+        assert record.standing(it.clock).expires_at == shown + jump
+        await it.clock.elapse(DAY)
+        await it.get()
+        assert len(it.source.asked) == 2
+
+
+@pytest.mark.parametrize("jump", [DAY, -DAY])
+async def test_a_jump_of_the_wall_clock_moves_nobody_on_the_ladder(jump: float) -> None:
+    async with house(lasting(HOUR, OLD)) as it:
+        await it.get()
+        it.source.answer = DOWN
+        await it.clock.elapse(HOUR)
+        record = await it.get()
+        it.clock.jump_wall(jump)
+        assert await it.get() is record
+        assert it.allows(record, "/old") is None, "the 12 hours have not passed"
+
+
+# Events and neighbours
+
+
+async def test_a_change_of_rules_is_told() -> None:
+    told: list[tuple[str, RobotsTxt | None, RobotsTxt | None]] = []
+    async with house(file(OLD)) as it:
+        unsubscribe = it.directory.subscribe(lambda *change: told.append(change))
+        await it.get()
+        assert told == [], "nothing changed by asking for the first time"
+        await it.directory.refresh(ORIGIN)
+        assert told == []
+        it.source.answer = DOWN
+        await it.directory.refresh(ORIGIN)
+        it.source.answer = file(NEW)
+        record = await it.directory.refresh(ORIGIN)
+        it.source.answer = GONE
+        await it.directory.refresh(ORIGIN)
+        unsubscribe()
+        it.source.answer = file(OLD)
+        await it.directory.refresh(ORIGIN)
+    assert [(o, a and a.size, b and b.size) for o, a, b in told] == [
+        (ORIGIN, len(OLD), len(NEW)),
+        (ORIGIN, len(NEW), None),
+    ]
+    assert told[0][2] is record.robots
+
+
+async def test_a_subscriber_that_fails_spoils_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with house(file(OLD)) as it:
+        it.directory.subscribe(lambda *_: 1 / 0)
+        await it.get()
+        it.source.answer = file(NEW)
+        record = await it.directory.refresh(ORIGIN)
+        assert it.allows(record, "/new") is False
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_redirect_to_anothers_file_fills_its_record() -> None:
+    url = "https://b.test/robots.txt"
+    async with house(file(OLD, hops=(url,), url=url)) as it:
+        assert (await it.get()).current.hops == (url,)
+        other = it.directory.peek("https://b.test")
+        assert other is not None
+        assert other.current.hops == ()
+        assert it.allows(other, "/old") is False
+        fresh = it.directory.known("https://b.test")
+        assert fresh is not None
+        assert (fresh.outcome, fresh.body) == (Outcome.RULES, OLD)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://b.test/other", "https://b.test/a/robots.txt", "https://b.test/robots.txt?x"]
+)
+async def test_a_redirect_elsewhere_fills_nothing(url: str) -> None:
+    async with house(file(OLD, hops=(url,), url=url)) as it:
+        await it.get()
+        assert it.directory.peek("https://b.test") is None
+
+
+async def test_a_fresh_record_is_not_overwritten_by_a_neighbours_redirect() -> None:
+    url = "https://b.test/robots.txt"
+
+    def answer(origin: str) -> Retrieval:
+        return file(NEW) if origin == "https://b.test" else file(OLD, hops=(url,), url=url)
+
+    async with house(answer) as it:
+        before = await it.get("https://b.test")
+        await it.get(ORIGIN)
+        assert it.directory.peek("https://b.test") is before
+
+
+async def test_a_redirect_respects_the_targets_ladder() -> None:
+    async with house(DOWN) as it:
+        await it.get("https://b.test")
+        fresh = it.directory.known("https://b.test")
+        assert fresh is not None
+        assert fresh.outcome is Outcome.SERVER_ERROR
+        assert fresh.retry_after == pytest.approx(60, rel=0.21)
+
+
+# Many at once
+
+
+async def test_ten_thousand_origins_at_once_one_in_ten_dead() -> None:
+    clock = VirtualClock(start=1000.0)
+    answered: dict[str, float] = {}
+
+    async def answer(origin: str) -> Retrieval:
+        number = int(origin.removeprefix("https://o").removesuffix(".test"))
+        if number % 10 == 0:
+            await clock.sleep(10.0)
+            return Retrieval(outcome=Outcome.CONNECT_TIMEOUT)
+        await clock.sleep(0.05)
+        return file(b"User-agent: *\nDisallow: /%d\n" % (number % 100))
+
+    async def one(it: object, origin: str) -> bool:
+        record = await directory.get(origin)
+        answered[origin] = clock.monotonic() - 1000.0
+        return record.reachable
+
+    async with house(answer, clock=clock) as it:
+        directory = it.directory
+        tasks = [asyncio.create_task(one(it, f"https://o{n}.test")) for n in range(10_000)]
+        await clock.elapse(11.0)
+        living = await asyncio.gather(*tasks)
+        stats = directory.stats()
+    assert sum(living) == 9000
+    assert all(answered[f"https://o{n}.test"] < 0.1 for n in range(10_000) if n % 10)
+    assert stats.texts == 90
+    assert (stats.in_flight, stats.waiting, stats.local_fault) == (0, 0, False)
