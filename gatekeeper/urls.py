@@ -22,7 +22,17 @@ from yarl import URL
 
 from gatekeeper.errors import InvalidURL
 
-__all__ = ["MAX_URL", "Target", "host_of", "join", "mask", "parse", "split", "split_ordinary"]
+__all__ = [
+    "MAX_URL",
+    "Target",
+    "host_of",
+    "join",
+    "mask",
+    "parse",
+    "path_of",
+    "split",
+    "split_ordinary",
+]
 
 MAX_URL = 65_536
 """Characters of a URL. Servers refuse a request line beyond 8 to 64 KiB, so nothing longer
@@ -34,6 +44,7 @@ _MAX_AUTHORITY = 1_000
 
 _PORTS = {"http": 80, "https": 443}
 
+_NO_HOST = "no host; write http://host/path"
 _UNREADABLE = "brackets, a backslash or a look-alike delimiter in the host"
 
 # Octets that travel as they are (RFC 3986: unreserved, sub-delims, ":@/?"), less `%`.
@@ -88,13 +99,7 @@ def parse(raw: str) -> Target:
     Only malformed text is refused here: which names, ports and addresses may be visited is
     the Guard's business.
     """
-    _refuse_text(raw)
-    try:
-        url = URL(raw, encoded=True)
-    except (ValueError, IndexError) as error:  # IndexError: yarl of `http://[a]@/`
-        raise _invalid(raw, _UNREADABLE) from error
-    if url.scheme not in _PORTS:  # URL-07
-        raise _invalid(raw, "not an http or https URL; write it out with its scheme")
+    url = _read(raw)
     credentials, at, hostport = url.raw_authority.rpartition("@")
     host, port = _authority(raw, url.scheme, hostport)
     bracketed = f"[{host}]" if ":" in host else host
@@ -121,6 +126,20 @@ def join(base: Target, reference: str) -> Target:
     except (ValueError, IndexError) as error:
         raise _invalid(reference, _UNREADABLE) from error
     return parse(str(url))
+
+
+def path_of(raw: str) -> str:
+    """Path and query as `parse` gives them, whatever the host is. Raises InvalidURL.
+
+    For the text of a robots.txt, which has something to say about the paths of any URL.
+
+    >>> path_of("http://no%20host.example/a")
+    '/a'
+    """
+    url = _read(raw)
+    if not url.raw_authority:
+        raise _invalid(raw, _NO_HOST)
+    return _path(url, raw)
 
 
 def split(raw: str) -> tuple[str, str]:
@@ -205,6 +224,18 @@ def _remember(raw: str, origin: str) -> None:
     _seen[written] = origin
 
 
+def _read(raw: str) -> URL:
+    """The text cut into parts, none of them changed."""
+    _refuse_text(raw)
+    try:
+        url = URL(raw, encoded=True)
+    except (ValueError, IndexError) as error:  # IndexError: yarl of `http://[a]@/`
+        raise _invalid(raw, _UNREADABLE) from error
+    if url.scheme not in _PORTS:  # URL-07
+        raise _invalid(raw, "not an http or https URL; write it out with its scheme")
+    return url
+
+
 def _refuse_text(raw: str) -> None:
     if len(raw) > MAX_URL:
         raise _invalid(raw, f"longer than {MAX_URL} characters")
@@ -253,7 +284,7 @@ def _name(raw: str, written: str, mapped: str) -> str:
     """The mapped name without its root dot (URL-05), if it is one at all."""
     host = mapped.removesuffix(".")
     if not host:
-        raise _invalid(raw, "no host; write http://host/path")
+        raise _invalid(raw, _NO_HOST)
     if host.startswith(".") or host.endswith(".") or ".." in host:
         raise _invalid(raw, "an empty label in the host")
     if found := _NOT_A_NAME.search(host):

@@ -12,7 +12,17 @@ from yarl import URL
 
 from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
-from gatekeeper.urls import MAX_URL, Target, host_of, join, mask, parse, split, split_ordinary
+from gatekeeper.urls import (
+    MAX_URL,
+    Target,
+    host_of,
+    join,
+    mask,
+    parse,
+    path_of,
+    split,
+    split_ordinary,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -252,6 +262,26 @@ def test_path_is_what_is_sent(written: str, path: str) -> None:
 def test_split_gives_the_same_path_once_the_authority_is_known(written: str, path: str) -> None:
     split("http://example.com/")
     assert split(f"http://example.com{written}") == ("http://example.com", path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "path"),
+    [
+        ("http://m%C3%BCnich.example/a?b#c", "/a?b"),
+        ("http://127.1", "/"),
+        ("https://example.com/a/../b", "/b"),
+    ],
+)
+def test_a_path_can_be_had_of_a_url_with_an_impossible_host(raw: str, path: str) -> None:
+    assert path_of(raw) == path
+
+
+@pytest.mark.parametrize(
+    "raw", ["http:///a", "ftp://example.com/a", "a", "http://[/a", "http://a/\n"]
+)
+def test_a_path_of_no_url_is_refused(raw: str) -> None:
+    with pytest.raises(InvalidURL):
+        path_of(raw)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gatekeeper import urls
+from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import lines, normal, signals, timing
 from gatekeeper.robots.agents import product_token
 from gatekeeper.robots.dialects import Reading, choose
@@ -95,9 +96,7 @@ class Policy:
             readings = readings[:1]
         self._readings = readings
         self.dialect = readings[0].dialect
-        self.allows_path = (
-            readings[0].rules.allows if len(readings) == 1 else _strictest(readings)
-        )
+        self.allows_path = readings[0].rules.allows if len(readings) == 1 else _strictest(readings)
         self._wishes: _Wishes | None = None
         self._rules: dict[tuple[int, int], Rule] | None = None
         self._offsets: list[array[int]] | None = None
@@ -348,7 +347,10 @@ def _decide(reading: Reading, path: str, origin: str) -> int:
 def _split(url: str) -> tuple[str, str]:
     """Origin, if there is one, and path with query. A path alone is read as in a URL."""
     if url[:1] != "/":
-        return urls.split(url)
-    if "#" in url or "/." in url:
+        try:
+            return urls.split(url)
+        except InvalidURL:
+            return "", urls.path_of(url)  # the host alone may be what is wrong with it
+    if "#" in url or "/." in url or "/%2" in url:
         return "", urls.split("http://localhost" + url)[1]
     return "", url
