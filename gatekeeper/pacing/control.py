@@ -83,6 +83,11 @@ class Controls(Shell):
             return -INF
         return max(scope.due_at(), *(other.due_at() for other in scope.shared), -INF)
 
+    def limit_of(self, host: str) -> int:
+        """How many leases of the host may be open at once."""
+        scope = self._books.scopes.get(host)
+        return self._rules.for_host(host).limit if scope is None else scope.settings.limit
+
     def blocked(self, host: str) -> tuple[float, str] | None:
         """Until when (wall seconds) and why a host is blocked; None if it is not."""
         scope = self._books.scopes.get(host)
