@@ -58,9 +58,9 @@ def _run(names: list[str], options: Options, target: str | None) -> int:
         start = time.monotonic()
         try:
             made = _suite(name, options)
-        except ImportError as error:
+        except Exception as error:  # noqa: BLE001 - the other figures are wanted all the same
             failed.append(name)
-            print(f"\n## {name}: not run ({error})", flush=True)
+            print(f"\n## {name}: not measured ({type(error).__name__}: {error})", flush=True)
             continue
         tables += made
         for table in made:

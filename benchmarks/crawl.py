@@ -51,8 +51,8 @@ def _child(name: str, port: int, pages: int) -> dict[str, float]:
         check=False,
     )
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise RuntimeError(f"{name}: {last[0]}")
+        said = [line.strip(" |+") for line in done.stderr.splitlines() if "Error: " in line]
+        raise RuntimeError(f"{name}: {said[-1] if said else done.stderr[-500:]}")
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     if figures["pages"] != pages:
         raise RuntimeError(f"{name}: {figures['pages']:,.0f} of {pages:,} pages came")
