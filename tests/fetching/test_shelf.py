@@ -1,0 +1,166 @@
+"""Hot and cold records, and what may be dropped."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import Config
+from gatekeeper.decision import Verdict
+from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.records import Answer, Record
+from gatekeeper.fetching.retrieval import Retrieval
+from gatekeeper.fetching.shelf import Shelf
+from gatekeeper.fetching.texts import deflate, inflate
+from gatekeeper.storage.memory import MemoryStorage
+from tests.fetching.directories import DAY, OLD, House, file, house
+
+DOWN = Retrieval(outcome=Outcome.SERVER_ERROR, status=503)
+
+
+def origin(number: int) -> str:
+    return f"https://www.site-number-{number}.test"
+
+
+def body(number: int, lines: int = 5) -> bytes:
+    paths = random.Random(number)
+    rules = "".join(f"Disallow: /{paths.randbytes(6).hex()}/\n" for _ in range(lines))
+    return f"User-agent: *\n{rules}".encode()
+
+
+async def fill(it: House, count: int, lines: int = 5) -> None:
+    it.source.answer = lambda name: file(body(int(name.split("-")[-1][:-5]), lines), etag='"x"')
+    for number in range(count):
+        await it.get(origin(number))
+
+
+async def test_a_cold_record_comes_back_as_it_was() -> None:
+    gone: list[str] = []
+    async with house(cache={"hot_records": 1}, on_evict=gone.append) as it:
+        it.source.answer = file(OLD, etag='"1"', last_modified="x", hops=("http://a/",), url="?")
+        before = await it.get(origin(0))
+        shown = before.standing(it.clock)
+        it.source.answer = DOWN
+        await it.get(origin(1))
+        assert gone == [origin(0)]
+        assert origin(0) not in it.directory.warm
+        after = await it.get(origin(0))
+        assert after is not before
+        assert after.current == before.current
+        assert (after.fresh_until, after.expires) == (before.fresh_until, before.expires)
+        again = after.standing(it.clock)
+        assert (again.verdict, again.hops, again.took) == (shown.verdict, shown.hops, shown.took)
+        assert it.allows(after, "/old") is False
+        assert origin(0) in it.directory.warm
+        assert len(it.source.asked) == 2
+
+
+async def test_an_old_copy_behind_a_failure_survives_the_cold() -> None:
+    async with house(cache={"hot_records": 1}) as it:
+        await it.get(origin(0))
+        it.source.answer = DOWN
+        await it.clock.elapse(DAY)
+        before = await it.get(origin(0))
+        await it.get(origin(1))
+        after = await it.get(origin(0))
+        assert after is not before
+        assert after.good == before.good
+        assert (after.step, after.unreachable_since) == (before.step, before.unreachable_since)
+        assert after.text is not None
+        assert after.text.body() == OLD
+        assert after.standing(it.clock).verdict is Verdict.DEFER
+
+
+async def test_memory_is_bounded_by_bytes() -> None:
+    async with house(cache={"hot_records": 10, "max_bytes": 100_000}) as it:
+        await fill(it, 500)
+        stats = it.directory.stats()
+        assert stats.bytes <= 100_000
+        assert stats.hot == 10
+        assert stats.evicted > 0
+        assert stats.records == 500 - stats.evicted
+        # The one asked for last is there, the first one is not.
+        assert it.directory.peek(origin(499)) is not None
+        assert it.directory.peek(origin(0)) is None
+
+
+async def test_one_text_larger_than_the_bound_is_no_error() -> None:
+    async with house(cache={"max_bytes": 2_000}) as it:
+        await fill(it, 3, lines=500)
+        assert (await it.get(origin(2))).reachable
+
+
+async def test_a_pause_on_the_ladder_is_never_dropped_while_it_is_the_only_copy() -> None:
+    async with house(DOWN, cache={"hot_records": 1, "max_bytes": 10_000}) as it:
+        for number in range(20):
+            await it.get(origin(number))
+        it.source.answer = file(body(1, 50))
+        for number in range(20, 200):
+            await it.get(origin(number))
+        asked = len(it.source.asked)
+        for number in range(20):
+            assert (await it.get(origin(number))).current.outcome is Outcome.SERVER_ERROR
+        assert len(it.source.asked) == asked
+
+
+async def test_what_was_dropped_is_found_in_the_storage() -> None:
+    storage = MemoryStorage()
+    async with house(DOWN, storage=storage, cache={"hot_records": 1, "max_bytes": 4_000}) as it:
+        for number in range(100):
+            await it.get(origin(number))
+        assert it.directory.stats().evicted > 0
+        assert (await it.get(origin(0))).current.outcome is Outcome.SERVER_ERROR
+        assert len(it.source.asked) == 100
+
+
+async def test_cold_records_share_a_large_text() -> None:
+    text = body(1, 200)
+    async with house(file(text), cache={"hot_records": 1}) as it:
+        for number in range(51):
+            await it.get(origin(number))
+        alone = len(deflate(text))
+        # One text, and for each of the 50 its moments; not fifty texts.
+        assert it.directory.stats().bytes < 2 * len(text) + 2_000 + alone + 50 * 300
+        for number in range(50):
+            record = await it.get(origin(number))
+            assert record.text is not None
+            assert record.text.body() == text
+
+
+def test_a_text_is_the_same_after_packing() -> None:
+    for text in (b"", OLD, body(3, 2000), bytes(range(256)) * 100):
+        assert inflate(deflate(text)) == text
+
+
+def test_a_cold_record_costs_little() -> None:
+    """Everything counted: key, dictionary, moments, text. The corpus' mean is a benchmark."""
+    config = Config.from_dict({"cache": {"hot_records": 1}})
+    clock = VirtualClock(start=1000.0)
+    shelf = Shelf(config, stored=True)
+
+    def put(number: int) -> None:
+        answer = Answer(Outcome.RULES, 200, clock.wall(), (), 0.213, f'"{number:x}-5f3a"', None)
+        text = shelf.texts.of(body(number, 3))
+        shelf.put(
+            Record(
+                origin(number),
+                config,
+                current=answer,
+                good=answer,
+                text=text,
+                fresh_until=clock.monotonic() + 0.8 * DAY,
+                expires=clock.monotonic() + DAY,
+            )
+        )
+
+    for number in range(100):
+        put(number)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(100, 2100):
+        put(number)
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    packed = len(deflate(body(1, 3)))
+    assert (after - before) / 2000 < 350 + packed
