@@ -37,8 +37,8 @@ def _crawls(options: Options) -> Table:
         for _ in range(rounds):
             rng.shuffle(names)
             for name in names:
-                slow = CRAWLERS[name][2] is not None
-                taken[name].append(_child(name, port, _SLOW if slow else pages))
+                wanted = _SLOW if CRAWLERS[name].slow else pages
+                taken[name].append(_child(name, port, wanted))
     return _table(taken, pages, rounds)
 
 
@@ -69,7 +69,7 @@ def _table(taken: dict[str, list[dict[str, float]]], pages: int, rounds: int) ->
         rate = 1 / statistics.median(wall[name])
         slower = _ratio(wall[name], wall[_BARE])
         work = _ratio(cpu[name], cpu[_BARE])
-        version = version_of(CRAWLERS[name][1]) or ""
+        version = version_of(CRAWLERS[name].distribution) or ""
         rows.append(
             (
                 f"{name} {version}",

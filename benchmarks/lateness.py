@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 from benchmarks.options import Options
@@ -51,6 +52,7 @@ async def _measure(length: float) -> tuple[list[float], int, float]:
         host=(HostRule(match="*", robots="allow", interval=_INTERVAL),),
         pacing=PacingConfig(default_interval=_INTERVAL),
     )
+    rng = random.Random(5)
     late: list[float] = []
     early = 0
     end = time.monotonic() + length
@@ -58,8 +60,9 @@ async def _measure(length: float) -> tuple[list[float], int, float]:
     heads: dict[str, tuple[float, float]] = {}
     async with Gatekeeper("examplebot", config=config) as gate:
 
-        async def visit(host: str) -> None:
+        async def visit(host: str, begin: float) -> None:
             nonlocal early
+            await asyncio.sleep(begin)
             while time.monotonic() < end:
                 async with gate.lease(f"http://{host}/") as lease:
                     now = time.monotonic()
@@ -76,8 +79,10 @@ async def _measure(length: float) -> tuple[list[float], int, float]:
         processor = time.process_time()
         async with asyncio.TaskGroup() as group:
             for number in range(_HOSTS):
+                # Not all at once: a herd would measure how long the other work takes.
+                begin = rng.random() * _INTERVAL
                 for _ in range(_WAITERS):
-                    group.create_task(visit(f"h{number}.example"))
+                    group.create_task(visit(f"h{number}.example", begin))
         busy = (time.process_time() - processor) / length
     return late, early, busy
 
