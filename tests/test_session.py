@@ -1,0 +1,286 @@
+"""The middleware and the polite session, against real servers that keep the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gatekeeper import (
+    Config,
+    ConfigError,
+    Deferred,
+    Denied,
+    Gatekeeper,
+    LeaseTimeout,
+    Reason,
+    polite_session,
+    session_gate,
+)
+from gatekeeper.clock import VirtualClock
+from tests.internet import FakeInternet, Hold, Page, Stall, redirect
+
+AGENT = "examplebot/1.0 (+https://example.org/bot)"
+
+
+def config(**settings: Any) -> Config:
+    return Config.from_dict(
+        {
+            "guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]},
+            "pacing": {"default_interval": 0.0},
+            **settings,
+        }
+    )
+
+
+@pytest.fixture
+async def session(internet: FakeInternet) -> AsyncIterator[aiohttp.ClientSession]:
+    async with polite_session(
+        user_agent=AGENT, config=config(), resolver=internet.resolver
+    ) as session:
+        yield session
+
+
+async def test_a_polite_session_is_a_real_one(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nDisallow: /no\n").page("/", "hello")
+    async with session.get("http://a.test/") as response:
+        assert await response.text() == "hello"
+    assert type(session) is aiohttp.ClientSession
+    assert site.paths == ["/robots.txt", "/"]
+    assert {request.headers["User-Agent"] for request in site.requests} == {AGENT}
+    assert isinstance(session_gate(session), Gatekeeper)
+
+
+async def test_a_denied_request_sends_no_byte(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
+    with pytest.raises(Denied) as caught:
+        await session.get("http://a.test/no")
+    assert isinstance(caught.value, aiohttp.ClientError)
+    assert caught.value.decision.rule is not None
+    assert caught.value.decision.rule.line == 2
+    assert site.paths == ["/robots.txt"]
+
+
+async def test_an_unreachable_file_raises_deferred(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    internet.site("a.test").robots(Page("", status=503))
+    with pytest.raises(Deferred) as caught:
+        await session.get("http://a.test/x")
+    assert caught.value.retry_at is not None
+
+
+async def test_every_hop_is_decided_by_its_own_host(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    internet.site("a.test").robots("").on("/x", redirect("http://b.test/private"))
+    other = internet.site("b.test").robots("User-agent: *\nDisallow: /private\n")
+    with pytest.raises(Denied) as caught:
+        await session.get("http://a.test/x")
+    assert caught.value.decision.origin == "http://b.test"
+    assert other.paths == ["/robots.txt"]
+
+
+async def test_a_redirect_within_one_host_takes_a_turn_for_each_hop(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    site = internet.site("a.test").robots("").on("/x", redirect("/y")).page("/y", "there")
+    async with session.get("http://a.test/x") as response:
+        assert await response.text() == "there"
+    assert site.paths == ["/robots.txt", "/x", "/y"]
+    assert session_gate(session).stats().pacing.in_flight == 0
+
+
+async def test_one_request_at_a_time_until_the_body_is_read(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    hold = Hold(Page("slow"))
+    site = internet.site("a.test").robots("").on("/slow", hold).page("/", "quick")
+
+    async def get(path: str) -> str:
+        async with session.get(f"http://a.test{path}") as response:
+            return await response.text()
+
+    first = asyncio.create_task(get("/slow"))
+    while not hold.waiting:
+        await asyncio.sleep(0)
+    second = asyncio.create_task(get("/"))
+    await internet.settle()
+    assert "/" not in site.paths
+    hold.release()
+    assert await asyncio.gather(first, second) == ["slow", "quick"]
+    assert site.most_concurrent == 1
+
+
+async def test_a_task_that_would_wait_for_itself_is_told_at_once(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    internet.site("a.test").robots("").on("/one", Stall("begun")).page("/two", "x")
+    async with session.get("http://a.test/one"):
+        with pytest.raises(LeaseTimeout) as caught:
+            await session.get("http://a.test/two")
+        assert "http://a.test/one" in str(caught.value)
+        assert "http://a.test/two" in str(caught.value)
+    async with session.get("http://a.test/two") as response:
+        assert await response.text() == "x"
+
+
+async def test_an_open_lease_is_adopted(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    internet.site("a.test").robots("").page("/x", "mine")
+    gate = session_gate(session)
+    async with gate.lease("http://a.test/x") as lease:
+        async with session.get("http://a.test/x") as response:
+            assert await response.text() == "mine"
+        assert not lease.ended
+    assert lease.ended
+    assert gate.stats().pacing.granted == 2  # robots.txt and the page
+
+
+async def test_an_error_frees_the_slot(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    internet.site("a.test").robots("").page("/x", "fine")
+    internet.refusing("dead.test")
+    gate = session_gate(session)
+    with pytest.raises(aiohttp.ClientError):
+        await session.get("http://dead.test/")
+    hold = Hold(Page("never"))
+    internet.site("slow.test").robots("").on("/", hold)
+    task = asyncio.create_task(session.get("http://slow.test/"))
+    while not hold.waiting:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert gate.stats().pacing.in_flight == 0
+    hold.release()
+
+
+async def test_a_429_blocks_the_host_by_itself(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    internet.site("a.test").robots("").on(
+        "/", Page("slow down", status=429, headers={"Retry-After": "120"})
+    )
+    async with session.get("http://a.test/") as response:
+        assert response.status == 429
+    gate = session_gate(session)
+    with pytest.raises(LeaseTimeout) as caught:
+        async with gate.lease("http://a.test/", timeout=0):
+            pass
+    assert caught.value.retry_at is not None
+    assert any("429" in str(view) for view in await gate.why("a.test"))
+
+
+async def test_the_guard_denies_what_a_redirect_leads_to(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    internet.site("a.test").robots("").on("/x", redirect("http://169.254.169.254/latest"))
+    with pytest.raises(Denied) as caught:
+        await session.get("http://a.test/x")
+    assert caught.value.decision.reason is Reason.BLOCKED
+
+
+async def test_waiting_for_a_turn_is_not_network_time(virtual_internet: FakeInternet) -> None:
+    internet = virtual_internet
+    internet.site("a.test").robots("User-agent: *\nCrawl-delay: 50\n").page("/", "x")
+    clock = internet.clock
+    assert isinstance(clock, VirtualClock)
+
+    async def crawl() -> list[int]:
+        async with polite_session(
+            user_agent=AGENT, config=config(), resolver=internet.resolver, clock=clock
+        ) as session:
+            statuses = []
+            for _ in range(3):
+                async with session.get(
+                    "http://a.test/", timeout=aiohttp.ClientTimeout(total=5)
+                ) as response:
+                    await response.read()
+                    statuses.append(response.status)
+            return statuses
+
+    assert await internet.drive(crawl()) == [200, 200, 200]
+    assert clock.monotonic() >= 150
+
+
+async def test_the_body_counts_as_network_time(virtual_internet: FakeInternet) -> None:
+    internet = virtual_internet
+    internet.site("a.test").robots("").on("/", Stall("half"))
+    clock = internet.clock
+
+    async def crawl() -> None:
+        async with (
+            polite_session(
+                user_agent=AGENT, config=config(), resolver=internet.resolver, clock=clock
+            ) as session,
+            session.get("http://a.test/", timeout=aiohttp.ClientTimeout(total=5)) as response,
+        ):
+            await response.read()
+
+    with pytest.raises(TimeoutError):
+        await internet.drive(crawl())
+
+
+async def test_a_requests_own_middlewares_do_not_replace_the_gate(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
+    seen: list[str] = []
+
+    async def watch(
+        request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        seen.append(str(request.url))
+        return await handler(request)
+
+    with pytest.raises(Denied):
+        await session.get("http://a.test/no", middlewares=(watch,))
+    assert seen == ["http://a.test/no"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("connector", None), ("trust_env", True), ("proxy", "http://127.0.0.1:3128")],
+)
+async def test_ways_round_the_guard_are_refused(argument: str, value: object) -> None:
+    with pytest.raises(ConfigError):
+        async with polite_session(user_agent=AGENT, **{argument: value}):
+            pass
+
+
+async def test_a_proxy_of_one_request_is_refused_too(session: aiohttp.ClientSession) -> None:
+    with pytest.raises(ConfigError, match="url-only"):
+        await session.get("http://a.test/", proxy="http://127.0.0.1:3128")
+
+
+async def test_a_plain_session_with_the_middleware(internet: FakeInternet) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nDisallow: /no\n").page("/", "x")
+    async with (
+        internet.session() as robots_session,
+        Gatekeeper(AGENT, config=config(), session=robots_session) as gate,
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(resolver=internet.resolver),
+            middlewares=(gate.middleware,),
+        ) as session,
+    ):
+        async with session.get("http://a.test/") as response:
+            assert await response.text() == "x"
+        with pytest.raises(Denied):
+            await session.get("http://a.test/no")
+    assert site.paths == ["/robots.txt", "/"]
+
+
+async def test_session_gate_knows_only_its_own() -> None:
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(LookupError):
+            session_gate(session)
