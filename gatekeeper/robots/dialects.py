@@ -10,28 +10,21 @@ that a policy can take the stricter of the two (DIA-03).
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from gatekeeper.robots.model import Dialect
 from gatekeeper.robots.ordered import PrefixesInOrder, ShellRules
-from gatekeeper.robots.rulesets import LongestMatch, RuleSet, Spans, rules_in
+from gatekeeper.robots.rulesets import LongestMatch, RuleSet
 
-__all__ = ["Reading", "Record", "Source", "choose", "find_groups", "records_of"]
+__all__ = ["Groups", "Record", "Source", "choose", "find_groups", "records_of"]
 
 _RULE_LINE = re.compile(r"^[ \t]*(?:dis)?allow[ \t]*:", re.MULTILINE)
 _IDENTIFIER = re.compile(r"[a-z_-]*")  # RFC-03, RFC-15
 _WORD_END = re.compile(r"[/ \t]")
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]+)?\Z")  # V2-08
-
-
-class Reading(NamedTuple):
-    """One way to read the file for one agent."""
-
-    dialect: Dialect
-    spans: Spans
-    rules: RuleSet
 
 
 class Record(NamedTuple):
@@ -56,15 +49,39 @@ class Record(NamedTuple):
         return Dialect.V2 if self.version and self.version[0] >= 2 else Dialect.R1996
 
 
-def find_groups(text: str) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
-    """The groups of RFC 9309: the names of each, and where its first user-agent line begins.
+class Groups(NamedTuple):
+    """The groups of RFC 9309, for a few bytes each."""
+
+    names: str
+    """The names of every group, each name between line feeds, the groups between returns."""
+    starts: array[int]
+    """Where the first user-agent line of each begins."""
+    versioned: bool
+    """A Robot-version may stand somewhere."""
+
+    def named(self, name: str) -> list[int]:
+        """The groups that have this very name, in file order."""
+        needle = f"\n{name}\n"
+        found: list[int] = []
+        group = before = 0
+        place = self.names.find(needle)
+        while place >= 0:
+            group += self.names.count("\r", before, place)
+            before = place
+            if not found or found[-1] != group:
+                found.append(group)
+            place = self.names.find(needle, place + 1)
+        return found
+
+
+def find_groups(text: str) -> Groups:
+    """The groups of RFC 9309.
 
     Only the first `user-agent` of a line is looked at, so that the cost stays linear.
     """
     lower = text.lower()
-    agents: list[tuple[str, ...]] = []
-    starts: list[int] = []
     names: list[str] = []
+    starts: list[int] = []
     last = 0  # the end of the user-agent line before
     found = lower.find("user-agent")
     while found >= 0:
@@ -78,28 +95,27 @@ def find_groups(text: str) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]
         if rest[:1] == ":" and (start == found or not lower[start:found].strip(" \t")):
             # Nothing but a rule closes a group: no blank line, no other record (RFC-05, RFC-31).
             if not starts or (start > last + 1 and _RULE_LINE.search(lower, last, start)):
-                if starts:
-                    agents.append(tuple(names))
+                names.append("\r\n" if starts else "\n")
                 starts.append(start)
-                names = []
-            names += _names(rest[1:])
+            names.append(_names(rest[1:]))
             last = end
         found = lower.find("user-agent", end)
-    if starts:
-        agents.append(tuple(names))
-    return tuple(agents), tuple(starts)
+    return Groups("".join(names), array("I", starts), "robot-version" in lower)
 
 
-def _names(rest: str) -> tuple[str, ...]:
-    """What a user-agent line may be called by: whole, first word, or identifier (RFC-15)."""
+def _names(rest: str) -> str:
+    """What a user-agent line may be called by: whole, first word, or identifier (RFC-15).
+
+    Each name ends with a line feed. An empty one is nobody's.
+    """
     value = rest.partition("#")[0].strip(" \t")
     if value == "*":
-        return ("*",)
+        return "*\n"
     identifier = _IDENTIFIER.match(value)[0]  # type: ignore[index]
     if identifier == value:
-        return (value,) if value else ()  # an empty name is nobody's
+        return value + "\n" if value else ""
     word = _WORD_END.split(value, maxsplit=1)[0]
-    return tuple(name for name in dict.fromkeys((value, word, identifier)) if name)
+    return "".join(f"{name}\n" for name in dict.fromkeys((value, word, identifier)) if name)
 
 
 def records_of(text: str, *, allow_ends: bool = True) -> tuple[Record, ...]:
@@ -158,22 +174,19 @@ class Source(NamedTuple):
     """What choosing needs to know of a file."""
 
     text: str
-    agents: tuple[tuple[str, ...], ...]
-    starts: Sequence[int]
+    groups: Groups
     dialect: Dialect | None
     """The forced one."""
-    versioned: bool
-    """A Robot-version stands somewhere."""
     precedence: bool
 
 
-def choose(source: Source, name: str) -> tuple[Reading, ...]:
+def choose(source: Source, name: str) -> tuple[RuleSet, ...]:
     """The readings that the agent obeys, the declared or forced one first.
 
     `name` is a product token in lower case.
     """
     dialect = source.dialect
-    if dialect is Dialect.RFC9309 or (dialect is None and not source.versioned):
+    if dialect is Dialect.RFC9309 or (dialect is None and not source.groups.versioned):
         return (_longest(source, _groups(source, name)),)
     records = records_of(source.text, allow_ends=dialect is not Dialect.R1994)
     if dialect is None:
@@ -193,35 +206,31 @@ def choose(source: Source, name: str) -> tuple[Reading, ...]:
 
 def _groups(source: Source, name: str) -> list[int]:
     """All groups of that very name, else all of `*` (RFC-11 to RFC-14)."""
-    found = [i for i, names in enumerate(source.agents) if name in names]
-    return found or [i for i, names in enumerate(source.agents) if "*" in names]
+    return source.groups.named(name) or source.groups.named("*")
 
 
-def _longest(source: Source, groups: Sequence[int]) -> Reading:
+def _longest(source: Source, groups: Sequence[int]) -> RuleSet:
     """RFC 9309: the groups united (RFC-12)."""
-    starts, count = source.starts, len(source.starts)
-    spans = tuple(
-        (starts[i], starts[i + 1] if i + 1 < count else len(source.text)) for i in groups
+    starts = source.groups.starts
+    count, end = len(starts), len(source.text)
+    return LongestMatch(
+        source.text,
+        tuple([(starts[i], starts[i + 1] if i + 1 < count else end) for i in groups]),
     )
-    return Reading(Dialect.RFC9309, spans, LongestMatch(source.text, spans))
 
 
-def _by_record(source: Source, dialect: Dialect, records: Sequence[Record]) -> Reading:
+def _by_record(source: Source, dialect: Dialect, records: Sequence[Record]) -> RuleSet:
     spans = tuple((record.start, record.end) for record in records)
-    rules: RuleSet
     if dialect is Dialect.V2:
-        found = rules_in(source.text, spans, v2=True)
-        rules = ShellRules(found, precedence=source.precedence)
-    else:
-        found = rules_in(source.text, spans)
-        rules = PrefixesInOrder(found, disallow_only=dialect is Dialect.R1994)
-    return Reading(dialect, spans, rules)
+        return ShellRules(source.text, spans, precedence=source.precedence)
+    return PrefixesInOrder(source.text, spans, disallow_only=dialect is Dialect.R1994)
 
 
 def _called(records: Sequence[Record], name: str) -> list[Record]:
     """The records that fit the name best: its own, else the longest value inside it, else a
     value that it is inside of (R94-10, R94-13). An empty value fits nobody."""
-    best, found = (0, 0), []
+    best: tuple[int, int] = (0, 0)
+    found: list[Record] = []
     for record in records:
         rank = max((_rank(agent, name) for agent in record.agents), default=(0, 0))
         if rank > best:
@@ -253,19 +262,20 @@ def _newest(records: Sequence[Record]) -> list[Record]:
     return [record for record in known if (record.version or (1, 0)) == highest]
 
 
-def _declared(source: Source, name: str, records: Sequence[Record]) -> tuple[Reading, ...]:
+def _declared(source: Source, name: str, records: Sequence[Record]) -> tuple[RuleSet, ...]:
     """Auto, in a file with a Robot-version: the declared reading, then the RFC's (DIA-03)."""
     groups = _groups(source, name)
     declared = [record for record in records if record.version is not None]
-    versioned = {bisect_right(source.starts, record.start) - 1 for record in declared}
+    versioned = {bisect_right(source.groups.starts, record.start) - 1 for record in declared}
     plain = [i for i in groups if i not in versioned]
-    exact = any(name in source.agents[i] for i in groups)
+    exact = bool(source.groups.named(name))
     if exact:  # DIA-09: an exact name anywhere comes before a part of one
-        named = [r for r in declared if any(name in _names(agent) for agent in r.agents)]
+        needle = f"\n{name}\n"
+        named = [r for r in declared if any(needle in f"\n{_names(a)}" for a in r.agents)]
     else:
         named = _called(declared, name)
     rest = () if exact and not named else _stars(declared)
-    first: Reading | None = None
+    first: RuleSet | None = None
     if chosen := _newest(named)[:1]:
         first = _by_record(source, chosen[0].dialect, chosen)
     elif named and exact and plain:
@@ -274,7 +284,7 @@ def _declared(source: Source, name: str, records: Sequence[Record]) -> tuple[Rea
         first = _by_record(source, chosen[0].dialect, chosen)
     elif named or rest:
         # Only experimental sets fit: the default, if it has no version (V2-09, DIA-06).
-        stars = [i for i, names in enumerate(source.agents) if "*" in names]
+        stars = source.groups.named("*")
         first = _longest(source, [i for i in stars if i not in versioned])
     if first is None:
         return (_longest(source, groups),)

@@ -17,11 +17,11 @@ import msgspec
 from gatekeeper.robots.model import Rule
 
 __all__ = [
-    "AGENT",
     "LIMIT",
     "RULE",
     "Decoded",
     "Line",
+    "Spans",
     "decode",
     "iter_lines",
     "octets",
@@ -35,8 +35,10 @@ __all__ = [
 LIMIT = 512_000
 """Octets of a file that are read: 500 KiB, the least that RFC-41 allows."""
 
+Spans = tuple[tuple[int, int], ...]
+"""Stretches of the text, each beginning with a line."""
+
 _FLAGS = re.MULTILINE | re.IGNORECASE | re.ASCII
-AGENT = re.compile(r"^[ \t]*user-agent[ \t]*:[ \t]*([^#\n]*)", _FLAGS)
 RULE = re.compile(r"^[ \t]*(dis)?allow[ \t]*:[ \t]*([^#\n]*)", _FLAGS)
 """An Allow or Disallow line with its comment cut the RFC's way (RFC-06, RFC-07, RFC-27)."""
 
@@ -173,7 +175,7 @@ def iter_lines(text: str) -> Iterator[Line]:
         )
 
 
-def values_in(text: str, spans: tuple[tuple[int, int], ...], field: str) -> list[str]:
+def values_in(text: str, spans: Spans, field: str) -> list[str]:
     """The values of a field's lines in the spans, as octets. `field` is in lower case."""
     found = []
     for low, high in spans:
@@ -186,7 +188,7 @@ def values_in(text: str, spans: tuple[tuple[int, int], ...], field: str) -> list
     return found
 
 
-def rule_offsets(text: str, spans: tuple[tuple[int, int], ...]) -> array[int]:
+def rule_offsets(text: str, spans: Spans) -> array[int]:
     """Where each Allow and Disallow line of the spans begins, in order."""
     return array("I", [m.start() for lo, hi in spans for m in RULE.finditer(text, lo, hi)])
 

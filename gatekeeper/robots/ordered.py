@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import normal
-from gatekeeper.robots.lines import octets
+from gatekeeper.robots.lines import Spans, octets
+from gatekeeper.robots.model import Dialect
 from gatekeeper.robots.patterns import Places, ShellPattern
-from gatekeeper.robots.rulesets import ROBOTS_TXT, Numbered
+from gatekeeper.robots.rulesets import ROBOTS_TXT, Numbered, rules_in
 
 __all__ = ["PrefixesInOrder", "ShellRules"]
 
@@ -27,10 +28,13 @@ class PrefixesInOrder:
     the keys that the key begins with.
     """
 
-    __slots__ = ("_absolute", "_entries", "_keys", "_links", "_only")
+    __slots__ = ("_absolute", "_entries", "_keys", "_links", "_only", "dialect", "spans")
 
-    def __init__(self, rules: list[Numbered], *, disallow_only: bool = False) -> None:
+    def __init__(self, text: str, spans: Spans, *, disallow_only: bool = False) -> None:
+        self.dialect = Dialect.R1994 if disallow_only else Dialect.R1996
+        self.spans = spans
         self._only = disallow_only
+        rules = rules_in(text, spans)
         codes: dict[str, int] = {}
         absolute: list[tuple[str, str, int]] = []
         for number, rule in enumerate(rules):
@@ -119,10 +123,15 @@ class ShellRules:
     (V2-36). An empty value matches nothing (V2-23).
     """
 
-    __slots__ = ("_explicit", "_patterns", "_precedence", "_whitelist")
+    __slots__ = ("_explicit", "_patterns", "_precedence", "_whitelist", "spans")
 
-    def __init__(self, rules: list[Numbered], *, precedence: bool = False) -> None:
+    dialect = Dialect.V2
+    spans: Spans
+
+    def __init__(self, text: str, spans: Spans, *, precedence: bool = False) -> None:
+        self.spans = spans
         self._precedence = precedence
+        rules = rules_in(text, spans, v2=True)
         self._explicit: dict[str, int] = {}
         patterns: list[tuple[int, str, ShellPattern, int]] = []
         for number, rule in enumerate(rules):

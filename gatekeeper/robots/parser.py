@@ -7,7 +7,6 @@ that will never come.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -48,10 +47,8 @@ class RobotsTxt:
     """
 
     __slots__ = (
-        "_agents",
+        "_groups",
         "_raw",
-        "_starts",
-        "_versioned",
         "bom",
         "forced",
         "lines",
@@ -77,9 +74,7 @@ class RobotsTxt:
         self.truncated = decoded.truncated
         self.bom = decoded.bom
         self.forced = forced
-        self._agents, starts = find_groups(text)
-        self._starts = array("I", starts)
-        self._versioned = forced is None and "robot-version" in text.lower()
+        self._groups = find_groups(text)
 
     @classmethod
     def parse(
@@ -126,7 +121,7 @@ class RobotsTxt:
     @property
     def groups(self) -> tuple[Group, ...]:
         """The groups, or in a forced older dialect the records, with their lines."""
-        return tuple(self._groups())
+        return tuple(self._each_group())
 
     @property
     def sitemaps(self) -> tuple[str, ...]:
@@ -163,15 +158,13 @@ class RobotsTxt:
 
     def source(self, *, precedence: bool) -> Source:
         """What `Policy` needs to choose an agent's rules."""
-        return Source(
-            self.lines, self._agents, self._starts, self.forced, self._versioned, precedence
-        )
+        return Source(self.lines, self._groups, self.forced, precedence)
 
     def _values(self, field: str) -> list[str]:
         found = lines.values_in(self.lines, ((0, len(self.lines)),), field)
         return list(map(lines.shown, found))
 
-    def _groups(self) -> Iterator[Group]:
+    def _each_group(self) -> Iterator[Group]:
         number, counted = 1, 0  # counted on from group to group: 10,000 of them cost one pass
         for start, end, dialect, versioned in self._stretches():
             number += self.lines.count("\n", counted, start)
@@ -182,10 +175,10 @@ class RobotsTxt:
     def _stretches(self) -> Iterator[tuple[int, int, Dialect, bool]]:
         """Start, end and dialect of each group, and whether it declares a version."""
         if self.forced in {None, Dialect.RFC9309}:
-            records = records_of(self.lines) if self._versioned else ()
-            ends = (*self._starts, len(self.lines))[1:]
+            records = records_of(self.lines) if self._groups.versioned else ()
+            ends = (*self._groups.starts, len(self.lines))[1:]
             heads = [record.start for record in records]
-            for start, end in zip(self._starts, ends, strict=True):
+            for start, end in zip(self._groups.starts, ends, strict=True):
                 inside = records[bisect_right(heads, start - 1) : bisect_right(heads, end - 1)]
                 declared = [record for record in inside if record.version]
                 dialect = declared[0].dialect if declared else Dialect.RFC9309
@@ -218,7 +211,7 @@ class RobotsTxt:
 
     def __repr__(self) -> str:
         cut = ", truncated" if self.truncated else ""
-        return f"<RobotsTxt of {self.size} octets, {len(self._starts)} groups{cut}>"
+        return f"<RobotsTxt of {self.size} octets, {len(self._groups.starts)} groups{cut}>"
 
     def _key(self) -> tuple[str, str, int, bool, str, Dialect | None]:
         return self._raw, self.lines, self.size, self.truncated, self.bom, self.forced

@@ -11,11 +11,11 @@ from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import lines, normal, signals, timing
 from gatekeeper.robots.agents import product_token
-from gatekeeper.robots.dialects import Reading, choose
+from gatekeeper.robots.dialects import choose
 from gatekeeper.robots.model import Candidate, Dialect, Match, Rule
 from gatekeeper.robots.ordered import PrefixesInOrder
 from gatekeeper.robots.patterns import squeeze, wild_match
-from gatekeeper.robots.rulesets import ROBOTS_TXT, rules_in
+from gatekeeper.robots.rulesets import ROBOTS_TXT, RuleSet, rules_in
 
 if TYPE_CHECKING:
     from gatekeeper.robots.parser import RobotsTxt
@@ -54,8 +54,8 @@ class Policy:
         "_readings",
         "_rules",
         "_wishes",
+        "_prefix",
         "agent",
-        "allows_path",
         "conflicts",
         "dialect",
         "inherit_crawl_delay",
@@ -69,8 +69,6 @@ class Policy:
     """The product token that rule sets were chosen by."""
     dialect: Dialect
     """The one that the chosen rule set declares, or that was forced."""
-    allows_path: Callable[[str], bool]
-    """Whether a path with its query, as `urls.split` gives it, may be fetched. The hot one."""
 
     def __init__(
         self,
@@ -96,12 +94,24 @@ class Policy:
             readings = readings[:1]
         self._readings = readings
         self.dialect = readings[0].dialect
-        self.allows_path = readings[0].rules.allows if len(readings) == 1 else _strictest(readings)
+        self._prefix = "/"
         self._wishes: _Wishes | None = None
         self._rules: dict[tuple[int, int], Rule] | None = None
         self._offsets: list[array[int]] | None = None
         if sum(high - low for low, high in readings[0].spans) > _BIG:
             self._places()
+
+    @property
+    def allows_path(self) -> Callable[[str], bool]:
+        """The hot one: takes a path with its query, as `urls.split` gives it; the verdict alone.
+
+        >>> from gatekeeper.robots import RobotsTxt
+        >>> allows = RobotsTxt.parse("User-agent: *\\nDisallow: /x").policy("bot").allows_path
+        >>> allows("/x?y"), allows("/a")
+        (False, True)
+        """
+        readings = self._readings
+        return readings[0].allows if len(readings) == 1 else _strictest(readings)
 
     def allowed(self, url: str) -> bool:
         """Whether the URL may be fetched.
@@ -109,9 +119,20 @@ class Policy:
         `url` is absolute, or a path with its query; its host is not looked at. Raises
         InvalidURL for text that is neither.
         """
+        prefix = self._prefix
+        if url.startswith(prefix):
+            # The authority of the last question, already read: what is left is the path.
+            path = url[len(prefix) - 1 :]
+            if "#" not in path and "/." not in path and "/%" not in path and path.isprintable():
+                readings = self._readings
+                if len(readings) == 1:
+                    return readings[0].allows(path)
+                return all(reading.allows(path) for reading in readings)
         origin, path = _split(url)
         if self.dialect is Dialect.R1994:
             return self._match(path, origin).allowed
+        if url.startswith(origin + "/"):
+            self._prefix = origin + "/"
         return self.allows_path(path)
 
     def match(self, url: str) -> Match:
@@ -143,11 +164,11 @@ class Policy:
         found: dict[int, Candidate] = {}
         readings = list(enumerate(self._readings))
         # The reading that decides speaks first: with `strict` one that denies (DIA-03).
-        readings.sort(key=lambda each: each[1].rules.decide(path) & 1)
+        readings.sort(key=lambda each: each[1].decide(path) & 1)
         for place, reading in readings:
             v2 = reading.dialect is Dialect.V2
             rules = rules_in(self.robots.lines, reading.spans, v2=v2)
-            for number, length in reading.rules.matching(path, rules):
+            for number, length in reading.matching(path, rules):
                 offset = self._places()[place][number]
                 if offset not in found:
                     rule = self._rule(place, number)
@@ -211,7 +232,8 @@ class Policy:
         if not self.allowed(url):
             return None  # SIG-06
         path = normal.rfc_path(_split(url)[1])
-        best, views = -1, []
+        best = -1
+        views: list[dict[str, str]] = []
         for pattern, view in self._said().content_usage:
             if len(pattern) >= best and (not pattern or wild_match(squeeze(pattern), path)):
                 views = [*views, view] if len(pattern) == best else [view]
@@ -327,9 +349,9 @@ def _restore(
     )
 
 
-def _strictest(readings: tuple[Reading, ...]) -> Callable[[str], bool]:
+def _strictest(readings: tuple[RuleSet, ...]) -> Callable[[str], bool]:
     """Allowed by all. A closure, for a bound method would keep the policy alive by itself."""
-    asked = tuple(reading.rules.allows for reading in readings)
+    asked = tuple(reading.allows for reading in readings)
 
     def allows(path: str) -> bool:
         return all(allow(path) for allow in asked)
@@ -337,8 +359,7 @@ def _strictest(readings: tuple[Reading, ...]) -> Callable[[str], bool]:
     return allows
 
 
-def _decide(reading: Reading, path: str, origin: str) -> int:
-    rules = reading.rules
+def _decide(rules: RuleSet, path: str, origin: str) -> int:
     if isinstance(rules, PrefixesInOrder):
         return rules.decide(path, origin)  # R94-26 looks at the origin
     return rules.decide(path)
