@@ -227,7 +227,7 @@ class Books:
     def _open(self, grant: Grant, ttl: float | None) -> None:
         self.in_flight += 1
         if ttl is None:
-            self.leases.usual[grant] = None
+            self.leases.add(grant)
         else:
             self.leases.add_alone(grant)
         if grant.expires_at < self.turns.armed:

@@ -15,16 +15,25 @@ class OpenLeases:
     keeps that; those with a lifetime of their own stand in a heap, swept of ended ones.
     """
 
-    __slots__ = ("_alone", "_alone_open", "_order", "usual")
+    __slots__ = ("_alone", "_alone_open", "_hint", "_order", "_usual")
 
     def __init__(self) -> None:
-        self.usual: dict[Grant, None] = {}
+        self._usual: dict[Grant, None] = {}
+        # No usual lease ends before this. It is looked for anew only when it has come:
+        # the first key of a dictionary from whose head much was taken is slow to find.
+        self._hint = INF
         self._alone: list[tuple[float, int, Grant]] = []
         self._alone_open = 0
         self._order = 0
 
     def __len__(self) -> int:
-        return len(self.usual) + self._alone_open
+        return len(self._usual) + self._alone_open
+
+    def add(self, grant: Grant) -> None:
+        """A lease with the usual lifetime."""
+        self._usual[grant] = None
+        if self._hint == INF:
+            self._hint = grant.expires_at
 
     def add_alone(self, grant: Grant) -> None:
         """A lease with a lifetime of its own."""
@@ -37,16 +46,19 @@ class OpenLeases:
 
     def remove(self, grant: Grant) -> None:
         """It ended, or gets a new end."""
-        if self.usual.pop(grant, self) is self:
+        if self._usual.pop(grant, self) is self:
             self._alone_open -= 1
 
     def over(self, now: float) -> list[Grant]:
         """Those whose time is over."""
         found = []
-        for grant in self.usual:
-            if grant.expires_at > now:
-                break
-            found.append(grant)
+        if self._hint <= now:
+            self._hint = INF
+            for grant in self._usual:
+                if grant.expires_at > now:
+                    self._hint = grant.expires_at
+                    break
+                found.append(grant)
         while self._alone and (self._alone[0][0] <= now or not self._counts(self._alone[0])):
             entry = heapq.heappop(self._alone)
             if self._counts(entry):
@@ -54,10 +66,8 @@ class OpenLeases:
         return found
 
     def next(self) -> float:
-        """The moment of the next end, inf if no lease is open."""
-        first = next(iter(self.usual), None)
-        usual = INF if first is None else first.expires_at
-        return min(usual, self._alone[0][0]) if self._alone else usual
+        """No lease ends before that moment; inf if none is open."""
+        return min(self._hint, self._alone[0][0]) if self._alone else self._hint
 
     @staticmethod
     def _counts(entry: tuple[float, int, Grant]) -> bool:

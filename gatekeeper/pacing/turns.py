@@ -237,7 +237,7 @@ class Turns:
                 waiter.send_away()
                 return False
             if wish == PASSED:
-                self._served(waiter)
+                self._served(line, waiter)
                 return False
             remote = self.remote
             if remote is not None and not self._reserved(line, wish, now, remote):
@@ -245,27 +245,29 @@ class Turns:
             grant = self.books.try_take(line.scope, wish, now, waiter.url, waiter.ttl)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the waiter's
             self.books.counters.refused += 1
-            self._served(waiter)
+            self._served(line, waiter)
             waiter.refuse(error)
             return False
         if grant is None:
             return False
         line.reservation = None
-        self._served(waiter)
+        self._served(line, waiter)
         waiter.deliver(grant)
         return True
 
-    def _served(self, waiter: Waiter) -> None:
+    def _served(self, line: Line, waiter: Waiter) -> None:
         if not waiter.gone:
             waiter.gone = True
             self.waiting -= 1
+        if line.waiters and line.waiters[0][2] is waiter:
+            heapq.heappop(line.waiters)
 
     def refuse_all(self, error: Exception) -> None:
         """Nobody will get a turn any more."""
         for line in self._lines:
-            for _, _, waiter in line.waiters if line is not None else ():
-                if not waiter.gone:
-                    self._served(waiter)
+            for _, _, waiter in tuple(line.waiters) if line is not None else ():
+                if line is not None and not waiter.gone:
+                    self._served(line, waiter)
                     waiter.refuse(error)
 
     # --- shared scopes ------------------------------------------------------------------

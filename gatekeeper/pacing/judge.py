@@ -1,0 +1,80 @@
+"""An independent judge: what each site was promised, and whether it was kept.
+
+The judge knows the site's side alone (when requests started, when their responses began
+and ended, what the site asked for) and none of the scheduler's books.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+__all__ = ["Account", "Judge"]
+
+TOLERANCE = 1e-6
+"""Seconds: sums of floats, not politeness."""
+
+
+class Account:
+    """One scope as it experiences its visitor. Monotonic seconds."""
+
+    __slots__ = ("basis", "blocked_until", "in_flight", "interval", "limit", "unheaded")
+
+    def __init__(self, interval: float, limit: int = 1) -> None:
+        self.interval = interval
+        """Seconds the scope asks for now."""
+        self.limit = limit
+        self.basis = float("-inf")
+        """Latest start, response head or failure."""
+        self.blocked_until = float("-inf")
+        self.in_flight = 0
+        self.unheaded = 0
+
+
+class Judge:
+    """Counts every request that broke a promise, by kind.
+
+    >>> judge, site = Judge(), Account(interval=10.0)
+    >>> judge.start(site, 0.0); judge.head(site, 1.0); judge.end(site, 1.0)
+    >>> judge.start(site, 10.5)
+    >>> judge.violations
+    Counter({'early': 1})
+    """
+
+    def __init__(self) -> None:
+        self.violations: Counter[str] = Counter()
+        self.starts = 0
+
+    def start(self, account: Account, now: float) -> None:
+        """A request starts."""
+        self.starts += 1
+        if now < account.basis + account.interval - TOLERANCE:
+            self.violations["early"] += 1
+        if now < account.blocked_until - TOLERANCE:
+            self.violations["blocked"] += 1
+        if account.unheaded and account.interval > 0:
+            self.violations["before_head"] += 1
+        account.in_flight += 1
+        account.unheaded += 1
+        if account.in_flight > account.limit:
+            self.violations["concurrency"] += 1
+        account.basis = now
+
+    def head(self, account: Account, now: float) -> None:
+        """Its response began, or it failed."""
+        account.unheaded -= 1
+        account.basis = max(account.basis, now)
+
+    def end(self, account: Account, now: float, *, headed: bool = True) -> None:
+        """It ended; `headed`: its head was told of before."""
+        if not headed:
+            self.head(account, now)
+        account.in_flight -= 1
+
+    def withdrawn(self, account: Account) -> None:
+        """It was never sent: the slot is free, the clock stays."""
+        account.in_flight -= 1
+        account.unheaded -= 1
+
+    def block(self, account: Account, until: float) -> None:
+        """The scope said: not before that moment."""
+        account.blocked_until = max(account.blocked_until, until)

@@ -1,0 +1,252 @@
+"""The shipped scheduler under virtual time, against simulated sites, before a judge.
+
+The very same books, lines, intervals and blocks that serve a crawl are driven here as
+fast as the machine can, by sites that answer slowly, refuse, fail, or never answer.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+
+import msgspec
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
+from gatekeeper.pacing.books import Books
+from gatekeeper.pacing.intervals import Wish
+from gatekeeper.pacing.judge import Account, Judge
+from gatekeeper.pacing.leases import Grant
+from gatekeeper.pacing.ledger import INF, MemoryLedger, Scope
+from gatekeeper.pacing.rules import Rules
+from gatekeeper.pacing.waiters import Offer, Waiter
+
+__all__ = ["SimulationReport", "simulate"]
+
+_WISHES = (
+    Wish(None),
+    Wish(None),
+    Wish(None),
+    Wish(0.5, "crawl-delay 0.5 s from robots.txt line 2"),
+    Wish(2.0, "crawl-delay 2 s from robots.txt line 2"),
+    Wish(10.0, "request-rate 1/10 from robots.txt line 3"),
+)
+# Seconds until the head, and until the end.
+_PACES = ((0.05, 0.05), (0.2, 0.2), (0.1, 0.6), (1.5, 1.5))
+_TROUBLE = 0.02
+"""Share of requests that do not simply succeed."""
+
+
+class SimulationReport(msgspec.Struct, frozen=True):
+    """What a simulation came to."""
+
+    hosts: int
+    leases: int
+    violations: dict[str, int]
+    """By kind; empty if every promise was kept."""
+    virtual_seconds: float
+    cpu_seconds: float
+    expired: int
+    blocks: int
+
+    @property
+    def leases_per_second(self) -> float:
+        """Leases for each second of CPU time."""
+        return self.leases / self.cpu_seconds if self.cpu_seconds else 0.0
+
+
+class _Site(Waiter):
+    """A simulated host: it waits for its own turns, and has an account before the judge."""
+
+    __slots__ = ("account", "pace", "scope", "sim", "todo", "wish")
+
+    def __init__(self, sim: _Simulation, scope: Scope, wish: Wish, pace: int, todo: int) -> None:
+        super().__init__(scope.name)
+        asked = sim.books.pacing.default_interval if wish.seconds is None else wish.seconds
+        self.account = Account(asked, scope.settings.limit)
+        self.sim = sim
+        self.scope = scope
+        self.wish = wish
+        self.pace = pace
+        self.todo = todo
+        """URLs left."""
+
+    def offer(self) -> Offer:
+        return self.wish
+
+    def deliver(self, grant: Grant) -> None:
+        self.sim.granted(self, grant)
+
+    def refuse(self, error: Exception) -> None:
+        raise error
+
+    def send_away(self) -> None:  # pragma: no cover - simulated policies do not expire
+        raise AssertionError
+
+
+class _Simulation:
+    """Sites, events and the judge round one set of books."""
+
+    def __init__(self, config: Config, seed: int) -> None:
+        self.clock = VirtualClock()
+        self.rng = random.Random(seed)
+        rules = Rules(config)
+        ledger = MemoryLedger(self.clock, rules)
+        self.books = Books(self.clock, rules, ledger, random.Random(seed + 1))
+        self.judge = Judge()
+        self.accounts: dict[Scope, Account] = {}
+        """Of the scopes that several hosts share."""
+        # Requests of one pace begin and end in the order of their starts: queues, no heap.
+        self._heads: list[deque[tuple[float, Grant, _Site]]] = [deque() for _ in _PACES]
+        self._ends: list[deque[tuple[float, Grant, _Site]]] = [deque() for _ in _PACES]
+        self._lost: list[tuple[float, Grant, _Site]] = []
+
+    def add(self, name: str, todo: int) -> None:
+        """A host with so many URLs to be fetched."""
+        scope = self.books.host(name)
+        for other in scope.shared:
+            if other not in self.accounts:
+                settings = other.settings
+                self.accounts[other] = Account(settings.default, settings.limit)
+        rng = self.rng
+        wish = _WISHES[int(rng.random() * len(_WISHES))]
+        site = _Site(self, scope, wish, int(rng.random() * len(_PACES)), todo)
+        self.books.turns.join(scope, site, 0.0)
+
+    def granted(self, site: _Site, grant: Grant) -> None:
+        """A turn was given: the judge looks at it, and the request takes its course."""
+        now = grant.start_at
+        judge = self.judge
+        judge.start(site.account, now)
+        for other in grant.others:
+            judge.start(self.accounts[other], now)
+        site.todo -= 1
+        if site.todo > 0:
+            site.gone = False
+            self.books.turns.join(site.scope, site, now)
+        head, end = _PACES[site.pace]
+        if head != end:
+            self._heads[site.pace].append((now + head, grant, site))
+        self._ends[site.pace].append((now + end, grant, site))
+
+    def run(self) -> None:
+        """Until no URL is left and nothing is in flight."""
+        turns, clock, leases = self.books.turns, self.clock, self.books.leases
+        while True:
+            turns.run(clock.monotonic())
+            when = min(turns.next_due(), self._next_event(), leases.next())
+            if when == INF:
+                return
+            clock.advance(max(0.0, when - clock.monotonic()))
+            now = max(when, clock.monotonic())
+            self._begin(now)
+            self._finish(now)
+            if leases.next() <= now:
+                self._expire(now)
+
+    def _next_event(self) -> float:
+        when = INF
+        for queue in (*self._heads, *self._ends):
+            if queue and queue[0][0] < when:
+                when = queue[0][0]
+        return when
+
+    def _begin(self, now: float) -> None:
+        for queue in self._heads:
+            while queue and queue[0][0] <= now:
+                _, grant, site = queue.popleft()
+                grant.head()
+                self.judge.head(site.account, now)
+                for other in grant.others:
+                    self.judge.head(self.accounts[other], now)
+
+    def _finish(self, now: float) -> None:
+        rng, judge = self.rng, self.judge
+        for queue in self._ends:
+            while queue and queue[0][0] <= now:
+                _, grant, site = queue.popleft()
+                headed = grant.headed
+                # The judge knows of the end before the scheduler, which may grant within.
+                if rng.random() < _TROUBLE:
+                    self._trouble(grant, site, now)
+                    continue
+                judge.end(site.account, now, headed=headed)
+                for other in grant.others:
+                    judge.end(self.accounts[other], now, headed=headed)
+                grant.report(200, 0.1)
+                grant.release()
+
+    def _trouble(self, grant: Grant, site: _Site, now: float) -> None:
+        """Something other than a page: refusals, failures, silence, a change of mind."""
+        judge, headed = self.judge, grant.headed
+        kind = self.rng.randrange(5)
+        if kind == 4:
+            self._lost.append((now, grant, site))  # never reported: it will expire
+            return
+        accounts = (site.account, *(self.accounts[other] for other in grant.others))
+        if kind == 3 and not headed:
+            for account in accounts:
+                judge.withdrawn(account)
+            grant.give_back()
+            return
+        for account in accounts:
+            judge.end(account, now, headed=headed)
+        if kind == 0:
+            judge.block(site.account, now + 30.0)
+            grant.report(429, 0.1, 30.0)
+        elif kind == 1:
+            judge.block(site.account, now + self.books.pacing.backoff_initial)
+            grant.report(503, 0.1)
+        elif kind == 2:
+            grant.report(None, 10.0)
+        grant.release()
+
+    def _expire(self, now: float) -> None:
+        for _, grant, site in self._lost:
+            if grant.open and grant.expires_at <= now:
+                for account in (site.account, *(self.accounts[other] for other in grant.others)):
+                    self.judge.end(account, now, headed=grant.headed)
+        self._lost = [entry for entry in self._lost if entry[1].expires_at > now]
+        self.books.expire(now)
+
+
+def simulate(
+    hosts: int = 1000,
+    urls: int = 5000,
+    *,
+    seed: int = 0,
+    groups: int = 0,
+    config: Config | None = None,
+) -> SimulationReport:
+    """Crawl `urls` URLs of `hosts` simulated sites in virtual time and judge every request.
+
+    `groups`: that many named clocks, each shared by some of the hosts.
+
+    >>> simulate(50, 200).violations
+    {}
+    """
+    sim = _Simulation(config or _configured(groups), seed)
+    begun = time.process_time()
+    share, rest = divmod(urls, hosts)
+    for number in range(hosts):
+        group = f".g{number % groups}" if groups and number % 3 == 0 else ""
+        sim.add(f"h{number}{group}.example", share + (number < rest))
+    sim.run()
+    return SimulationReport(
+        hosts=hosts,
+        leases=sim.books.counters.granted,
+        violations=dict(sim.judge.violations),
+        virtual_seconds=sim.clock.monotonic(),
+        cpu_seconds=time.process_time() - begun,
+        expired=sim.books.counters.expired,
+        blocks=sim.books.counters.blocks,
+    )
+
+
+def _configured(groups: int) -> Config:
+    return Config(
+        pacing=PacingConfig(max_in_flight=20_000, lease_ttl=60.0),
+        host=tuple(HostRule(match=f"*.g{n}.example", group=f"g{n}") for n in range(groups)),
+        group=tuple(GroupRule(name=f"g{n}", interval=0.1 * (n % 5)) for n in range(groups)),
+    )
