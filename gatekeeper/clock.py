@@ -8,11 +8,11 @@ disk, shown to people and compared with a site's Visit-time; they may jump.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -71,15 +71,22 @@ class SystemClock:
 
 
 class _VirtualTimer:
-    __slots__ = ("args", "callback", "cancelled")
+    __slots__ = ("args", "callback", "clock", "live")
 
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def __init__(
+        self, clock: VirtualClock, callback: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
+        self.clock = clock
         self.callback = callback
         self.args = args
-        self.cancelled = False
+        self.live = True
+        """Neither made nor cancelled."""
 
     def cancel(self) -> None:
-        self.cancelled = True
+        if self.live:
+            self.live = False
+            self.args = ()
+            self.clock._cancelled_one()
 
 
 class VirtualClock:
@@ -97,6 +104,8 @@ class VirtualClock:
         self._now = start
         self._wall_offset = wall - start
         self._timers: list[tuple[float, int, _VirtualTimer]] = []
+        self._dead = 0
+        """Cancelled timers that still lie in the heap."""
         self._order = itertools.count()
 
     def monotonic(self) -> float:
@@ -112,10 +121,21 @@ class VirtualClock:
         self._wall_offset += seconds
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
-        """Call back when time reaches `when`."""
-        timer = _VirtualTimer(callback, args)
+        """Call back when time reaches `when`; in the next turn of a running loop if past."""
+        timer = _VirtualTimer(self, callback, args)
         heapq.heappush(self._timers, (when, next(self._order), timer))
+        if when <= self._now:
+            with contextlib.suppress(RuntimeError):  # without a loop, when time moves next
+                asyncio.get_running_loop().call_soon(self.advance, 0.0)
         return timer
+
+    def _cancelled_one(self) -> None:
+        self._dead += 1
+        # A deadline is nearly always cancelled long before its time: sweep in bulk.
+        if self._dead > 1000 and self._dead * 2 > len(self._timers):
+            self._timers = [entry for entry in self._timers if entry[2].live]
+            heapq.heapify(self._timers)
+            self._dead = 0
 
     async def sleep(self, seconds: float) -> None:
         """Return once time was advanced by that much."""
@@ -131,30 +151,42 @@ class VirtualClock:
 
     def next_timer(self) -> float | None:
         """The moment of the next live timer, or None."""
-        while self._timers and self._timers[0][2].cancelled:
+        while self._timers and not self._timers[0][2].live:
             heapq.heappop(self._timers)
+            self._dead -= 1
         return self._timers[0][0] if self._timers else None
 
     def advance(self, seconds: float) -> None:
-        """Move time on, making each due call at its own moment, in order."""
-        end = self._now + seconds
+        """Move time on, making each due call at its own moment, in order.
+
+        Raises ValueError for a negative number: monotonic time never goes back.
+        """
+        if not seconds >= 0:
+            raise ValueError(f"time can't be advanced by {seconds}")
+        self._advance_to(self._now + seconds)
+
+    def _advance_to(self, end: float) -> None:
         while (when := self.next_timer()) is not None and when <= end:
             _, _, timer = heapq.heappop(self._timers)
+            timer.live = False
             self._now = max(self._now, when)
             timer.callback(*timer.args)
-        self._now = end
+        # Not back, should a callback have advanced time itself.
+        self._now = max(self._now, end)
 
     async def elapse(self, seconds: float, *, turns: int = 20) -> None:
         """Advance timer by timer, letting the loop run `turns` times at each.
 
         Tasks woken by one timer get to run, and to set the next, before time goes on.
         """
+        if not seconds >= 0:
+            raise ValueError(f"time can't be advanced by {seconds}")
         end = self._now + seconds
         await self.settle(turns)
         while (when := self.next_timer()) is not None and when <= end:
-            self.advance(max(0.0, when - self._now))
+            self._advance_to(when)
             await self.settle(turns)
-        self.advance(end - self._now)
+        self._advance_to(end)
         await self.settle(turns)
 
     @staticmethod
@@ -172,12 +204,13 @@ def _set_done(future: asyncio.Future[None]) -> None:
 class Deadline:
     """The limit that `deadline` sets; it may be moved while it is in force."""
 
-    __slots__ = ("_clock", "_task", "_timer", "fired")
+    __slots__ = ("_clock", "_ended", "_task", "_timer", "fired")
 
     def __init__(self, clock: Clock, task: asyncio.Task[Any]) -> None:
         self._clock = clock
         self._task = task
         self._timer: Timer | None = None
+        self._ended = False
         self.fired = False
 
     def move(self, seconds: float | None) -> None:
@@ -185,15 +218,28 @@ class Deadline:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if seconds is not None and not self.fired:
+        if seconds is not None and not (self.fired or self._ended):
             self._timer = self._clock.call_at(self._clock.monotonic() + seconds, self._fire)
 
+    def end(self) -> None:
+        """In force no more, and not to be moved: the task goes on to other things."""
+        self.move(None)
+        self._ended = True
+
     def _fire(self) -> None:
+        if self._ended:
+            return
+        loop = self._task.get_loop()
+        if asyncio.current_task(loop) is self._task:
+            # The body moved a virtual clock itself. Cancelled while it runs, a task meets
+            # the cancellation at its next await, which may be long after this deadline.
+            self._timer = loop.call_soon(self._fire)
+            return
         self.fired = True
         self._task.cancel()
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def deadline(clock: Clock, seconds: float | None) -> AsyncIterator[Deadline]:
     """`asyncio.timeout` by an injected clock: raises TimeoutError after that long.
 
@@ -219,8 +265,8 @@ async def deadline(clock: Clock, seconds: float | None) -> AsyncIterator[Deadlin
             task.uncancel()
         raise
     else:
-        # It fired, but the body ended before the cancellation was delivered: take it back.
+        # The body caught our cancellation and went on: it is over, take it back.
         if limit.fired:
             task.uncancel()
     finally:
-        limit.move(None)
+        limit.end()

@@ -131,12 +131,26 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return self.verdict is Verdict.ALLOW
 
     def explain(self) -> str:
-        """One line for people: the verdict, the URL, and what decided."""
+        """One line for people: the verdict, the URL, and what decided.
+
+        Safe to print: what a site wrote is cut, and steers no terminal.
+        """
         text = f"{self.verdict} {self.url} for {self.user_agent}: {self.reason}"
         if self.rule is not None:
-            text += f" (line {self.rule.line}: {self.rule.text})"
+            text += f" (line {self.rule.line}: {_shown(self.rule.text)})"
         if self.note:
-            text += f" ({self.note})"
+            text += f" ({_shown(self.note)})"
         if self.retry_at is not None:
             text += f"; ask again at {self.retry_at:%Y-%m-%dT%H:%M:%SZ}"
         return text
+
+
+_SHOWN = 200
+"""Characters of a line that `explain` shows."""
+
+
+def _shown(text: str) -> str:
+    cut = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    if cut.isprintable():
+        return cut
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)

@@ -16,8 +16,9 @@ raised only where a request has to be stopped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -93,6 +94,10 @@ class LeaseTimeout(GatekeeperError, aiohttp.ClientError, TimeoutError):
         self.url = url
         self.retry_at = retry_at
 
+    def __reduce__(self) -> tuple[Callable[..., LeaseTimeout], tuple[Any, ...]]:
+        # As told by `args` alone it could not be made again, in another process for one.
+        return _lease_timeout, (self.url, str(self), self.retry_at)
+
 
 class AddressRefused(GatekeeperError, OSError):
     """The guard refused to dial. The text is constant: it tells a client nothing (T2)."""
@@ -101,6 +106,9 @@ class AddressRefused(GatekeeperError, OSError):
         super().__init__("blocked")
         self.strerror = "blocked"  # what aiohttp shows of an OSError
 
+    def __reduce__(self) -> tuple[type[AddressRefused], tuple[()]]:
+        return AddressRefused, ()
+
 
 class StorageError(GatekeeperError):
     """The state can't be read or written; the message names the file and the remedy."""
@@ -108,3 +116,7 @@ class StorageError(GatekeeperError):
 
 class GateClosed(GatekeeperError, RuntimeError):
     """The gate was asked before `async with` opened it, or after it was closed."""
+
+
+def _lease_timeout(url: str, message: str, retry_at: datetime | None) -> LeaseTimeout:
+    return LeaseTimeout(url, message, retry_at=retry_at)

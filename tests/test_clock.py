@@ -1,0 +1,378 @@
+"""Time as a parameter: the virtual clock, and deadlines by whatever clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from gatekeeper.clock import Clock, Deadline, SystemClock, VirtualClock, deadline, utc
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+# --- wall time
+
+
+def test_wall_seconds_read_as_aware_utc() -> None:
+    assert utc(1_790_000_000.5) == datetime(2026, 9, 21, 14, 13, 20, 500_000, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("wall", "year"), [(float("inf"), 9999), (float("-inf"), 1), (1e300, 9999)]
+)
+def test_wall_seconds_beyond_what_datetime_says_are_held(wall: float, year: int) -> None:
+    assert utc(wall).year == year
+
+
+def test_a_wall_jump_leaves_monotonic_time_alone(clock: VirtualClock) -> None:
+    clock.advance(5.0)
+    clock.jump_wall(-86_400.0)
+    assert clock.monotonic() == 5.0
+    assert clock.wall() == 1_790_000_000.0 + 5.0 - 86_400.0
+
+
+# --- the virtual clock
+
+
+def test_calls_are_made_in_order_and_at_their_own_moment(clock: VirtualClock) -> None:
+    made: list[tuple[str, float]] = []
+
+    def note(name: str) -> None:
+        made.append((name, clock.monotonic()))
+
+    clock.call_at(3.0, note, "c")
+    clock.call_at(1.0, note, "a")
+    clock.call_at(1.0, note, "b")
+    clock.call_at(9.0, note, "later")
+    clock.advance(5.0)
+    assert made == [("a", 1.0), ("b", 1.0), ("c", 3.0)]
+    assert (clock.monotonic(), clock.next_timer()) == (5.0, 9.0)
+
+
+def test_a_call_set_by_a_call_is_made_on_the_way(clock: VirtualClock) -> None:
+    made: list[float] = []
+    clock.call_at(1.0, lambda: clock.call_at(2.0, lambda: made.append(clock.monotonic())))
+    clock.advance(5.0)
+    assert made == [2.0]
+
+
+def test_a_cancelled_call_is_not_made(clock: VirtualClock) -> None:
+    made: list[int] = []
+    timer = clock.call_at(1.0, made.append, 1)
+    timer.cancel()
+    timer.cancel()
+    clock.advance(5.0)
+    assert made == []
+    assert clock.next_timer() is None
+
+
+def test_cancelling_after_the_call_does_nothing(clock: VirtualClock) -> None:
+    timer = clock.call_at(1.0, lambda: None)
+    clock.advance(1.0)
+    timer.cancel()
+    clock.call_at(2.0, lambda: None)
+    assert clock.next_timer() == 2.0
+
+
+def test_cancelled_calls_do_not_pile_up(clock: VirtualClock) -> None:
+    kept = clock.call_at(500.0, lambda: None)
+    for n in range(10_000):
+        clock.call_at(1000.0 + n, lambda: None).cancel()
+    assert len(clock._timers) < 2500
+    assert clock.next_timer() == 500.0
+    kept.cancel()
+    assert clock.next_timer() is None
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+async def test_time_never_goes_back(clock: VirtualClock, seconds: float) -> None:
+    with pytest.raises(ValueError, match="can't be advanced"):
+        clock.advance(seconds)
+    with pytest.raises(ValueError, match="can't be advanced"):
+        await clock.elapse(seconds)
+
+
+def test_time_never_goes_back_though_a_call_advances_it(clock: VirtualClock) -> None:
+    clock.call_at(1.0, clock.advance, 100.0)
+    clock.advance(2.0)
+    assert clock.monotonic() == 101.0
+
+
+async def test_a_call_for_the_past_is_made_at_once(clock: VirtualClock) -> None:
+    made: list[int] = []
+    clock.advance(10.0)
+    clock.call_at(3.0, made.append, 1)
+    clock.call_at(10.0, made.append, 2)
+    assert made == []
+    await asyncio.sleep(0)
+    assert made == [1, 2]
+    assert clock.monotonic() == 10.0
+
+
+async def test_a_call_for_the_past_may_be_cancelled(clock: VirtualClock) -> None:
+    made: list[int] = []
+    clock.call_at(-1.0, made.append, 1).cancel()
+    await asyncio.sleep(0)
+    assert made == []
+
+
+async def test_sleepers_wake_at_their_own_moment(clock: VirtualClock) -> None:
+    woken: list[float] = []
+
+    async def sleeper(*naps: float) -> None:
+        for nap in naps:
+            await clock.sleep(nap)
+            woken.append(clock.monotonic())
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(sleeper(1.0, 1.0, 1.0))
+        tasks.create_task(sleeper(2.5))
+        await clock.elapse(10.0)
+    assert woken == [1.0, 2.0, 2.5, 3.0]
+    assert clock.monotonic() == 10.0
+
+
+async def test_elapsing_ends_where_it_was_told_to(clock: VirtualClock) -> None:
+    """Not a rounding error beside it, whatever the timers on the way."""
+    for n in range(1, 50):
+        clock.call_at(n * 0.1, lambda: None)
+    await clock.elapse(4.7)
+    assert clock.monotonic() == 4.7
+
+
+async def test_a_cancelled_sleeper_leaves_no_timer(clock: VirtualClock) -> None:
+    sleeper = asyncio.create_task(clock.sleep(5.0))
+    await clock.settle()
+    sleeper.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sleeper
+    assert clock.next_timer() is None
+
+
+# --- the system's clock
+
+
+async def test_the_system_clock_is_the_machine_s() -> None:
+    clock = SystemClock()
+    before = time.monotonic()
+    assert before <= clock.monotonic() <= time.monotonic()
+    assert abs(clock.wall() - time.time()) < 1.0
+
+
+async def test_the_system_clock_calls_at_once_if_the_moment_is_past() -> None:
+    called = asyncio.Event()
+    clock = SystemClock()
+    clock.call_at(clock.monotonic() - 5.0, called.set)
+    await called.wait()
+
+
+async def test_a_call_of_the_system_clock_can_be_cancelled() -> None:
+    clock = SystemClock()
+    called: list[int] = []
+    clock.call_at(clock.monotonic(), called.append, 1).cancel()
+    await clock.sleep(0)
+    await asyncio.sleep(0)
+    assert called == []
+
+
+# --- deadlines
+
+
+async def wait_forever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def test_a_deadline_ends_what_takes_too_long(clock: VirtualClock) -> None:
+    async def work() -> float:
+        try:
+            async with deadline(clock, 5.0):
+                await wait_forever()
+        except TimeoutError:
+            return clock.monotonic()
+        return -1.0
+
+    task = asyncio.create_task(work())
+    await clock.elapse(10.0)
+    assert await task == 5.0
+    assert task.cancelling() == 0
+
+
+async def test_a_deadline_met_leaves_nothing_behind(clock: VirtualClock) -> None:
+    async with deadline(clock, 5.0) as limit:
+        await asyncio.sleep(0)
+    assert not limit.fired
+    assert clock.next_timer() is None
+
+
+@pytest.mark.parametrize("make", [VirtualClock, SystemClock])
+async def test_a_deadline_already_past_ends_the_first_wait(make: type[Clock]) -> None:
+    with pytest.raises(TimeoutError):
+        async with deadline(make(), -1.0):
+            await wait_forever()
+
+
+async def test_a_body_that_never_waits_is_not_ended(clock: VirtualClock) -> None:
+    async with deadline(clock, 1.0):
+        clock.advance(5.0)
+    # Nor is what comes after it.
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    current = asyncio.current_task()
+    assert current is not None
+    assert current.cancelling() == 0
+
+
+async def test_a_body_that_moves_the_clock_is_ended_at_its_next_wait(clock: VirtualClock) -> None:
+    async def work() -> None:
+        async with deadline(clock, 1.0):
+            clock.advance(5.0)
+            await wait_forever()
+
+    with pytest.raises(TimeoutError):
+        await work()
+
+
+async def test_a_cancellation_from_elsewhere_is_not_taken_for_the_deadline(
+    clock: VirtualClock,
+) -> None:
+    async def work() -> None:
+        async with deadline(clock, 5.0):
+            await wait_forever()
+
+    task = asyncio.create_task(work())
+    await clock.settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert clock.next_timer() is None
+
+
+@pytest.mark.parametrize("first", ["deadline", "cancel"])
+async def test_a_cancellation_in_the_same_moment_is_not_swallowed(
+    clock: VirtualClock, first: str
+) -> None:
+    async def work() -> None:
+        async with deadline(clock, 5.0):
+            await wait_forever()
+
+    task = asyncio.create_task(work())
+    await clock.settle()
+    if first == "deadline":
+        clock.advance(5.0)
+        task.cancel()
+    else:
+        task.cancel()
+        clock.advance(5.0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_of_two_deadlines_the_nearer_one_is_met(clock: VirtualClock) -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        async with deadline(clock, 10.0):
+            try:
+                async with deadline(clock, 3.0):
+                    await wait_forever()
+            except TimeoutError:
+                ended.append("inner")
+            await clock.sleep(2.0)
+            ended.append("went on")
+
+    task = asyncio.create_task(work())
+    await clock.elapse(20.0)
+    await task
+    assert ended == ["inner", "went on"]
+
+
+async def test_the_outer_deadline_passes_through_the_inner_one(clock: VirtualClock) -> None:
+    async def work() -> str:
+        try:
+            async with deadline(clock, 3.0):
+                try:
+                    async with deadline(clock, 10.0):
+                        await wait_forever()
+                except TimeoutError:
+                    return "inner"
+        except TimeoutError:
+            return "outer"
+        return "none"
+
+    task = asyncio.create_task(work())
+    await clock.elapse(20.0)
+    assert await task == "outer"
+
+
+async def test_an_error_of_the_body_wins_and_takes_the_cancellation_back(
+    clock: VirtualClock,
+) -> None:
+    async def leave_badly() -> None:
+        async with deadline(clock, 1.0):
+            try:
+                await wait_forever()
+            finally:
+                raise OSError("while leaving")
+
+    async def work() -> int:
+        with pytest.raises(OSError, match="while leaving"):
+            await leave_badly()
+        current = asyncio.current_task()
+        assert current is not None
+        return current.cancelling()
+
+    task = asyncio.create_task(work())
+    await clock.elapse(2.0)
+    assert await task == 0
+
+
+async def test_a_body_that_goes_on_all_the_same_is_not_cancelled_later(
+    clock: VirtualClock,
+) -> None:
+    async def work() -> int:
+        async with deadline(clock, 1.0):
+            try:
+                await wait_forever()
+            except asyncio.CancelledError:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        current = asyncio.current_task()
+        assert current is not None
+        return current.cancelling()
+
+    task = asyncio.create_task(work())
+    await clock.elapse(2.0)
+    assert await task == 0
+
+
+async def test_a_deadline_may_be_set_late_and_moved(clock: VirtualClock) -> None:
+    async def work() -> float:
+        try:
+            async with deadline(clock, None) as limit:
+                await clock.sleep(100.0)
+                limit.move(5.0)
+                await clock.sleep(4.0)
+                limit.move(5.0)
+                await wait_forever()
+        except TimeoutError:
+            return clock.monotonic()
+        return -1.0
+
+    task = asyncio.create_task(work())
+    await clock.elapse(200.0)
+    assert await task == 109.0
+
+
+async def test_a_deadline_that_is_over_can_not_be_moved(clock: VirtualClock) -> None:
+    limits: list[Deadline] = []
+    async with deadline(clock, 5.0) as limit:
+        limits.append(limit)
+    limits[0].move(1.0)
+    await clock.elapse(10.0)
+    assert not limits[0].fired

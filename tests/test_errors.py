@@ -1,0 +1,108 @@
+"""One tree of errors: what catches what, and what each of them says."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from datetime import UTC, datetime
+
+import aiohttp
+import pytest
+
+from gatekeeper import errors
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.errors import (
+    AddressRefused,
+    ConfigError,
+    Deferred,
+    Denied,
+    GateClosed,
+    GatekeeperError,
+    InvalidURL,
+    LeaseTimeout,
+    StorageError,
+)
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+DECISION = Decision(
+    verdict=Verdict.DEFER,
+    reason=Reason.TIMEOUT,
+    url="https://a.example/x",
+    origin="https://a.example",
+    user_agent="bot",
+    retry_at=NOON,
+)
+
+EVERY = [
+    InvalidURL("ftp://a.example", "not an http or https URL"),
+    ConfigError("fetch.timout: no such setting"),
+    Denied(DECISION),
+    Deferred(DECISION),
+    LeaseTimeout("https://a.example/x", "no turn within 5 s", retry_at=NOON),
+    AddressRefused(),
+    StorageError("state.db: full"),
+    GateClosed("the gate is closed"),
+]
+
+
+def test_all_of_them_are_here() -> None:
+    assert {type(error).__name__ for error in EVERY} == set(errors.__all__) - {"GatekeeperError"}
+
+
+@pytest.mark.parametrize("error", EVERY, ids=lambda e: type(e).__name__)
+def test_one_name_catches_everything(error: Exception) -> None:
+    assert isinstance(error, GatekeeperError)
+
+
+@pytest.mark.parametrize(
+    ("error", "also"),
+    [
+        (InvalidURL, ValueError),
+        (ConfigError, ValueError),
+        (Denied, aiohttp.ClientError),
+        (Deferred, Denied),
+        (LeaseTimeout, aiohttp.ClientError),
+        (LeaseTimeout, TimeoutError),
+        (AddressRefused, OSError),
+        (GateClosed, RuntimeError),
+    ],
+)
+def test_who_knows_nothing_of_us_catches_it_too(
+    error: type[Exception], also: type[Exception]
+) -> None:
+    assert issubclass(error, also)
+
+
+@pytest.mark.parametrize("error", EVERY, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("again", [copy.copy, lambda e: pickle.loads(pickle.dumps(e))])
+def test_it_crosses_a_process_boundary_whole(error: Exception, again: object) -> None:
+    assert callable(again)
+    other = again(error)
+    assert type(other) is type(error)
+    assert str(other) == str(error)
+    assert vars(other) == vars(error)
+
+
+def test_an_invalid_url_says_what_is_wrong() -> None:
+    error = InvalidURL("http://a\x1b.example", "holds a control character")
+    assert str(error) == r"'http://a\x1b.example': holds a control character"
+    assert (error.url, error.problem) == ("http://a\x1b.example", "holds a control character")
+
+
+def test_a_denial_says_what_its_decision_says() -> None:
+    error = Deferred(DECISION)
+    assert str(error) == DECISION.explain()
+    assert error.decision is DECISION
+    assert error.retry_at == NOON
+
+
+def test_a_lease_that_did_not_come_says_when_it_may() -> None:
+    error = LeaseTimeout("https://a.example/x", "no turn within 5 s", retry_at=NOON)
+    assert str(error) == "no turn within 5 s"
+    assert (error.url, error.retry_at) == ("https://a.example/x", NOON)
+    assert error.errno is None
+
+
+def test_a_refused_address_tells_nothing() -> None:
+    assert str(AddressRefused()) == "blocked"
+    assert AddressRefused().args == ("blocked",)
