@@ -4,7 +4,8 @@ A record asked about is hot. Beyond `cache.hot_records`, or three quarters of
 `cache.max_bytes`, the one least recently asked for goes cold: its moments and its text as
 one string of octets. Cold ones are dropped, least recently asked first, beyond the rest of
 the bytes. One that can't be had now is a promise not to ask again too soon, so it is
-dropped only where a storage has it.
+dropped only where a storage has it. Without a storage such promises have `max_bytes` for
+themselves, which is a million dead origins; beyond that the oldest is given up.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class Shelf:
         self._shared: dict[bytes, tuple[bytes, int]] = {}
         """Packed text -> (that very object, how many cold records hold it)."""
         self._cold_bytes = 0
+        self._promise_bytes = 0
 
     def __len__(self) -> int:
         return len(self._hot) + len(self._cold) + len(self._promises)
@@ -121,7 +123,7 @@ class Shelf:
     @property
     def bytes(self) -> int:
         """An estimate of what the records cost."""
-        return int(self._hot.currsize) + self._cold_bytes
+        return int(self._hot.currsize) + self._cold_bytes + self._promise_bytes
 
     def get(self, origin: str) -> Record | None:
         """The record, made hot; None if there is none."""
@@ -152,21 +154,30 @@ class Shelf:
         """A record leaves the hot ones: nobody but the cold ones has it from here on."""
         self.warm.pop(record.origin, None)
         packed = self._pack(record)
-        promise = not record.reachable and not self._stored
-        (self._promises if promise else self._cold)[record.origin] = packed
-        self._cold_bytes += _size(packed)
+        if record.reachable or self._stored:
+            self._cold[record.origin] = packed
+            self._cold_bytes += _size(packed)
+        else:
+            self._promises[record.origin] = packed
+            self._promise_bytes += _size(packed)
         if self._on_evict is not None:
             self._on_evict(record.origin)
-        bound = self._config.cache.max_bytes // 4
-        while self._cold_bytes > bound and self._cold:
+        bound = self._config.cache.max_bytes
+        while self._cold and self._cold_bytes > bound // 4:
             self._take_cold(next(iter(self._cold)))
+            self.evicted += 1
+        while self._promises and self._promise_bytes > bound:
+            self._take_cold(next(iter(self._promises)))
             self.evicted += 1
 
     def _take_cold(self, origin: str) -> _Packed | None:
-        packed = self._cold.pop(origin, None) or self._promises.pop(origin, None)
-        if packed is None:
+        packed = self._cold.pop(origin, None)
+        if packed is not None:
+            self._cold_bytes -= _size(packed)
+        elif (packed := self._promises.pop(origin, None)) is not None:
+            self._promise_bytes -= _size(packed)
+        else:
             return None
-        self._cold_bytes -= _size(packed)
         if isinstance(packed, bytes):
             return _DECODER.decode(packed)
         head, text = packed

@@ -1,0 +1,117 @@
+"""One lost uplink writes nothing on anybody's record."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gatekeeper.decision import Reason, State, Verdict
+from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.retrieval import Retrieval
+from gatekeeper.storage.memory import MemoryStorage
+from tests.fetching.directories import DAY, House, file, house
+
+CUT_OFF = Retrieval(outcome=Outcome.DNS_FAILURE)
+DEAD = Retrieval(outcome=Outcome.CONNECT_FAILED)
+
+
+def origin(number: int) -> str:
+    return f"https://o{number}.test"
+
+
+async def ask(it: House, count: int) -> list[Reason]:
+    records = await asyncio.gather(*(it.get(origin(n)) for n in range(count)))
+    return [record.standing(it.clock).reason for record in records]
+
+
+async def test_when_everybody_fails_at_once_it_is_us() -> None:
+    storage = MemoryStorage()
+    async with house(CUT_OFF, storage=storage) as it:
+        assert it.directory.ready
+        await ask(it, 40)
+        assert it.directory.local_fault
+        assert not it.directory.ready
+        assert it.directory.stats().local_faults == 1
+        standing = (await it.get(origin(0))).standing(it.clock)
+        assert (standing.verdict, standing.state, standing.reason) == (
+            Verdict.DEFER,
+            State.UNREACHABLE,
+            Reason.LOCAL_FAULT,
+        )
+        assert standing.retry_at is not None
+        assert 0 < standing.retry_at - it.clock.wall() < 70
+        # Nothing is held against any of them, those before the fault was found included.
+        for n in range(40):
+            assert it.directory.peek(origin(n)) is None
+
+
+async def test_it_is_found_out_when_it_is_over() -> None:
+    async with house(CUT_OFF) as it:
+        await ask(it, 40)
+        asked = len(it.source.asked)
+        await it.clock.elapse(120.0)
+        probes = len(it.source.asked) - asked
+        assert 2 <= probes <= 12, "with back-off, and although nobody asked"
+        it.source.answer = file()
+        await it.clock.elapse(90.0)
+        assert it.directory.ready
+        records = [await it.get(origin(n)) for n in range(40)]
+        assert all(record.reachable for record in records)
+        assert all(record.unreachable_since is None for record in records)
+
+
+async def test_during_a_fault_callers_are_answered_at_once() -> None:
+    async with house(CUT_OFF) as it:
+        await ask(it, 40)
+        asked = len(it.source.asked)
+        for n in range(100, 200):
+            assert (await it.get(origin(n))).current.outcome is Outcome.LOCAL_FAULT
+        assert len(it.source.asked) - asked <= 1
+
+
+async def test_what_is_known_goes_on_answering_during_a_fault() -> None:
+    async with house(file()) as it:
+        await it.get("https://known.test")
+        await it.clock.elapse(0.96 * DAY)  # in its soft time
+        it.source.answer = CUT_OFF
+        await ask(it, 40)
+        for _ in range(10):
+            record = await it.get("https://known.test")
+            assert it.allows(record, "/old") is False
+            await it.clock.settle()
+        assert it.directory.local_fault
+        assert record.reachable
+
+
+async def test_dead_origins_among_living_ones_are_dead() -> None:
+    def answer(name: str) -> Retrieval:
+        return DEAD if int(name[9:-5]) % 3 == 0 else file()
+
+    async with house(answer) as it:
+        reasons = await ask(it, 90)
+        assert not it.directory.local_fault
+        assert reasons.count(Reason.CONNECT_FAILED) == 30
+
+
+async def test_names_that_do_not_exist_are_no_fault_of_ours() -> None:
+    async with house(Retrieval(outcome=Outcome.DNS_NXDOMAIN)) as it:
+        assert set(await ask(it, 60)) == {Reason.DNS_NXDOMAIN}
+        assert it.directory.ready
+
+
+async def test_a_captive_portal_is_no_answer_of_the_sites() -> None:
+    async with house(Retrieval(outcome=Outcome.CAPTIVE_PORTAL, status=511)) as it:
+        await ask(it, 40)
+        assert it.directory.local_fault
+
+
+async def test_a_pause_that_was_there_before_the_fault_is_there_after() -> None:
+    async with house(Retrieval(outcome=Outcome.SERVER_ERROR, status=500)) as it:
+        before = await it.get(origin(0))
+        it.source.answer = CUT_OFF
+        await it.clock.elapse(100.0)
+        await ask(it, 40)
+        assert it.directory.local_fault
+        after = it.directory._shelf.get(origin(0))
+        assert after is not None
+        assert after.step == before.step
+        assert after.unreachable_since == before.unreachable_since

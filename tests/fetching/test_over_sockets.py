@@ -1,0 +1,166 @@
+"""Directory and fetcher together, against the fake internet."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import Config
+from gatekeeper.decision import Reason, State, Verdict
+from gatekeeper.fetching.directory import Directory
+from gatekeeper.fetching.fetcher import Fetcher
+from tests.fetching.directories import DAY
+from tests.internet import Conditional, FakeInternet, Page, Reset, redirect
+
+RULES = "User-agent: *\nDisallow: /private\n"
+
+
+@asynccontextmanager
+async def directory_on(net: FakeInternet, **sections: Any) -> AsyncIterator[Directory]:
+    config = Config.from_dict(sections)
+    async with net.session() as session:
+        fetcher = Fetcher(
+            session, user_agent="testbot/1.0", config=config, clock=net.clock, rng=random.Random(1)
+        )
+        directory = Directory(fetcher, config=config, clock=net.clock, rng=random.Random(2))
+        await directory.open()
+        try:
+            yield directory
+        finally:
+            await directory.close()
+
+
+async def test_living_and_dead_together(virtual_internet: FakeInternet) -> None:
+    net = virtual_internet
+    clock = net.clock
+    dead = [f"dead{n}.test" for n in range(30)]
+    for n, name in enumerate(dead):
+        (net.refusing, net.blackhole, net.rude)[n % 3](name)
+    for n in range(270):
+        net.site(f"o{n}.test").robots(f"User-agent: *\nDisallow: /{n}\n")
+    took: dict[str, float] = {}
+
+    async def one(directory: Directory, name: str) -> bool:
+        record = await directory.get(f"http://{name}")
+        took[name] = clock.monotonic()
+        return record.reachable
+
+    async with directory_on(net, fetch={"max_concurrent": 20}) as directory:
+        names = dead + [f"o{n}.test" for n in range(270)]
+        reachable = await net.drive(asyncio.gather(*(one(directory, name) for name in names)))
+        assert sum(reachable) == 270
+        # Ten that never answer hold ten of the twenty slots for a second, not for ten.
+        assert max(took[f"o{n}.test"] for n in range(270)) <= 2.0
+        assert directory.stats().in_flight == 0
+        assert not directory.local_fault
+
+
+async def test_a_refresh_is_conditional_and_a_304_renews(virtual_internet: FakeInternet) -> None:
+    net = virtual_internet
+    assert isinstance(net.clock, VirtualClock)
+    site = net.site("a.test").on("/robots.txt", Conditional(Page(RULES), etag='"1"'))
+    async with directory_on(net) as directory:
+        before = await net.drive(directory.get("http://a.test"))
+        net.clock.advance(DAY)
+        after = await net.drive(directory.get("http://a.test"))
+        assert [r.headers.get("If-None-Match") for r in site.requests] == [None, '"1"']
+        assert after.robots is before.robots
+        assert after.fresh_until > net.clock.monotonic()
+
+
+async def test_unconditional_requests_can_be_had(virtual_internet: FakeInternet) -> None:
+    net = virtual_internet
+    site = net.site("a.test").on("/robots.txt", Conditional(Page(RULES), etag='"1"'))
+    async with directory_on(net, fetch={"conditional": False}) as directory:
+        await net.drive(directory.get("http://a.test"))
+        await net.drive(directory.refresh("http://a.test"))
+        assert [r.headers.get("If-None-Match") for r in site.requests] == [None, None]
+
+
+async def test_the_targets_record_is_consulted_and_filled(virtual_internet: FakeInternet) -> None:
+    net = virtual_internet
+    net.site("a.test").on("/robots.txt", redirect("http://www.test/robots.txt", 301))
+    net.site("b.test").on("/robots.txt", redirect("http://www.test/robots.txt", 301))
+    www = net.site("www.test").robots(RULES)
+    async with directory_on(net) as directory:
+        a = await net.drive(directory.get("http://a.test"))
+        own = await net.drive(directory.get("http://www.test"))
+        b = await net.drive(directory.get("http://b.test"))
+        assert len(www.requests) == 1, "once per origin"
+        assert a.robots is own.robots is b.robots
+        assert a.current.hops == b.current.hops == ("http://www.test/robots.txt",)
+        assert own.current.hops == ()
+
+
+async def test_the_default_turns_keep_a_host_its_interval(virtual_internet: FakeInternet) -> None:
+    net = virtual_internet
+    site = net.site("a.test").on("/robots.txt", redirect("/r"))
+    site.on("/r", Reset(), Page(RULES))
+    async with directory_on(net, pacing={"default_interval": 2.0}) as directory:
+        assert (await net.drive(directory.get("http://a.test"))).reachable
+    assert len(site.requests) == 3
+    assert min(site.gaps()) >= 2.0
+    assert site.most_concurrent == 1
+
+
+async def test_the_limit_of_500_kib_spares_the_rule_before_it(
+    virtual_internet: FakeInternet,
+) -> None:
+    net = virtual_internet
+    head = b"User-agent: *\nDisallow: /first\n"
+    last = b"\nDisallow: /on-the-cut-of-the-file\n"
+    filler = b"#" * (512_000 - len(head) - 20)
+    net.site("a.test").robots(head + filler + last + b"Disallow: /behind\n")
+    async with directory_on(net) as directory:
+        record = await net.drive(directory.get("http://a.test"))
+        standing = record.standing(net.clock)
+        assert standing.robots is not None
+        assert standing.robots.truncated
+        policy = standing.robots.policy("testbot")
+        assert not policy.allowed("/first")
+        # The line on the cut is dropped whole: half of it would be another rule.
+        assert policy.allowed("/on-the-cut-of-the-file")
+        assert policy.allowed("/on-the")
+        assert policy.allowed("/behind")
+
+
+async def test_exactly_500_kib_are_read_to_the_last_line(virtual_internet: FakeInternet) -> None:
+    net = virtual_internet
+    head, last = b"User-agent: *\n", b"\nDisallow: /last"
+    net.site("a.test").robots(head + b"#" * (512_000 - len(head) - len(last)) + last)
+    async with directory_on(net) as directory:
+        record = await net.drive(directory.get("http://a.test"))
+        assert record.robots is not None
+        assert not record.robots.truncated
+        assert not record.robots.policy("testbot").allowed("/last")
+
+
+async def test_a_flight_that_is_closed_leaves_no_socket(virtual_internet: FakeInternet) -> None:
+    net = virtual_internet
+    net.blackhole("a.test")
+    async with directory_on(net) as directory:
+        waiting = asyncio.create_task(directory.get("http://a.test"))
+        await net.settle()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert not [t for t in asyncio.all_tasks() if "_fly" in repr(t)]
+
+
+async def test_an_unreachable_file_reads_as_a_deferral(virtual_internet: FakeInternet) -> None:
+    net = virtual_internet
+    net.site("a.test").robots(Page("no", 503, [("Retry-After", "600")]))
+    async with directory_on(net) as directory:
+        record = await net.drive(directory.get("http://a.test"))
+        standing = record.standing(net.clock)
+        assert (standing.verdict, standing.state, standing.reason, standing.status) == (
+            Verdict.DEFER,
+            State.UNREACHABLE,
+            Reason.SERVER_ERROR,
+            503,
+        )
+        assert standing.retry_at is not None
+        assert 600 <= standing.retry_at - net.clock.wall() <= 720
