@@ -13,6 +13,7 @@ import msgspec
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Decision, Verdict
+from gatekeeper.sidecar.logs import wants_json
 from gatekeeper.sidecar.metrics import Sample
 
 __all__ = ["DecisionLog", "DecisionRecord"]
@@ -71,8 +72,7 @@ class DecisionLog:
         self.enabled = server.log_decisions != "none"
         self._queries = server.log_queries
         self._per_pause = max(1, int(server.log_rate * _PAUSE))
-        wanted = server.log_format
-        self._json = wanted == "json" or (wanted == "auto" and not self._stream.isatty())
+        self._json = wants_json(server, self._stream)
 
     def samples(self) -> Iterable[Sample]:
         """For /metrics."""

@@ -26,7 +26,7 @@ from gatekeeper.clock import SystemClock
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.sidecar import listening
+from gatekeeper.sidecar import listening, logs
 from gatekeeper.sidecar.app import Service
 from gatekeeper.sidecar.auth import read_tokens
 from gatekeeper.sidecar.checks import accepted_hosts, check_server, tls_context
@@ -60,6 +60,7 @@ def serve(wiring: Wiring) -> None:
     Raises ConfigError before it listens, StorageError for a state file that is in use.
     """
     check_server(wiring.config)
+    logs.set_up(wiring.config.server)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_until_told(wiring))
 
@@ -121,8 +122,7 @@ async def running(wiring: Wiring) -> AsyncIterator[Service]:
                     await service.close()
                     writer.cancel()
     finally:
-        for sock in own:
-            listening.close_own(sock)
+        listening.close_own(own, config.server)
 
 
 def _service(

@@ -91,12 +91,13 @@ def _remove_stale(path: Path) -> None:
         probe.close()
 
 
-def close_own(sock: socket.socket) -> None:
-    """Close a socket that `open_sockets` made, and take a unix one's name away."""
-    if sock.fileno() != -1 and sock.family == socket.AF_UNIX:
+def close_own(sockets: list[socket.socket], server: ServerConfig) -> None:
+    """Close what `open_sockets` made, and take a unix socket's name away."""
+    for sock in sockets:
+        sock.close()
+    if sockets and server.socket is not None:
         with contextlib.suppress(OSError):
-            os.unlink(sock.getsockname())
-    sock.close()
+            os.unlink(server.socket)
 
 
 def activated_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:

@@ -13,7 +13,7 @@ from gatekeeper.sidecar.problems import Problem
 __all__ = ["JSON", "Nothing", "json_response", "read_body", "read_query"]
 
 JSON = "application/json"
-_JSON_HEADERS = {"Content-Type": JSON}
+_JSON_HEADERS = {"Content-Type": JSON, "X-Content-Type-Options": "nosniff"}
 _T = TypeVar("_T")
 _encoder = msgspec.json.Encoder()
 

@@ -35,7 +35,7 @@ def test_t5_a_unix_socket_belongs_to_its_owner_alone(path: Path) -> None:
 
 
 def test_closing_takes_the_name_away(path: Path) -> None:
-    listening.close_own(opened(path))
+    listening.close_own([opened(path)], ServerConfig(socket=str(path)))
 
     assert not path.exists()
 

@@ -1,0 +1,159 @@
+"""The sidecar as a process, for claims that are about a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gatekeeper import Gatekeeper
+from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
+from gatekeeper.sidecar.app import Service
+from gatekeeper.sidecar.auth import ANY_LITERAL
+from gatekeeper.sidecar.server import Server
+from tests.internet import FakeInternet
+
+START = 20.0
+
+
+@dataclass
+class Sidecar:
+    """A running `gatekeeper serve`."""
+
+    process: asyncio.subprocess.Process
+    where: str
+    """What it said it listens on: a URL, or unix:PATH."""
+    curl: str
+    session: aiohttp.ClientSession
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def base(self) -> str:
+        return "http://localhost" if self.where.startswith("unix:") else self.where
+
+    def tell(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def stopped(self) -> int:
+        async with asyncio.timeout(START):
+            return await self.process.wait()
+
+
+Start = Callable[..., Awaitable[Sidecar]]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """`await start("--option", ..., env={...})`; ended, however the test ends."""
+    async with AsyncExitStack() as stack:
+
+        async def begin(*arguments: str, env: dict[str, str] | None = None) -> Sidecar:
+            socket = next(
+                (arguments[n + 1] for n, a in enumerate(arguments) if a == "--socket"), None
+            )
+            where = () if socket else ("--port", "0")
+            settings = {"GATEKEEPER_SERVER_DRAIN_GRACE": "0", "XDG_STATE_HOME": str(tmp_path)}
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "gatekeeper", "serve", "--allow-address", "127.0.0.0/8"),
+                *where,
+                *arguments,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={**os.environ, **settings, **(env or {})},
+            )
+            stack.push_async_callback(_end, process)
+            connector = aiohttp.UnixConnector(socket) if socket else aiohttp.TCPConnector()
+            session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+            assert process.stdout is not None
+            async with asyncio.timeout(START):
+                first = (await process.stdout.readline()).decode().strip()
+                second = (await process.stdout.readline()).decode().strip()
+            if not first:
+                assert process.stderr is not None
+                raise AssertionError((await process.stderr.read()).decode())
+            sidecar = Sidecar(
+                process,
+                first.removeprefix("gatekeeper: listening on "),
+                second.removeprefix("try: "),
+                session,
+            )
+            assert process.stderr is not None
+            reader = asyncio.create_task(_collect(process.stderr, sidecar.errors))
+            stack.push_async_callback(_settle, reader)
+            return sidecar
+
+        yield begin
+
+
+async def _collect(stream: asyncio.StreamReader, lines: list[str]) -> None:
+    while line := await stream.readline():
+        lines.append(line.decode(errors="replace").rstrip("\n"))
+
+
+async def _settle(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+    await process.wait()
+
+
+@dataclass
+class Door:
+    """The service in this process, over a gate that asks the fake internet."""
+
+    service: Service
+    base: str
+    session: aiohttp.ClientSession
+
+    async def get(self, path: str, **options: Any) -> tuple[int, Any]:
+        async with self.session.get(self.base + path, **options) as response:
+            return response.status, await response.json(content_type=None)
+
+    async def post(self, path: str, body: object, **options: Any) -> tuple[int, Any]:
+        async with self.session.post(self.base + path, json=body, **options) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if text else None
+
+
+@pytest.fixture
+async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[Door]]]:
+    """`await door(max_leases=3, ...)`: settings of [server]; pacing as `pacing={...}`."""
+    async with AsyncExitStack() as stack:
+
+        async def begin(pacing: dict[str, Any] | None = None, **server: Any) -> Door:
+            config = Config(
+                guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
+                pacing=PacingConfig(**({"default_interval": 0.0} | (pacing or {}))),
+                server=ServerConfig(**({"log_decisions": "none"} | server)),
+            )
+            gate = await stack.enter_async_context(
+                Gatekeeper("testbot/1.0", config=config, resolver=internet.resolver)
+            )
+            service = Service(gate, config, hosts=frozenset([ANY_LITERAL]))
+            service.phase = "serving"
+            stack.push_async_callback(service.close)
+            runner = web.ServerRunner(Server(service.handle, header=16_384), shutdown_timeout=0.2)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
+            port = runner.addresses[0][1]
+            return Door(service, f"http://127.0.0.1:{port}", session)
+
+        yield begin

@@ -1,0 +1,468 @@
+"""The whole contract of DESIGN 4.5 over a real gate and the fake internet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.internet import Encoded, FakeInternet, Hold, Page, Truncated, redirect
+
+ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nSitemap: http://a.test/s.xml\n"
+
+
+@pytest.fixture
+def site(internet: FakeInternet) -> Any:
+    site = internet.site("a.test").robots(ROBOTS)
+    site.page("/page", "the page")
+    return site
+
+
+# -- explain and robots ---------------------------------------------------------------------
+
+
+async def test_explain_tells_the_whole_story(door: Any, site: Any) -> None:
+    service = await door()
+    status, story = await service.get("/v1/explain", params={"url": "http://a.test/private/open"})
+
+    assert status == 200
+    assert story["decision"]["verdict"] == "allow"
+    assert story["robots_txt"] == ROBOTS
+    assert [one["line"] for one in story["candidates"]] == [2, 3]
+    assert story["candidates"][0]["length"] > story["candidates"][1]["length"]
+    assert story["fetch"]["status"] == 200
+    assert story["fetch"]["size"] == len(ROBOTS)
+
+
+async def test_t2_explain_of_a_refused_url_says_one_word_and_asks_nobody(
+    door: Any, internet: FakeInternet
+) -> None:
+    service = await door()
+    _, story = await service.get("/v1/explain", params={"url": "http://10.0.0.1/"})
+
+    assert story["decision"]["reason"] == "blocked"
+    assert (story["robots_txt"], story["fetch"], story["candidates"]) == (None, None, [])
+    assert internet.requests == []
+
+
+async def test_what_if_answers_for_a_text_and_stores_nothing(
+    door: Any, internet: FakeInternet
+) -> None:
+    service = await door()
+    body = {
+        "robots_txt": "User-agent: otherbot\nDisallow: /x\n",
+        "url": "http://a.test/x/y",
+        "user_agent": "otherbot/2.0",
+    }
+    status, story = await service.post("/v1/explain", body)
+
+    assert (status, story["decision"]["verdict"], story["decision"]["rule"]["line"]) == (
+        200,
+        "deny",
+        2,
+    )
+    assert story["fetch"] is None
+    assert internet.requests == []
+    assert service.service.metrics.decisions == {}
+
+
+async def test_robots_is_the_file_as_parsed(door: Any, site: Any) -> None:
+    service = await door()
+    status, found = await service.get("/v1/robots", params={"origin": "http://a.test"})
+
+    assert status == 200
+    assert found["sitemaps"] == ["http://a.test/s.xml"]
+    assert [rule["value"] for rule in found["groups"][0]["rules"]] == ["/private/open", "/private"]
+    assert found["timing"] == {"crawl_delay": None, "request_rates": [], "visit_times": []}
+
+
+async def test_robots_of_a_url_with_a_path_is_refused(door: Any, site: Any) -> None:
+    service = await door()
+    assert (await service.get("/v1/robots", params={"origin": "http://a.test/x"}))[0] == 400
+
+
+# -- leases ---------------------------------------------------------------------------------
+
+
+async def test_a_lease_is_granted_reported_and_gone(door: Any, site: Any) -> None:
+    service = await door()
+    status, lease = await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5})
+    assert status == 201
+    assert set(lease) == {"id", "url", "not_before", "expires_at", "decision"}
+    assert lease["decision"]["verdict"] == "allow"
+
+    report = f"/v1/leases/{lease['id']}/report"
+    assert (await service.post(report, {"status": 200, "elapsed": 0.1, "size": 8}))[0] == 204
+    assert len(service.service.leases) == 0
+
+
+async def test_a_denied_lease_is_403_and_says_why(door: Any, site: Any) -> None:
+    service = await door()
+    status, problem = await service.post("/v1/leases", {"url": "http://a.test/private", "wait": 5})
+
+    assert status == 403
+    assert problem["decision"]["rule"]["line"] == 3
+
+
+async def test_a_deferred_lease_is_429_with_retry_after(door: Any, internet: FakeInternet) -> None:
+    internet.site("a.test").on("/robots.txt", Page(status=503))
+    service = await door()
+    async with service.session.post(
+        service.base + "/v1/leases", json={"url": "http://a.test/", "wait": 5}
+    ) as response:
+        problem = await response.json(content_type="application/problem+json")
+
+    assert response.status == 429
+    assert int(response.headers["Retry-After"]) >= 1
+    assert problem["decision"]["verdict"] == "defer"
+
+
+async def test_a_reported_429_blocks_the_host(door: Any, site: Any) -> None:
+    service = await door()
+    _, lease = await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5})
+    report = f"/v1/leases/{lease['id']}/report"
+    await service.post(report, {"status": 429, "retry_after": "120"})
+
+    async with service.session.post(
+        service.base + "/v1/leases", json={"url": "http://a.test/page"}
+    ) as response:
+        assert response.status == 429
+        assert 100 < int(response.headers["Retry-After"]) <= 120
+    _, host = await service.get("/v1/hosts/a.test")
+    assert host["state"] == "blocked"
+
+
+async def test_a_client_that_hangs_up_gives_its_place_back(door: Any, site: Any) -> None:
+    service = await door()
+    _, lease = await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5})
+    with pytest.raises(TimeoutError):
+        await service.post(
+            "/v1/leases",
+            {"url": "http://a.test/page", "wait": 60},
+            timeout=aiohttp.ClientTimeout(total=0.05),
+        )
+    waiting = asyncio.create_task(
+        service.post("/v1/leases", {"url": "http://a.test/page", "wait": 60})
+    )
+    await service.post(f"/v1/leases/{lease['id']}/report", {"status": 200})
+
+    status, _ = await waiting
+    assert status == 201  # not granted to the one that left
+
+
+async def test_a_lease_given_back_frees_the_turn(door: Any, site: Any) -> None:
+    service = await door()
+    _, lease = await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5})
+    async with service.session.delete(f"{service.base}/v1/leases/{lease['id']}") as response:
+        assert response.status == 204
+
+    assert (await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5}))[0] == 201
+
+
+async def test_a_lease_is_renewed(door: Any, site: Any) -> None:
+    service = await door()
+    _, lease = await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5, "ttl": 10})
+    status, renewed = await service.post(f"/v1/leases/{lease['id']}/renew", {"ttl": 600})
+
+    assert status == 200
+    assert renewed["id"] == lease["id"]
+    assert renewed["expires_at"] > lease["expires_at"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"url": "nope"},
+        {"url": "http://a.test/", "ttl": 601},
+        {"url": "http://a.test/", "ttl": 0},
+        {"url": "http://a.test/", "wait": -1},
+        {"url": "http://a.test/", "wait": 301},
+        {"url": "http://a.test/", "prority": 1},
+    ],
+)
+async def test_a_bad_request_for_a_lease_is_400(door: Any, body: dict[str, object]) -> None:
+    service = await door()
+    assert (await service.post("/v1/leases", body))[0] == 400
+
+
+# -- fetch ----------------------------------------------------------------------------------
+
+
+async def test_fetch_streams_the_page_with_the_decision_in_its_headers(
+    door: Any, site: Any
+) -> None:
+    service = await door()
+    async with service.session.get(
+        service.base + "/v1/fetch", params={"url": "http://a.test/page"}
+    ) as response:
+        assert await response.text() == "the page"
+
+    assert response.status == 200
+    assert response.headers["X-Gatekeeper-Verdict"] == "allow"
+    assert response.headers["X-Gatekeeper-Decision-Id"]
+    assert response.headers["Content-Location"] == "http://a.test/page"
+
+
+async def test_t12_a_fetched_page_can_do_nothing_in_a_browser(door: Any, site: Any) -> None:
+    service = await door()
+    async with service.session.get(
+        service.base + "/v1/fetch", params={"url": "http://a.test/page"}
+    ) as response:
+        headers = response.headers
+
+    assert headers["Content-Security-Policy"] == "sandbox; default-src 'none'"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Content-Disposition"] == "attachment"
+
+
+async def test_fetch_passes_conditions_and_status_on(door: Any, site: Any) -> None:
+    site.on("/old", Page(status=304, headers={"ETag": '"v1"'}))
+    service = await door()
+    async with service.session.get(
+        service.base + "/v1/fetch",
+        params={"url": "http://a.test/old"},
+        headers={"If-None-Match": '"v1"', "Range": "bytes=0-3", "Cookie": "secret=1"},
+    ) as response:
+        assert (response.status, response.headers["ETag"]) == (304, '"v1"')
+
+    [asked] = [one for one in site.requests if one.path == "/old"]
+    assert asked.headers["If-None-Match"] == '"v1"'
+    assert asked.headers["Range"] == "bytes=0-3"
+    assert "Cookie" not in asked.headers
+
+
+async def test_fetch_passes_an_encoded_body_as_it_is(door: Any, site: Any) -> None:
+    site.on("/zipped", Encoded("the page", "gzip"))
+    service = await door()
+    async with service.session.get(
+        service.base + "/v1/fetch",
+        params={"url": "http://a.test/zipped"},
+        headers={"Accept-Encoding": "gzip"},
+    ) as response:
+        body = await response.read()
+
+    assert response.headers["Content-Encoding"] == "gzip"
+    assert body[:2] == b"\x1f\x8b"
+
+
+async def test_fetch_of_a_denied_page_asks_the_site_nothing(door: Any, site: Any) -> None:
+    service = await door()
+    status, _ = await service.get("/v1/fetch", params={"url": "http://a.test/private"})
+
+    assert status == 403
+    assert site.paths == ["/robots.txt"]
+
+
+async def test_t1_fetch_follows_no_redirect_to_a_private_address(door: Any, site: Any) -> None:
+    site.on("/go", redirect("http://10.0.0.1/secret"))
+    service = await door()
+    status, problem = await service.get("/v1/fetch", params={"url": "http://a.test/go"})
+
+    assert status == 403
+    assert "private" not in problem["detail"]  # T2
+
+
+async def test_fetch_is_bounded_in_size(door: Any, site: Any) -> None:
+    site.page("/big", "x" * 5000)
+    service = await door(fetch_max_body=4999)
+    assert (await service.get("/v1/fetch", params={"url": "http://a.test/big"}))[0] == 502
+
+
+async def test_fetch_of_a_page_that_breaks_off_breaks_off(door: Any, site: Any) -> None:
+    site.on("/cut", Truncated("x" * 5000, 1000))
+    service = await door()
+    with pytest.raises(aiohttp.ClientError):
+        async with service.session.get(
+            service.base + "/v1/fetch", params={"url": "http://a.test/cut"}
+        ) as response:
+            await response.read()
+
+
+# -- hosts ----------------------------------------------------------------------------------
+
+
+async def test_hosts_are_listed_filtered_and_paged(door: Any, internet: FakeInternet) -> None:
+    for name in ("a.test", "b.test", "c.test"):
+        internet.site(name).robots("")
+    service = await door()
+    urls = [f"http://{name}.test/" for name in "abc"]
+    await service.post("/v1/check", {"urls": urls})
+
+    _, page = await service.get("/v1/hosts", params={"per_page": 2, "sort": "-host"})
+    assert [one["host"] for one in page["hosts"]] == ["c.test", "b.test"]
+    assert (page["total"], page["pages"]) == (3, 2)
+    _, found = await service.get("/v1/hosts", params={"q": "B.T"})
+    assert [one["host"] for one in found["hosts"]] == ["b.test"]
+
+
+async def test_a_paused_host_grants_nothing_until_resumed(door: Any, site: Any) -> None:
+    service = await door()
+    assert (await service.post("/v1/hosts/A.TEST/pause", {}))[1]["state"] == "paused"
+    _, page = await service.get("/v1/hosts", params={"state": "paused"})
+    assert page["total"] == 1
+    assert (await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 1}))[0] == 429
+
+    await service.post("/v1/hosts/a.test/resume", {})
+    assert (await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5}))[0] == 201
+
+
+async def test_a_blocked_host_waits_for_its_moment(door: Any, site: Any) -> None:
+    service = await door()
+    status, host = await service.post("/v1/hosts/a.test/block", {"seconds": 60, "reason": "x"})
+
+    assert (status, host["state"]) == (200, "blocked")
+    assert any(one["kind"] == "block" and one["source"] == "x" for one in host["clocks"])
+    assert (await service.post("/v1/hosts/a.test/block", {}))[0] == 400
+
+
+async def test_refresh_asks_again(door: Any, site: Any) -> None:
+    service = await door()
+    await service.get("/v1/check", params={"url": "http://a.test/"})
+    await service.post("/v1/hosts/a.test/refresh", {})
+
+    assert site.paths.count("/robots.txt") == 2
+
+
+async def test_t4_control_wants_a_json_body(door: Any, site: Any) -> None:
+    service = await door()
+    async with service.session.post(
+        service.base + "/v1/hosts/a.test/pause", data="{}", headers={"Content-Type": "text/plain"}
+    ) as response:
+        assert response.status == 415
+
+
+# -- forward-auth ---------------------------------------------------------------------------
+
+FORWARDED = {
+    "X-Forwarded-Proto": "http",
+    "X-Forwarded-Host": "a.test",
+    "X-Forwarded-Uri": "/page",
+    "User-Agent": "somebot/1.0",
+}
+
+
+async def ask(service: Any, headers: dict[str, str], path: str = "") -> aiohttp.ClientResponse:
+    async with service.session.get(
+        service.base + "/v1/forward-auth" + path, headers=headers
+    ) as response:
+        await response.read()
+        return response
+
+
+async def test_t7_forward_auth_is_off_by_default(door: Any) -> None:
+    service = await door()
+    assert (await ask(service, FORWARDED)).status == 404
+
+
+async def test_t7_forward_auth_answers_trusted_peers_alone(door: Any) -> None:
+    service = await door(forward_auth=True, trusted_peers=("192.0.2.1/32",))
+    assert (await ask(service, FORWARDED)).status == 403
+
+
+async def test_forward_auth_of_an_unknown_origin_is_403_and_starts_the_fetch(
+    door: Any, internet: FakeInternet
+) -> None:
+    hold = Hold(Page(ROBOTS))
+    internet.site("a.test").on("/robots.txt", hold)
+    service = await door(forward_auth=True)
+    first = await ask(service, FORWARDED)
+    assert (first.status, first.headers["Retry-After"]) == (403, "1")
+
+    hold.release()
+    await service.get("/v1/check", params={"url": "http://a.test/page"})
+    second = await ask(service, FORWARDED)
+    assert second.status == 200
+    assert second.headers["X-Gatekeeper-Decision-Id"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "path"),
+    [
+        (FORWARDED, ""),
+        ({"X-Original-URL": "http://a.test/page"}, ""),
+        ({"X-Forwarded-Proto": "http", "Host": "a.test", "X-Original-URI": "/page"}, ""),
+        ({"X-Forwarded-Proto": "http", "Host": "a.test"}, "/page?x=1"),
+    ],
+    ids=["Traefik and Caddy", "ingress-nginx", "nginx", "Envoy"],
+)
+async def test_forward_auth_reads_what_each_proxy_sends(
+    door: Any, site: Any, headers: dict[str, str], path: str
+) -> None:
+    service = await door(forward_auth=True)
+    await service.get("/v1/check", params={"url": "http://a.test/"})
+
+    assert (await ask(service, headers, path)).status == 200
+    denied = {name: value.replace("/page", "/private") for name, value in headers.items()}
+    assert (await ask(service, denied, path.replace("/page", "/private"))).status == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [*FORWARDED.items(), ("X-Forwarded-Host", "b.test")],
+        [*FORWARDED.items(), ("X-Forwarded-Uri", "/other")],
+    ],
+)
+async def test_t7_a_header_that_occurs_twice_is_a_refusal(
+    door: Any, site: Any, headers: list[tuple[str, str]]
+) -> None:
+    from multidict import CIMultiDict
+
+    service = await door(forward_auth=True)
+    await service.get("/v1/check", params={"url": "http://a.test/"})
+    assert (await ask(service, CIMultiDict(headers))).status == 403
+
+
+@pytest.mark.parametrize("missing", ["X-Forwarded-Proto", "X-Forwarded-Uri"])
+async def test_forward_auth_without_a_certain_target_is_403(
+    door: Any, site: Any, missing: str
+) -> None:
+    service = await door(forward_auth=True)
+    headers = {name: value for name, value in FORWARDED.items() if name != missing}
+    assert (await ask(service, headers)).status == 403
+
+
+# -- about itself ---------------------------------------------------------------------------
+
+
+async def test_the_index_lists_what_can_be_asked(door: Any) -> None:
+    service = await door()
+    status, index = await service.get("/")
+    assert status == 200
+    assert {"GET", "/v1/check"} <= set(index["links"][0].values())
+
+    async with service.session.get(service.base + "/", headers={"Accept": "text/html"}) as page:
+        assert page.content_type == "text/html"
+        assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+
+
+async def test_t10_metrics_carry_no_host_and_no_url(door: Any, site: Any) -> None:
+    service = await door()
+    await service.get("/v1/check", params={"url": "http://a.test/private"})
+    await service.get("/a.test/nothing")
+    async with service.session.get(service.base + "/metrics") as response:
+        text = await response.text()
+
+    assert 'gatekeeper_decisions_total{outcome="deny",reason="rule"} 1.0' in text
+    assert 'route="unmatched"' in text
+    assert "a.test" not in text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"GET / HTTP/9\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nBad Header: x\r\n\r\n"],
+)
+async def test_what_is_no_http_gets_a_problem_document(door: Any, data: bytes) -> None:
+    service = await door()
+    host, port = service.base.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(data)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+
+    assert answer.startswith(b"HTTP/1.1 400 ") or answer.startswith(b"HTTP/1.0 400 ")
+    assert b"application/problem+json" in answer

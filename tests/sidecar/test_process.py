@@ -1,0 +1,259 @@
+"""`gatekeeper serve` as a process: start, answers, signals, sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.internet import FakeInternet
+
+ROBOTS = "User-agent: *\nDisallow: /private\n"
+TOKEN = "t" * 40
+
+
+@pytest.fixture
+async def origin(internet: FakeInternet) -> str:
+    site = internet.site("127.0.0.1").robots(ROBOTS)
+    site.page("/page", "the page")
+    return f"http://127.0.0.1:{internet.listener().port()}"
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    # A unix socket's name may have a hundred characters: tmp_path can be longer.
+    with tempfile.TemporaryDirectory(prefix="gk") as directory:
+        yield Path(directory)
+
+
+async def get(sidecar: Any, path: str, **options: Any) -> tuple[int, Any]:
+    async with sidecar.session.get(sidecar.base + path, **options) as response:
+        return response.status, await response.json(content_type=None)
+
+
+async def post(sidecar: Any, path: str, body: object, **options: Any) -> tuple[int, Any]:
+    async with sidecar.session.post(sidecar.base + path, json=body, **options) as response:
+        text = await response.text()
+        return response.status, json.loads(text) if text else None
+
+
+async def test_it_runs_with_no_configuration_and_says_how_to_be_named(
+    start: Any, origin: str
+) -> None:
+    sidecar = await start()
+    status, decision = await get(sidecar, "/v1/check", params={"url": f"{origin}/private/x"})
+
+    assert (status, decision["verdict"], decision["rule"]["line"]) == (200, "deny", 2)
+    assert any("--user-agent" in line for line in sidecar.errors)
+
+
+async def test_the_curl_line_it_prints_works(start: Any) -> None:
+    sidecar = await start("--user-agent", "testbot/1.0")
+    words = shlex.split(sidecar.curl)
+    words[-1] = "url=http://10.0.0.1/"  # nobody to be asked, so no network
+    curl = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    out, _ = await curl.communicate()
+
+    assert json.loads(out)["reason"] == "blocked"
+
+
+async def test_sigterm_ends_it_with_exit_code_0(start: Any) -> None:
+    sidecar = await start()
+    sidecar.tell(signal.SIGTERM)
+
+    assert await sidecar.stopped() == 0
+
+
+async def test_t16_a_draining_service_takes_reports_and_grants_nothing(
+    start: Any, origin: str
+) -> None:
+    sidecar = await start(env={"GATEKEEPER_PACING_DEFAULT_INTERVAL": "0"})
+    status, lease = await post(sidecar, "/v1/leases", {"url": f"{origin}/page", "wait": 5})
+    assert status == 201
+    sidecar.tell(signal.SIGTERM)
+    while (await get(sidecar, "/readyz"))[0] == 200:
+        await asyncio.sleep(0)
+
+    refused, problem = await post(sidecar, "/v1/leases", {"url": f"{origin}/page"})
+    assert (refused, problem["type"]) == (503, "urn:gatekeeper:problem:draining")
+    status, _ = await post(sidecar, f"/v1/leases/{lease['id']}/report", {"status": 200})
+    assert status == 204
+    assert await sidecar.stopped() == 0
+
+
+async def test_t5_a_unix_socket_is_the_owners_alone_and_goes_with_the_process(
+    start: Any, short: Path
+) -> None:
+    path = short / "s"
+    sidecar = await start("--socket", str(path))
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert (await get(sidecar, "/healthz"))[0] == 200
+    sidecar.tell(signal.SIGTERM)
+    assert await sidecar.stopped() == 0
+    assert not path.exists()
+
+
+async def test_t6_without_the_token_nothing_is_answered_but_probes(
+    start: Any, tmp_path: Path, origin: str
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(TOKEN, encoding="utf-8")
+    sidecar = await start("--token-file", str(tokens))
+    params = {"url": f"{origin}/page"}
+
+    assert (await get(sidecar, "/v1/check", params=params))[0] == 401
+    assert (await get(sidecar, "/metrics"))[0] == 401
+    assert (await get(sidecar, "/healthz"))[0] == 200
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    assert (await get(sidecar, "/v1/check", params=params, headers=headers))[0] == 200
+
+
+async def test_t6_a_reload_brings_the_new_token(start: Any, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(TOKEN, encoding="utf-8")
+    sidecar = await start("--token-file", str(tokens))
+    old, new = ({"Authorization": f"Bearer {token}"} for token in (TOKEN, "n" * 40))
+    tokens.write_text("n" * 40, encoding="utf-8")
+
+    assert (await post(sidecar, "/v1/admin/reload", {}, headers=old))[0] == 200
+    assert (await get(sidecar, "/v1/hosts", headers=old))[0] == 401
+    assert (await get(sidecar, "/v1/hosts", headers=new))[0] == 200
+
+
+async def test_t17_a_bad_file_changes_nothing_and_turns_a_metric_red(
+    start: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "gatekeeper.toml"
+    path.write_text("[server]\nmax_batch = 5\n", encoding="utf-8")
+    sidecar = await start("--config", str(path))
+    path.write_text("[server]\nmax_batch = 7\nmax_wait = 'long'\n", encoding="utf-8")
+
+    status, problem = await post(sidecar, "/v1/admin/reload", {})
+    assert status == 409
+    assert "max_wait" in problem["detail"]
+    status, _ = await post(sidecar, "/v1/check", {"urls": ["http://10.0.0.1/"] * 6})
+    assert status == 413
+    async with sidecar.session.get(sidecar.base + "/metrics") as response:
+        assert "gatekeeper_config_last_reload_successful 0.0" in await response.text()
+
+    path.write_text("[server]\nmax_batch = 7\n", encoding="utf-8")
+    sidecar.tell(signal.SIGHUP)
+    while (await post(sidecar, "/v1/check", {"urls": ["http://10.0.0.1/"] * 6}))[0] == 413:
+        await asyncio.sleep(0)
+
+
+async def test_a_reload_says_what_needs_a_restart(start: Any, tmp_path: Path) -> None:
+    path = tmp_path / "gatekeeper.toml"
+    path.write_text("", encoding="utf-8")
+    sidecar = await start("--config", str(path))
+    path.write_text(
+        '[server]\nmax_wait = 9\n[pacing]\nconcurrency = 3\n[[host]]\nmatch = "a.example"\n'
+        'robots = "deny"\nreason = "not ours"\n',
+        encoding="utf-8",
+    )
+
+    status, told = await post(sidecar, "/v1/admin/reload", {})
+    assert (status, told) == (
+        200,
+        {"applied": ["server.max_wait", "host"], "needs_restart": ["pacing.concurrency"]},
+    )
+    _, decision = await get(sidecar, "/v1/check", params={"url": "http://a.example/"})
+    assert (decision["state"], decision["note"]) == ("override", "not ours")
+
+
+async def test_t3_it_never_asks_itself(start: Any) -> None:
+    sidecar = await start()
+    _, decision = await get(sidecar, "/v1/check", params={"url": sidecar.base + "/"})
+
+    # Deferred or denied, but never asked: the guard refused to dial.
+    assert decision["verdict"] != "allow"
+    async with sidecar.session.get(sidecar.base + "/metrics") as response:
+        assert 'route="unmatched"' not in await response.text()
+
+
+async def test_a_second_one_on_the_same_state_says_who_is_there(start: Any) -> None:
+    await start()
+    with pytest.raises(AssertionError, match="gatekeeper serve:"):
+        await start()
+
+
+async def test_healthcheck_asks_the_configured_place(start: Any, short: Path) -> None:
+    await start("--socket", str(short / "s"))
+    check = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "gatekeeper", "healthcheck", "--ready"),
+        env={**os.environ, "GATEKEEPER_SERVER_SOCKET": str(short / "s")},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await check.communicate()
+
+    assert (check.returncode, out) == (0, b"/readyz: 200\n")
+
+
+async def test_a_lease_survives_kill_9_and_its_report_is_taken_once(
+    start: Any, origin: str
+) -> None:
+    first = await start()
+    status, lease = await post(first, "/v1/leases", {"url": f"{origin}/page", "wait": 5})
+    assert status == 201
+    first.process.kill()
+    await first.stopped()
+
+    second = await start()
+    busy, _ = await post(second, "/v1/leases", {"url": f"{origin}/page"})
+    assert busy == 429
+    report = f"/v1/leases/{lease['id']}/report"
+    assert (await post(second, report, {"status": 200}))[0] == 204
+    assert (await get(second, "/v1/hosts/127.0.0.1"))[1]["state"] != "busy"
+
+
+async def test_systemd_hands_over_a_socket_and_is_told(start: Any, short: Path) -> None:
+    import socket as sockets
+
+    listener = sockets.create_server(("127.0.0.1", 0))
+    manager = sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM)
+    manager.bind(str(short / "notify"))
+    manager.setblocking(False)
+    # What systemd does between fork and exec: the socket as fd 3, the pid in LISTEN_PID.
+    script = (
+        "import os, sys; os.dup2(int(sys.argv[1]), 3); os.environ['LISTEN_PID'] = "
+        "str(os.getpid()); os.execv(sys.executable, [sys.executable, '-m', 'gatekeeper', "
+        "'serve', '--storage', 'memory'])"
+    )
+    with listener, manager:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-c", script, str(listener.fileno())),
+            pass_fds=(listener.fileno(), 3) if listener.fileno() != 3 else (3,),
+            env={
+                **os.environ,
+                "LISTEN_FDS": "1",
+                "NOTIFY_SOCKET": str(short / "notify"),
+                "GATEKEEPER_SERVER_DRAIN_GRACE": "0",
+            },
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(20):
+                assert await loop.sock_recv(manager, 100) == b"READY=1"
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(20):
+                assert await loop.sock_recv(manager, 100) == b"STOPPING=1"
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.communicate()
