@@ -170,7 +170,8 @@ class RobotsTxt:
             number += self.lines.count("\n", counted, start)
             counted = start
             found = list(self._records(start, end, number, v2=dialect is Dialect.V2))
-            yield _group(found, dialect, versioned)
+            if found:  # a stretch between blank lines may hold no record at all
+                yield _group(found, dialect, versioned)
 
     def _stretches(self) -> Iterator[tuple[int, int, Dialect, bool]]:
         """Start, end and dialect of each group, and whether it declares a version."""

@@ -214,3 +214,9 @@ def test_every_finding_is_in_the_table_and_in_the_file(text: str, dialect: str) 
     for finding in found:
         assert finding.code in CODES
         assert 0 <= finding.line <= lines
+
+
+@pytest.mark.parametrize("dialect", ["1994", "1996", "2.0"])
+def test_a_stretch_without_a_record_is_no_group(dialect: str) -> None:
+    assert RobotsTxt.parse("User-agent\n\nnonsense\n", dialect=dialect).groups == ()
+    assert told("User-agent\n", dialect) == [(0, "empty"), (1, "no-colon")]
