@@ -21,7 +21,7 @@ import msgspec
 from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, load
 from gatekeeper.clock import utc
 from gatekeeper.errors import ConfigError
-from gatekeeper.storage import HistoryEntry, history, schema, unpack_body
+from gatekeeper.storage import HistoryEntry, history, schema
 from gatekeeper.urls import parse
 
 __all__ = ["add_parser", "run"]
@@ -154,7 +154,7 @@ def _print_json(
             versions[n] = msgspec.structs.replace(versions[n], diff=change)
     if args.at is not None:
         spell, versions = spells[-1], versions[-1:]
-        body = _body(connection, spell)
+        body = history.text_of(connection, spell.body_hash)
         versions[0] = msgspec.structs.replace(
             versions[0],
             confirmed=args.at.timestamp() <= spell.last_seen,
@@ -178,7 +178,7 @@ def _print_text(connection: sqlite3.Connection, spell: HistoryEntry, at: float) 
     """The facts on stderr, the text itself, octet for octet, on stdout."""
     confirmed = "" if at <= spell.last_seen else " (not asked again before that moment)"
     print(_line(spell) + confirmed, file=sys.stderr)
-    body = _body(connection, spell)
+    body = history.text_of(connection, spell.body_hash)
     if body is None:
         return
     if sys.stdout.isatty():
@@ -212,16 +212,11 @@ def _change(
 
 
 def _text_lines(connection: sqlite3.Connection, spell: HistoryEntry) -> list[str]:
-    body = _body(connection, spell)
+    body = history.text_of(connection, spell.body_hash)
     if body is None:
         return []
     text = body.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
     return [f"{_printable(line)}\n" for line in text.removesuffix("\n").split("\n")]
-
-
-def _body(connection: sqlite3.Connection, spell: HistoryEntry) -> bytes | None:
-    packed = history.packed_body(connection, spell.body_hash)
-    return None if packed is None else unpack_body(packed)
 
 
 def _printable(text: str) -> str:

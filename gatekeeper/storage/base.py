@@ -135,8 +135,13 @@ def pack_body(text: bytes) -> tuple[bytes, bytes]:
 
 
 def unpack_body(body: bytes) -> bytes:
-    """The text of a packed body, cut at 64 MiB. Raises zlib.error if it is none."""
-    return zlib.decompressobj().decompress(body, MAX_TEXT)
+    """The text of a packed body, cut at 64 MiB. Raises zlib.error if it is damaged."""
+    unpacker = zlib.decompressobj()
+    text = unpacker.decompress(body, MAX_TEXT)
+    if not unpacker.eof and len(text) < MAX_TEXT:
+        # Half a file holds half the rules: it must not pass for the whole (promise 2).
+        raise zlib.error("the body ends too soon")
+    return text
 
 
 class Storage(Protocol):

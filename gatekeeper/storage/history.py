@@ -9,12 +9,13 @@ its body from there.
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from collections.abc import Sequence
 
 from gatekeeper.storage.base import HistoryEntry, unpack_body
 from gatekeeper.storage.pending import Sighting
 
-__all__ = ["ROW_COST", "entries", "entry_at", "packed_body", "record", "shrink"]
+__all__ = ["ROW_COST", "entries", "entry_at", "record", "shrink", "text_of"]
 
 ROW_COST = 200
 """Bytes that a row is counted as, beside its text: about what it takes with its indexes."""
@@ -128,10 +129,15 @@ def entries(connection: sqlite3.Connection, origin: str) -> list[HistoryEntry]:
     ]
 
 
-def packed_body(connection: sqlite3.Connection, body_hash: bytes) -> bytes | None:
-    """The compressed text behind a hash."""
+def text_of(connection: sqlite3.Connection, body_hash: bytes) -> bytes | None:
+    """The text behind a hash; None if there is none. Raises sqlite3.Error, damage included."""
     row = connection.execute("SELECT body FROM blobs WHERE hash = ?", (body_hash,)).fetchone()
-    return None if row is None else bytes(row[0])
+    if row is None:
+        return None
+    try:
+        return unpack_body(row[0])
+    except zlib.error as error:
+        raise sqlite3.DatabaseError(f"the text {body_hash.hex()} is damaged") from error
 
 
 def entry_at(spells: Sequence[HistoryEntry], wall: float) -> HistoryEntry | None:

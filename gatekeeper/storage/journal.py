@@ -37,6 +37,8 @@ _MAX_FRAME = 1 << 20
 _OVERRUN = 4
 """While the database refuses to absorb it, it grows to this many times its limit."""
 
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
+
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(tuple[int, ClockRecord])
 
@@ -79,8 +81,7 @@ class Journal:
         """Start the next generation. Raises OSError; the one before goes on then."""
         generation = self._generation + 1
         path = self._name(generation)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o644)
+        fd = os.open(path, _FLAGS, 0o644)
         try:
             if os.write(fd, HEADER) != len(HEADER):
                 raise OSError(f"{path}: short write")

@@ -6,6 +6,7 @@ POSIX lock that the process holds on it, SQLite's among them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -19,12 +20,29 @@ if sys.platform == "win32":
 
     def _take(fd: int) -> None:
         msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+
+    def _sign(fd: int) -> None:
+        """A locked byte can't be read by others there: nothing to leave."""
+
+    def _holder(fd: int) -> str:
+        return ""
 else:
     import fcntl
 
     def _take(fd: int) -> None:
         # flock belongs to the open file: it also keeps two storages of one process apart.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _sign(fd: int) -> None:
+        """Leave the process id for the error of whoever comes second."""
+        # On a full disk the lock holds all the same, only that error is less helpful.
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
+
+    def _holder(fd: int) -> str:
+        text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+        return f" (process {text})" if text.isdigit() else ""
 
 
 class FileLock:
@@ -38,7 +56,7 @@ class FileLock:
 
     def __init__(self, path: Path, *, guarded: Path) -> None:
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise StorageError(
                 f"{guarded}: can't be used: {path.name} can't be created beside it "
@@ -47,23 +65,13 @@ class FileLock:
         try:
             _take(self._fd)
         except OSError as error:
-            holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
+            who = _holder(self._fd)
             os.close(self._fd)
-            who = f" (process {holder})" if holder.isdigit() else ""
             raise StorageError(
                 f"{guarded}: in use by another gatekeeper{who}; stop that one, "
                 "or give this one a file of its own"
             ) from error
-        self._sign()
-
-    def _sign(self) -> None:
-        """Leave the process id for the error of whoever comes second."""
-        try:
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, str(os.getpid()).encode(), 0)
-        except OSError:
-            # A full disk: the lock holds all the same, only its error is less helpful.
-            return
+        _sign(self._fd)
 
     def release(self) -> None:
         """Let the next one in. The file stays: removing it would race with its opener."""

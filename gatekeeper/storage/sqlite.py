@@ -153,10 +153,10 @@ class SqliteStorage:
 
     async def body(self, body_hash: bytes) -> bytes | None:
         """The text behind a hash, decompressed; None if it was dropped."""
-        packed = self._writer.pending_body(body_hash) or await self._read(
-            lambda connection: history.packed_body(connection, body_hash)
-        )
-        return None if packed is None else unpack_body(packed)
+        pending = self._writer.pending_body(body_hash)
+        if pending is not None:
+            return unpack_body(pending)
+        return await self._read(lambda connection: history.text_of(connection, body_hash))
 
     async def body_at(self, origin: str, wall: float) -> bytes | None:
         """The text that was last seen at or before that moment; None: no file, or unknown."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,15 @@ import msgspec
 import pytest
 
 from gatekeeper.config import StorageConfig
-from gatekeeper.storage import ClockRecord, MemoryStorage, SqliteStorage, Storage, pack_body
+from gatekeeper.storage import (
+    ClockRecord,
+    MemoryStorage,
+    SqliteStorage,
+    Storage,
+    base,
+    pack_body,
+    unpack_body,
+)
 
 ORIGIN = "https://a.example"
 SMALL = StorageConfig(history_versions=3, history_bytes=4000, flush_interval=60.0)
@@ -61,6 +70,18 @@ async def test_a_record_comes_back_whole(storage: Storage, made: Any) -> None:
     )
     storage.put_origin(record)
     assert await storage.load_origin(ORIGIN) == record
+
+
+def test_half_a_body_is_no_body() -> None:
+    body, _ = pack_body(b"Disallow: /x\n" * 100)
+    for cut in range(len(body)):
+        with pytest.raises(zlib.error):
+            unpack_body(body[:cut])
+
+
+def test_a_body_that_grows_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "MAX_TEXT", 1000)
+    assert unpack_body(pack_body(bytes(100_000))[0]) == bytes(1000)
 
 
 async def test_an_unknown_origin_is_none(storage: Storage) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,6 +18,8 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import StorageConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage
+from gatekeeper.storage.history import ROW_COST
+from gatekeeper.storage.pending import Pending
 
 ORIGIN = "https://a.example"
 SLOW = StorageConfig(flush_interval=3600.0)
@@ -82,8 +87,6 @@ async def test_a_second_process_is_refused_and_told_whose_it_is(path: Path, made
         second = await asyncio.to_thread(
             subprocess.run, [sys.executable, "-c", code, path], capture_output=True, text=True
         )
-        import os
-
         assert second.returncode == 1
         assert f"in use by another gatekeeper (process {os.getpid()})" in second.stderr
         await storage.flush()
@@ -196,8 +199,6 @@ async def test_a_promise_with_a_reason_that_is_no_text_is_kept(path: Path) -> No
 
 
 async def test_what_is_pending_is_bounded_while_nothing_is_written(made: Any) -> None:
-    from gatekeeper.storage.pending import Pending
-
     pending = Pending(max_origins=10, max_bytes=10_000, versions=3)
     pending.put_origin(made("https://ladder.example", first_unreachable_at=1.0))
     for n in range(30):
@@ -209,10 +210,6 @@ async def test_what_is_pending_is_bounded_while_nothing_is_written(made: Any) ->
 
 
 async def test_what_is_pending_is_bounded_in_bytes(made: Any) -> None:
-    import random
-
-    from gatekeeper.storage.pending import Pending
-
     pending = Pending(max_origins=1000, max_bytes=10_000, versions=3)
     rng = random.Random(1)
     for n in range(30):
@@ -221,8 +218,6 @@ async def test_what_is_pending_is_bounded_in_bytes(made: Any) -> None:
 
 
 async def test_what_was_put_since_wins_over_a_batch_given_back(made: Any) -> None:
-    from gatekeeper.storage.pending import Pending
-
     pending = Pending(max_origins=10, max_bytes=10_000, versions=3)
     pending.put_origin(made(at=1.0, text=b"A"))
     pending.put_clock("a.example", ClockRecord(scope="a.example", next_at=1.0))
@@ -284,3 +279,49 @@ async def test_the_number_of_origins_is_bounded(path: Path, made: Any) -> None:
         assert await storage.load_origin("https://ladder.example") is not None
         assert await storage.load_origin("https://0.example") is None
         assert await storage.load_origin("https://149.example") is not None
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_the_books_of_the_history_balance(path: Path, made: Any, seed: int) -> None:
+    """Whatever is put and dropped: every text is named, every named text is there."""
+    rng = random.Random(seed)
+    config = StorageConfig(flush_interval=3600.0, history_versions=3, history_bytes=6000)
+    async with SqliteStorage(path, config=config, clock=VirtualClock(wall=1e6)) as storage:
+        for at in range(300):
+            text = rng.choice([None, b"shared %d" % rng.randrange(5), b"own %d" % at])
+            storage.put_origin(made(f"https://{rng.randrange(12)}.example", text, float(at)))
+            if rng.random() < 0.1:
+                await storage.flush()
+        await storage.flush()
+        told = storage.stats().history_bytes
+    connection = sqlite3.connect(path)
+
+    def ask(question: str) -> Any:
+        return connection.execute(question).fetchone()[0]
+
+    held = ask("SELECT sum(length(body)) FROM blobs") + ROW_COST * ask(
+        "SELECT count(*) FROM history"
+    )
+    assert told == held == ask("SELECT value FROM meta WHERE name = 'history_bytes'")
+    assert told <= 6000
+    unnamed = "SELECT count(*) FROM blobs WHERE hash NOT IN (SELECT body_hash FROM history)"
+    assert ask(unnamed) == 0
+    hashes = "(SELECT hash FROM blobs)"
+    assert (
+        ask(f"SELECT count(*) FROM history WHERE body_hash NOT IN {hashes} AND body_hash != x''")
+        == 0
+    )
+    assert ask(f"SELECT count(*) FROM origins WHERE body_hash NOT IN {hashes}") == 0
+    connection.close()
+
+
+async def test_a_damaged_text_is_an_error_that_names_the_file(path: Path, made: Any) -> None:
+    async with SqliteStorage(path) as storage:
+        storage.put_origin(made())
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE blobs SET body = x'00'")
+    connection.commit()
+    connection.close()
+    async with SqliteStorage(path) as storage:
+        with pytest.raises(StorageError, match=r"state\.db: the text .* is damaged"):
+            await storage.body_at(ORIGIN, 2000.0)
