@@ -22,28 +22,34 @@ _WORK = 2e-4
 def lateness(options: Options) -> Table:
     """The distribution of start times against the moment each turn was due."""
     length = 3.0 if options.quick else 15.0
-    late, early, busy = asyncio.run(_measure(length))
-    late.sort()
-    rows = [
-        (name, seconds(max(0.0, late[min(len(late) - 1, int(len(late) * share))])))
-        for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("largest", 1.0))
-    ]
-    rows += [("too early", f"{early:,}"), ("leases", count(len(late)))]
+    leases, timers, early, busy = asyncio.run(_measure(length))
+    shares = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("largest", 1.0))
+    figures = {name: (_at(leases, share), _at(timers, share)) for name, share in shares}
+    rows = [(name, seconds(own), seconds(bare)) for name, (own, bare) in figures.items()]
+    rows += [("too early", f"{early:,}", ""), ("how many", count(len(leases)), count(len(timers)))]
     return Table(
         "How late a lease starts",
-        ("", "after its turn was due"),
+        ("", "a lease", "a bare timer of the same loop"),
         rows,
         "p99 under 5 ms, none early",
         (
             f"{_HOSTS} hosts, one turn every {_INTERVAL} s each, {_WAITERS} tasks in line at "
             f"every host; {seconds(_WORK)} of other work in the same loop after each lease; the "
             f"loop was busy {busy:.0%} of the time.",
+            "The bare timer is what loop.call_at manages meanwhile: whatever holds up the "
+            "loop, or the process, holds up both.",
         ),
-        {"late": dict(rows), "early": early},
+        {"late": figures, "early": early},
     )
 
 
-async def _measure(length: float) -> tuple[list[float], int, float]:
+def _at(values: list[float], share: float) -> float:
+    """That quantile; a lease that started within the clock's own error was not late."""
+    ranked = sorted(values)
+    return max(0.0, ranked[min(len(ranked) - 1, int(len(ranked) * share))])
+
+
+async def _measure(length: float) -> tuple[list[float], list[float], int, float]:
     from gatekeeper import Config, Gatekeeper
     from gatekeeper.config import HostRule, PacingConfig
 
@@ -77,6 +83,17 @@ async def _measure(length: float) -> tuple[list[float], int, float]:
                 _spin(_WORK)
 
         processor = time.process_time()
+        loop = asyncio.get_running_loop()
+        timers: list[float] = []
+
+        def tick(due: float) -> None:
+            now = loop.time()
+            timers.append(now - due)
+            if time.monotonic() < end:
+                due = now + rng.random() * 0.004
+                loop.call_at(due, tick, due)
+
+        tick(loop.time())
         async with asyncio.TaskGroup() as group:
             for number in range(_HOSTS):
                 # Not all at once: a herd would measure how long the other work takes.
@@ -84,7 +101,7 @@ async def _measure(length: float) -> tuple[list[float], int, float]:
                 for _ in range(_WAITERS):
                     group.create_task(visit(f"h{number}.example", begin))
         busy = (time.process_time() - processor) / length
-    return late, early, busy
+    return late, timers, early, busy
 
 
 def _spin(duration: float) -> None:

@@ -228,7 +228,10 @@ class Crawl:
             headers[hdrs.ACCEPT_ENCODING] = "identity"
         started, at = self._clock.monotonic(), utc(self._clock.wall())
         request = self._session.get(
-            URL(lease.url, encoded=True), headers=headers, allow_redirects=False
+            URL(lease.url, encoded=True),
+            headers=headers,
+            allow_redirects=False,
+            middlewares=(_Once(),),
         )
         async with request as response:
             elapsed = self._clock.monotonic() - started
@@ -324,6 +327,26 @@ class Crawl:
         self.tally.add(entry)
         self._on_entry(entry)
         self._stop_if_done()
+
+
+class _Once:
+    """Middleware for one request: aiohttp sends a GET again by itself when the connection
+    breaks, but a lease is the right to send one. The second time, the first error stands.
+    """
+
+    def __init__(self) -> None:
+        self._error: aiohttp.ClientError | None = None
+
+    async def __call__(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        if self._error is not None:
+            raise self._error
+        try:
+            return await handler(request)
+        except aiohttp.ClientError as error:
+            self._error = error
+            raise
 
 
 def _shown(url: str) -> str:

@@ -20,7 +20,7 @@ from gatekeeper.cli.crawl.limits import MANIFEST, STATE, Limits
 from gatekeeper.cli.crawl.manifest import Entry, Manifest
 from gatekeeper.cli.crawl.progress import Progress
 from gatekeeper.cli.crawl.sources import given
-from gatekeeper.cli.crawl.warc import Warc
+from gatekeeper.cli.crawl.warc import Response, Warc
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
 from gatekeeper.gate import Gatekeeper
@@ -89,6 +89,7 @@ async def crawl(
                 timeout=aiohttp.ClientTimeout(total=job.timeout),
                 auto_decompress=place.warc is None,
                 cookie_jar=aiohttp.DummyCookieJar(),
+                response_class=Response,
                 **session,
             )
         )

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any, Self
+
+import aiohttp
+from aiohttp.connector import Connection
 
 from gatekeeper.cli.crawl.manifest import WarcPlace
 from gatekeeper.errors import ConfigError
 
-if TYPE_CHECKING:
-    import aiohttp
-
-__all__ = ["Warc", "WarcHead"]
+__all__ = ["Response", "Warc", "WarcHead"]
 
 _RENAMED = "X-Archive-Orig-Transfer-Encoding"
 
@@ -43,14 +43,21 @@ class WarcHead:
             (_RENAMED if name.lower() == "transfer-encoding" else name, value)
             for name, value in raw
         ]
-        self.address = _address(response)
+        self.address = getattr(response, "peer", None)
 
 
-def _address(response: aiohttp.ClientResponse) -> str | None:
-    connection = response.connection
-    transport = connection.transport if connection is not None else None
-    peer = transport.get_extra_info("peername") if transport is not None else None
-    return peer[0] if isinstance(peer, tuple) else None
+class Response(aiohttp.ClientResponse):
+    """A response that knows the address it came from, even after its connection was freed."""
+
+    peer: str | None = None
+
+    async def start(self, connection: Connection) -> Self:
+        """Note the address, before a short body frees the connection."""
+        transport = connection.transport
+        found = transport.get_extra_info("peername") if transport is not None else None
+        self.peer = found[0] if isinstance(found, tuple) else None
+        await super().start(connection)
+        return self
 
 
 class Warc:
