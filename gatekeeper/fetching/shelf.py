@@ -1,6 +1,6 @@
 """Where records stand: hot ones ready to answer, cold ones packed small. Bounded by bytes.
 
-A record asked about is hot. Beyond `cache.hot_records`, or three quarters of
+A record asked about is hot. Beyond `cache.hot_records`, or two thirds of
 `cache.max_bytes`, the one least recently asked for goes cold: its moments and its text as
 one string of octets. Cold ones are dropped, least recently asked first, beyond the rest of
 the bytes. One that can't be had now is a promise not to ask again too soon, so it is
@@ -27,9 +27,11 @@ _OUTCOMES: Final = tuple(Outcome)
 _CODES: Final = {outcome: code for code, outcome in enumerate(_OUTCOMES)}
 _ENTRY: Final = 160
 """Bytes of bookkeeping that a cold record costs: its key, its place in a dictionary."""
-_RECORD: Final = 1_500
-_PER_OCTET: Final = 2
-"""A hot record is counted as `_RECORD` and so many times its text."""
+_RECORD: Final = 1_200
+_TEXT: Final = 1_800
+_PER_OCTET: Final = 3
+"""A hot record is counted as `_RECORD`, and with a text as `_TEXT` and so many times its
+octets more: parsed, packed, and compiled for an agent. Measured over real files."""
 _SHARED_FROM: Final = 512
 """Octets of packed text from which cold records share identical ones. Below, a copy inside
 the record costs less than what it takes to keep count of a shared one."""
@@ -102,7 +104,7 @@ class Shelf:
         self._config = config
         self._stored = stored
         self._on_evict = on_evict
-        self._hot = _Hot(max(1, config.cache.max_bytes * 3 // 4), self._cool)
+        self._hot = _Hot(max(1, config.cache.max_bytes * 2 // 3), self._cool)
         self._cold: dict[str, _Cold] = {}
         """In the order in which they went cold, which is the order of last use: asking
         about one takes it out."""
@@ -163,7 +165,7 @@ class Shelf:
         if self._on_evict is not None:
             self._on_evict(record.origin)
         bound = self._config.cache.max_bytes
-        while self._cold and self._cold_bytes > bound // 4:
+        while self._cold and self._cold_bytes > bound // 3:
             self._take_cold(next(iter(self._cold)))
             self.evicted += 1
         while self._promises and self._promise_bytes > bound:
@@ -192,12 +194,12 @@ class Shelf:
     def _pack(self, record: Record) -> _Cold:
         text = None if record.text is None else record.text.packed
         if text is None or len(text) < _SHARED_FROM:
-            return _ENCODER.encode(_packed(record, text))
+            return _encoded(_packed(record, text))
         held, count = self._shared.get(text, (text, 0))
         if not count:
             self._cold_bytes += len(text)
         self._shared[held] = (held, count + 1)
-        return _ENCODER.encode(_packed(record, None)), held
+        return _encoded(_packed(record, None)), held
 
     def _thaw(self, origin: str) -> Record | None:
         packed = self._take_cold(origin)
@@ -253,6 +255,11 @@ def _packed(record: Record, text: bytes | None) -> _Packed:
     )
 
 
+def _encoded(packed: _Packed) -> bytes:
+    # The encoder's own result keeps the buffer it grew in, half as large again as needed.
+    return bytes(memoryview(_ENCODER.encode(packed)))
+
+
 def _packed_answer(answer: Answer) -> _PackedAnswer:
     return _PackedAnswer(
         _CODES[answer.outcome],
@@ -266,7 +273,7 @@ def _packed_answer(answer: Answer) -> _PackedAnswer:
 
 
 def _weight(record: Record) -> int:
-    return _RECORD + (0 if record.text is None else _PER_OCTET * record.text.size)
+    return _RECORD + (0 if record.text is None else _TEXT + _PER_OCTET * record.text.size)
 
 
 def _size(packed: _Cold) -> int:

@@ -1,0 +1,54 @@
+"""Status and body to outcome, many of them and no socket."""
+
+from __future__ import annotations
+
+import random
+
+import aiohttp
+import pytest
+from aioresponses import aioresponses as Mocked
+
+from gatekeeper.clock import SystemClock
+from gatekeeper.config import Config
+from gatekeeper.fetching.fetcher import Fetcher
+from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.retrieval import Retrieval
+
+URL = "https://a.test/robots.txt"
+
+
+async def fetch() -> Retrieval:
+    config = Config.from_dict({"pacing": {"default_interval": 0}})
+    async with aiohttp.ClientSession() as session:
+        fetcher = Fetcher(
+            session, user_agent="bot", config=config, clock=SystemClock(), rng=random.Random(1)
+        )
+        return await fetcher.fetch("https://a.test")
+
+
+@pytest.mark.parametrize("status", range(400, 500))
+async def test_every_client_error(mocked: Mocked, status: int) -> None:
+    mocked.get(URL, status=status, body="User-agent: *\nDisallow: /\n", repeat=True)
+    got = await fetch()
+    assert got.body is None
+    expected = {404: Outcome.NO_FILE, 410: Outcome.NO_FILE, 429: Outcome.RATE_LIMITED}
+    expected |= dict.fromkeys((408, 421, 425), Outcome.CLIENT_ERROR)
+    assert got.outcome is expected.get(status, Outcome.NO_FILE_SAID_OTHERWISE)
+
+
+@pytest.mark.parametrize("status", range(500, 600))
+async def test_every_server_error(mocked: Mocked, status: int) -> None:
+    mocked.get(URL, status=status)
+    outcome = (await fetch()).outcome
+    assert outcome is (Outcome.CAPTIVE_PORTAL if status == 511 else Outcome.SERVER_ERROR)
+
+
+async def test_a_large_body_in_pieces(mocked: Mocked) -> None:
+    body = b"User-agent: *\n" + b"Disallow: /x\n" * 30_000
+    mocked.get(URL, body=body, content_type="text/plain")
+    assert (await fetch()).body == body
+
+
+async def test_a_failure_of_the_client(mocked: Mocked) -> None:
+    mocked.get(URL, exception=aiohttp.ClientError("odd"))
+    assert not (await fetch()).outcome.good
