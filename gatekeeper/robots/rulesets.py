@@ -7,6 +7,7 @@ deciding rule times two, plus one if it allows; or -1, which allows, where no ru
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_right
 from typing import NamedTuple, Protocol
@@ -74,6 +75,63 @@ def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Numbered]:
     return rules
 
 
+_PECULIAR = re.compile(r"[^A-Za-z0-9\-._~:/#\[\]@!&'()+,;=]")
+"""What a value may hold that is more, or less, than a prefix in its normal form."""
+_NONE: array[int] = array("H")
+_EAGER_OCTETS = 16_384
+"""Text beyond which a set is made ready before its first question."""
+
+
+class _Sorted:
+    """The rules of a set by shape, each with its entry (see `LongestMatch`)."""
+
+    def __init__(self, shift: int, *, odd: bool) -> None:
+        self.prefixes = {"": 1 << shift}  # no rule: allowed (RFC-19)
+        self.exact: dict[str, int] = {}
+        """Paths that a `$` ends (RFC-28)."""
+        self.wild: dict[str, int] = {}
+        self.escapes = False
+        """An escape stands in some pattern: no path may be compared as it comes."""
+        self.twofold = False
+        """A `:` or `/` stands in some pattern's query (RFC-25)."""
+        self.inherit = False
+        """A prefix is longer than it looks: its stars at the end count (RFC-17)."""
+        self._shift = shift
+        self._odd = odd
+
+    def add(self, value: str, allow: bool, place: int) -> None:
+        """Take a rule that may be more than a plain prefix."""
+        if value[-1] in " \t":
+            value = value.rstrip(" \t")
+        if value[:1] != "/" and value[:1] != "*":
+            return  # an empty pattern has no effect (RFC-21), any other is none (RFC-32)
+        if self._odd or "$" in value[:-1]:
+            value = normal.rfc_pattern(value)
+            self.escapes = self.escapes or "%" in value
+        if "?" in value:
+            value = self._query(value)
+        entry = (len(value) << 1 | allow) << self._shift | place
+        into = self.prefixes
+        if "*" in value:
+            value = squeeze(value)
+            if "*" in value[:-1] or value[-1] == "$":
+                into = self.wild
+            else:
+                value = value[:-1]
+                self.inherit = True
+        elif value[-1] == "$":
+            into, value = self.exact, value[:-1]
+        if into.get(value, 0) < entry:
+            into[value] = entry
+
+    def _query(self, value: str) -> str:
+        query = value[value.index("?") :]
+        if ":" in query or "/" in query or "%3A" in query or "%2F" in query:
+            self.twofold = True
+            return normal.query_form(value)
+        return value
+
+
 class LongestMatch:
     """RFC 9309: the longest match wins whatever the order, a tie allows (RFC-16 to RFC-19).
 
@@ -85,9 +143,13 @@ class LongestMatch:
     and from a neighbour that shares only a part, up the links to the keys that it begins with.
     The first key is empty, begins every path and allows (RFC-19). Wildcard patterns are tried
     only if their longest literal piece stands in the path, or, where they are many, in a trie.
+
+    A small set waits with all that for its second question: many a host is asked about one
+    page only, and one answer can be read off the text.
     """
 
     __slots__ = (
+        "_asked",
         "_count",
         "_entries",
         "_escapes",
@@ -98,9 +160,10 @@ class LongestMatch:
         "_patterns",
         "_query",
         "_shift",
-        "_sown",
+        "_text",
         "_tries",
         "_twofold",
+        "_wilds",
         "spans",
     )
 
@@ -109,91 +172,86 @@ class LongestMatch:
 
     def __init__(self, text: str, spans: Spans) -> None:
         self.spans = spans
-        low, high = spans[0] if spans else (0, 0)
-        found: list[tuple[str, str]] = RULE.findall(text, low, high)
-        for low, high in spans[1:]:
-            found += RULE.findall(text, low, high)
+        self._text = text
+        self._keys: tuple[str, ...] = ()
+        self._escapes = self._asked = False
+        self._literals: tuple[str, ...] = ()
+        self._query: tuple[str, ...] = ()
+        self._exact: dict[str, int] | None = None
+        if len(spans) > 8 or sum([high - low for low, high in spans]) > _EAGER_OCTETS:
+            self._build()
+
+    def _found(self) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        for low, high in self.spans:
+            found += RULE.findall(self._text, low, high)
+        return found
+
+    def _first(self, path: str) -> int:
+        """The code of the deciding rule, read off the text."""
+        self._asked = True
+        found = self._found()
         joined = "".join([value for _, value in found])
-        self._escapes = self._twofold = False
+        peculiar = _PECULIAR.search if _PECULIAR.search(joined) else None
+        plain = normal.rfc_path(path)
+        query = normal.query_form(plain)
+        best, code, number = 1, -1, -1
+        for dis, value in found:
+            number += 1
+            if peculiar and peculiar(value):
+                # Most wildcard patterns fall with their last piece already.
+                if "%" not in plain and _last_piece(value) not in plain:
+                    continue
+                octets = _octets(value, plain, query)
+            else:
+                octets = len(value) if plain.startswith(value) else 0
+            if octets:
+                score = octets * 2 if dis else octets * 2 + 1
+                if score > best:
+                    best, code = score, number * 2 if dis else number * 2 + 1
+        return code
+
+    def _build(self) -> None:
+        found = self._found()
+        joined = "".join([value for _, value in found])
         self._count = len(found)
         self._shift = shift = (len(found) + 1).bit_length()
-        prefixes = {"": 1 << shift}
-        exact: dict[str, int] = {}
-        wild: dict[str, int] = {}
-        special = "*" in joined or "$" in joined
-        if special or "?" in joined or not normal.is_plain(joined):
-            self._sort(found, prefixes, exact, wild)
-        else:
-            octet, allow, entry = 2 << shift, 1 << shift, len(found) + 1
-            for dis, value in found:
-                entry -= 1
-                if value[:1] == "/":
-                    score = len(value) * octet + entry
-                    if not dis:
-                        score += allow
-                    if prefixes.get(value, 0) < score:
-                        prefixes[value] = score
-        self._exact = exact or None
-        self._link(prefixes, inherit=special)
-        self._sow(wild)
-
-    def _sort(
-        self,
-        found: list[tuple[str, str]],
-        prefixes: dict[str, int],
-        exact: dict[str, int],
-        wild: dict[str, int],
-    ) -> None:
-        """Rules of every shape to where they belong."""
-        shift = self._shift
-        place = len(found) + 1
+        octet, allow, place = 2 << shift, 1 << shift, len(found) + 1
+        sorted_out = _Sorted(shift, odd=not normal.is_plain(joined.replace("$", "")))
+        prefixes = sorted_out.prefixes
+        peculiar = _PECULIAR.search if _PECULIAR.search(joined) else None
         for dis, value in found:
             place -= 1
-            value = value.rstrip(" \t")  # noqa: PLW2901
-            if value[:1] != "/" and value[:1] != "*":
-                continue  # an empty pattern has no effect (RFC-21), any other is none (RFC-32)
-            pattern = self._normal(value)
-            entry = (len(pattern) << 1 | (not dis)) << shift | place
-            into = prefixes
-            if "*" in pattern:
-                pattern = squeeze(pattern)
-                if "*" in pattern[:-1] or pattern[-1] == "$":
-                    into = wild
-                else:
-                    pattern = pattern[:-1]
-            elif pattern[-1] == "$":
-                into, pattern = exact, pattern[:-1]
-            if into.get(pattern, 0) < entry:
-                into[pattern] = entry
-
-    def _normal(self, value: str) -> str:
-        value = normal.rfc_pattern(value)
-        if "%" in value:
-            self._escapes = True
-        mark = value.find("?")
-        if mark >= 0:
-            query = value[mark:]
-            if ":" in query or "/" in query or "%3A" in query or "%2F" in query:
-                self._twofold = True
-                return normal.query_form(value)
-        return value
+            if peculiar and peculiar(value):
+                sorted_out.add(value, not dis, place)
+            elif value[:1] == "/":
+                entry = len(value) * octet + place
+                if not dis:
+                    entry += allow
+                if prefixes.get(value, 0) < entry:
+                    prefixes[value] = entry
+        self._escapes, self._twofold = sorted_out.escapes, sorted_out.twofold
+        self._exact = sorted_out.exact or None
+        self._sow(sorted_out.wild)
+        self._link(prefixes, inherit=sorted_out.inherit)
 
     def _link(self, prefixes: dict[str, int], *, inherit: bool) -> None:
         keys = sorted(prefixes)
-        entries = list(map(prefixes.__getitem__, keys))
-        allow = 1 << self._shift
-        links = [1 if entries[0] & allow else 0]
-        above = [("", 0)]  # the keys that the last one begins with, and itself
-        for place in range(1, len(keys)):
-            key = keys[place]
-            while not key.startswith(above[-1][0]):
-                above.pop()
-            up = above[-1][1]
-            # `/a*` is longer than its key: a key below may be the shorter rule.
+        entries = [prefixes[key] for key in keys]
+        shift = self._shift
+        links = [entries[0] >> shift & 1]
+        above: list[tuple[int, str]] = []
+        up, top = 0, ""  # the last key, then the keys that it begins with, the longest first
+        for place, key in enumerate(keys):
+            if not place:
+                continue
+            while not key.startswith(top):
+                up, top = above.pop()
             if inherit and entries[up] > entries[place]:
-                entries[place] = entries[up]
-            links.append(up << 1 | 1 if entries[place] & allow else up << 1)
-            above.append((key, place))
+                entries[place] = entries[up]  # `/a*` is longer than its key
+            links.append(up << 1 | entries[place] >> shift & 1)
+            above.append((up, top))
+            up, top = place, key
         self._keys = tuple(keys)
         self._links = _packed(links)
         self._entries = _packed(entries)
@@ -201,10 +259,8 @@ class LongestMatch:
     def _sow(self, wild: dict[str, int]) -> None:
         """Wildcard patterns: those without a `?` first, for most paths have no query."""
         self._tries: tuple[WildTrie, WildTrie] | None = None
-        self._literals: tuple[str, ...] = ()
-        self._query: tuple[str, ...] = ()
         self._patterns: tuple[str | None, ...] = ()
-        self._sown: array[int] | None = None
+        self._wilds: array[int] = _NONE
         if not wild:
             return
         ranked = sorted(wild, key=wild.__getitem__, reverse=True)
@@ -219,7 +275,7 @@ class LongestMatch:
             return
         self._literals = tuple(map(key_piece, plain))
         self._query = tuple(map(key_piece, query))
-        self._sown = _packed([wild[pattern] for pattern in plain + query])
+        self._wilds = _packed([wild[pattern] for pattern in plain + query])
         # `/*piece` needs no more than its piece: every path begins with a slash.
         self._patterns = tuple(
             None if pattern == "/*" + literal else pattern
@@ -230,23 +286,30 @@ class LongestMatch:
 
     def allows(self, path: str) -> bool:
         """The verdict alone."""
-        if "%" in path or self._escapes or (self._exact and path in self._exact):
-            return self.decide(path) & 1 == 1 or path == ROBOTS_TXT
-        for literal in self._literals:
-            if literal in path:
-                return self.decide(path) & 1 == 1 or path == ROBOTS_TXT
-        if self._query and "?" in path:
-            for literal in self._query:
-                if literal in path:
-                    return self.decide(path) & 1 == 1
         keys = self._keys
+        if not keys or "%" in path or self._escapes or (self._exact and path in self._exact):
+            return self.decide(path) & 1 == 1 or path == ROBOTS_TXT
         place = bisect_right(keys, path) - 1
         while not path.startswith(keys[place]):
             place = self._links[place] >> 1
+        for literal in self._literals:
+            if literal in path:
+                return self._wildly(path, self._entries[place])
+        if self._query and "?" in path:
+            for literal in self._query:
+                if literal in path:
+                    return self._wildly(path, self._entries[place])
         return self._links[place] & 1 == 1 or path == ROBOTS_TXT
+
+    def _wildly(self, path: str, entry: int) -> bool:
+        return self._sown(path, path, entry) >> self._shift & 1 == 1 or path == ROBOTS_TXT
 
     def decide(self, path: str) -> int:
         """The code of the deciding rule, or -1."""
+        if not self._keys:
+            if not self._asked:
+                return self._first(path)
+            self._build()
         entry = self._entry(path)
         place = entry & (1 << self._shift) - 1
         # The place counts down to 1; the entry of no rule has none.
@@ -264,6 +327,10 @@ class LongestMatch:
             entry = max(entry, self._prefix(query))
         if self._exact:
             entry = max(entry, self._exact.get(path, 0), self._exact.get(query, 0))
+        return self._sown(path, query, entry)
+
+    def _sown(self, path: str, query: str, entry: int) -> int:
+        """The entry of the best wildcard pattern that matches, if it is greater."""
         if self._tries:
             entry = self._tries[0].best(path, entry)
             return self._tries[1].best(query, entry) if "?" in query else entry
@@ -284,7 +351,7 @@ class LongestMatch:
         """The entry of the first pattern that matches, if it beats `floor`, else `floor`."""
         for place, literal in enumerate(literals, start):
             if literal in path:
-                entry = self._sown[place]
+                entry = self._wilds[place]
                 if entry <= floor:
                     break
                 pattern = self._patterns[place]
@@ -298,16 +365,28 @@ class LongestMatch:
         query = normal.query_form(plain)
         found = []
         for number, rule in enumerate(rules):
-            pattern = normal.rfc_pattern(rule.value)
-            if pattern[:1] not in {"/", "*"}:
-                continue
-            seen = plain
-            if "?" in pattern:
-                pattern, seen = normal.query_form(pattern), query
-            if wild_match(squeeze(pattern), seen):
-                found.append((number, len(pattern)))
+            octets = _octets(rule.value, plain, query)
+            if octets:
+                found.append((number, octets))
         found.sort(key=lambda each: (-each[1], not rules[each[0]].allow))
         return found
+
+
+def _octets(value: str, path: str, query: str) -> int:
+    """How long a rule's pattern is if it matches, else 0. `query`: the path by RFC-25."""
+    value = value.rstrip(" \t")
+    if value[:1] != "/" and value[:1] != "*":
+        return 0
+    pattern = normal.rfc_pattern(value)
+    if "?" in pattern:
+        pattern, path = normal.query_form(pattern), query
+    return len(pattern) if wild_match(squeeze(pattern), path) else 0
+
+
+def _last_piece(value: str) -> str:
+    """The end of a plain wildcard pattern, which stands in each path that it matches."""
+    piece = value[value.rfind("*") + 1 :].rstrip("$ \t")
+    return piece if normal.is_plain(piece) else ""
 
 
 def _packed(numbers: list[int]) -> array[int]:
