@@ -17,6 +17,7 @@ __all__ = ["check_groups"]
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _DOT_SEGMENT = re.compile(r"[^*?]*/\.\.?/")
 _BEGINS_V2 = ("/", "*", "?", "[", "\\")
+_EVERYTHING = frozenset({"/", "*", "/*"})
 _ORDERED = frozenset({Dialect.R1996, Dialect.V2})
 
 
@@ -42,9 +43,14 @@ def _check_group(report: Report, group: Group) -> None:
     for rule in group.rules:
         if rule.value:
             _check_value(report, rule, group.dialect)
-    if all(_allows(rule) for rule in group.rules) and any(rule.value for rule in group.rules):
-        report.add(group.rules[0].line, "lone-allow")
     rules = [rule for rule in group.rules if rule.value]
+    # `Allow: /` alone is no whitelist: it says, needlessly but clearly, that all is welcome.
+    if (
+        rules
+        and all(_allows(rule) for rule in group.rules)
+        and not any(squeeze(rule.value) in _EVERYTHING for rule in rules)
+    ):
+        report.add(rules[0].line, "lone-allow")
     if group.dialect in _ORDERED:
         _check_order(report, rules, group.dialect)
     else:

@@ -135,6 +135,7 @@ def test_a_file_cut_at_the_limit() -> None:
     [
         "User-agent: *\nDisallow:\n",
         "User-agent: *\nDisallow: /\n",
+        "User-agent: *\nAllow: /\n",
         "# hello\nUser-agent: a\nUser-agent: b-c_d\n# note\nDisallow: /x/*.gif$\nAllow: /x/y\n\n"
         "User-agent: *\nDisallow: *.cgi\nCrawl-delay: 2.5\nRequest-rate: 1/10m 1300-1659\n"
         "Visit-time: 0600-0845\nComment: hello\nContent-Usage: /a train-ai=n\n"
