@@ -18,7 +18,7 @@ from gatekeeper.errors import GatekeeperError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("serve", "check", "lint", "history", "healthcheck", "config")
+COMMANDS = ("serve", "check", "fetch", "lint", "history", "healthcheck", "config")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

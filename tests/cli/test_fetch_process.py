@@ -1,0 +1,109 @@
+"""`gatekeeper fetch` as a real process: stopped, killed, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.internet import FakeInternet
+
+ROBOTS = "User-agent: *\nDisallow: /page/3\nCrawl-delay: 0.05\n"
+PAGES = 12
+
+
+@pytest.fixture
+async def site(internet: FakeInternet) -> str:
+    """A literal address, since a command has the machine's own resolver."""
+    made = internet.site("127.0.0.1").robots(ROBOTS)
+    for number in range(PAGES):
+        made.page(f"/page/{number}", f"page {number}")
+    return f"http://127.0.0.1:{internet.listener().port()}"
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gatekeeper", "fetch", "--allow-address", "127.0.0.0/8"),
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def finish(process: asyncio.subprocess.Process, given: bytes = b"") -> tuple[int, str, str]:
+    out, err = await process.communicate(given)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+def urls(site: str) -> str:
+    return "".join(f"{site}/page/{number}\n" for number in range(PAGES))
+
+
+def entries(folder: Path) -> list[dict[str, str]]:
+    text = (folder / "manifest.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def no_request_came_too_early(internet: FakeInternet) -> bool:
+    """The server's own log is the judge; it sees arrivals, which jitter a little."""
+    times = [request.at for request in internet.requests]
+    return all(later - earlier >= 0.045 for earlier, later in itertools.pairwise(times))
+
+
+async def test_it_reads_standard_input_and_says_what_was_denied(
+    internet: FakeInternet, site: str, tmp_path: Path
+) -> None:
+    process = await start("-", "-o", str(tmp_path))
+    code, out, err = await finish(process, urls(site).encode())
+    assert code == 1, err
+    assert f"fetched {PAGES - 1} ({PAGES - 1} x 200)" in out
+    assert "1  127.0.0.1  line 2: Disallow: /page/3" in out
+    assert f"200 {site}/page/0 6 bytes" in err
+    assert len(entries(tmp_path)) == PAGES
+    assert no_request_came_too_early(internet)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+async def test_the_same_command_goes_on_where_it_was_stopped(
+    internet: FakeInternet, site: str, tmp_path: Path, how: signal.Signals
+) -> None:
+    listed = tmp_path / "urls.txt"
+    listed.write_text(urls(site))
+    folder = tmp_path / "pages"
+    process = await start("-i", str(listed), "-o", str(folder))
+    assert process.stderr is not None
+    for _ in range(4):
+        await process.stderr.readline()
+    process.send_signal(how)
+    code, *_ = await finish(process)
+    assert code == (130 if how is signal.SIGINT else -how)
+    done = {entry["url"] for entry in entries(folder)}
+    asked = Counter(request.path for request in internet.requests)
+    assert 0 < len(done) < PAGES
+
+    code, out, err = await finish(await start("-i", str(listed), "-o", str(folder)))
+    assert {entry["url"] for entry in entries(folder)} == set(urls(site).split())
+    assert f"{len(done)} skipped, done before" in out, err
+    again = Counter(request.path for request in internet.requests)
+    assert all(again[url.removeprefix(site)] == asked[url.removeprefix(site)] for url in done)
+    assert no_request_came_too_early(internet)
+
+
+async def test_a_mistake_is_one_line(tmp_path: Path) -> None:
+    code, out, err = await finish(await start())
+    assert (code, out) == (2, "")
+    assert err == "gatekeeper fetch: no URL; give some, or -i FILE, or `-` for standard input\n"
+
+
+async def test_a_list_that_is_not_there_is_one_line() -> None:
+    code, _, err = await finish(await start("-i", "nowhere.txt"))
+    assert code == 2
+    assert err.splitlines()[-1].startswith("gatekeeper fetch: nowhere.txt: No such file")
