@@ -26,6 +26,7 @@ from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import NO_TEXT, Answer, Record, Standing
 from gatekeeper.fetching.retrieval import Retrieval, RobotsSource, Validators
 from gatekeeper.fetching.shelf import Shelf
+from gatekeeper.fetching.texts import Text
 from gatekeeper.robots import RobotsTxt
 from gatekeeper.storage.base import Storage
 
@@ -36,6 +37,8 @@ log: Final = logging.getLogger("gatekeeper.fetching")
 OnChange = Callable[[str, RobotsTxt | None, RobotsTxt | None], object]
 """Called with the origin, the old text and the new one; None where there is no file."""
 
+_LARGE: Final = 65_536
+"""Octets of a text from which on it is parsed in a thread."""
 _SOON: Final = 1.0
 """Seconds after which to ask again where nothing could be recorded."""
 
@@ -80,8 +83,14 @@ class _Flight:
         """The origin was really asked, not only looked up in the storage."""
 
     def answer(self, record: Record | None) -> None:
+        """Wake everybody who waits."""
         if not self.done.done():
             self.done.set_result(record)
+
+    def answer_early(self, record: Record) -> None:
+        """Wake everybody who waits so far; who comes from now on gets what is learnt."""
+        self.answer(record)
+        self.done = self.done.get_loop().create_future()
 
 
 class Directory:
@@ -168,7 +177,8 @@ class Directory:
             if now < record.fresh_until:
                 return record
             if record.usable(now):
-                self._launch(origin)
+                if self._open:
+                    self._launch(origin)
                 return record
         return await self._wait(origin, force=False)
 
@@ -193,7 +203,7 @@ class Directory:
 
     def note_page(self, origin: str, ok: bool) -> None:
         """A page of the origin was fetched; `ok` is 2xx or 3xx (for RFC-38's 30 days)."""
-        if ok:
+        if ok and origin not in self.warm:
             self._absorber.note_page(origin)
 
     def subscribe(self, callback: OnChange) -> Callable[[], None]:
@@ -297,7 +307,7 @@ class Directory:
             if now < record.fresh_until and not flight.force:
                 return record
             if record.usable(now) and not flight.force:
-                flight.answer(record)  # the rest of this flight is in the background
+                flight.answer_early(record)  # the rest of this flight is in the background
         if not self._faults.may_ask(now):
             return self._absorber.postponed(origin)
         flight.asked = True
@@ -305,10 +315,20 @@ class Directory:
         retrieval = await self._fetcher.fetch(origin, self._validators(record, origin))
         self._counts[retrieval.outcome.row.name] += 1
         log.debug("robots.txt of %s: %s %s", origin, retrieval.outcome.name, retrieval.detail)
+        # `text` is only held: absorbing finds it among the texts in use.
+        text = await self._read_ahead(retrieval.body)
         learnt = self._absorber.absorb(origin, retrieval, began=now)
+        del text
         if self._faults.active and self._prober is None and self._open:
             self._prober = asyncio.get_running_loop().create_task(self._probe())
         return learnt
+
+    async def _read_ahead(self, body: bytes | None) -> Text | None:
+        """Parse a large text in a thread, so that it holds up nobody else's answer."""
+        if body is None or len(body) < _LARGE:
+            return None
+        texts = self._shelf.texts
+        return texts.add(await asyncio.to_thread(texts.read, body))
 
     async def _load(self, origin: str, storage: Storage) -> Record | None:
         try:

@@ -76,10 +76,14 @@ class Texts:
 
     def of(self, body: bytes, packed: bytes | None = None) -> Text:
         """The text with that body, parsed now unless it is in use already."""
-        digest = digest_of(body)
-        text = self._texts.get(digest)
-        if text is None:
-            robots = RobotsTxt.parse(readable(body), dialect=self._dialect, limit=self._limit)
-            text = Text(digest, body, deflate(body) if packed is None else packed, robots)
-            self._texts[digest] = text
-        return text
+        text = self._texts.get(digest_of(body))
+        return self.add(self.read(body, packed)) if text is None else text
+
+    def read(self, body: bytes, packed: bytes | None = None) -> Text:
+        """Parse a body; touches nothing shared, so it may run in a thread."""
+        robots = RobotsTxt.parse(readable(body), dialect=self._dialect, limit=self._limit)
+        return Text(digest_of(body), body, deflate(body) if packed is None else packed, robots)
+
+    def add(self, text: Text) -> Text:
+        """The one text with that body: this one, unless it is in use already."""
+        return self._texts.setdefault(text.digest, text)

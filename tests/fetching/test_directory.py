@@ -205,6 +205,37 @@ async def test_a_forced_refresh_asks_whatever_is_known() -> None:
         assert len(it.source.asked) == 2
 
 
+async def test_a_forced_refresh_waits_for_the_news_of_a_flight_under_way() -> None:
+    async with house(lasting(HOUR, OLD)) as it:
+        await it.get()
+        it.source.answer = file(NEW)
+        it.source.hold = asyncio.Event()
+        await it.clock.elapse(0.96 * HOUR)
+        await it.get()  # answered at once; the flight goes on behind
+        forced = asyncio.create_task(it.directory.refresh(ORIGIN))
+        await it.clock.settle()
+        assert not forced.done()
+        it.source.hold.set()
+        assert it.allows(await forced, "/new") is False
+
+
+async def test_a_large_text_is_read_beside_the_loop_and_kept_once() -> None:
+    large = b"User-agent: *\n" + b"Disallow: /x\n" * 20_000
+    async with house(file(large)) as it:
+        records = await asyncio.gather(*(it.get(f"https://o{n}.test") for n in range(3)))
+        assert len({id(record.text) for record in records}) == 1
+        assert it.allows(records[0], "/x") is False
+
+
+async def test_after_closing_no_flight_begins() -> None:
+    async with house(lasting(HOUR)) as it:
+        await it.get()
+        await it.clock.elapse(0.96 * HOUR)
+        await it.directory.close()
+        await it.get()
+        assert it.directory.stats().in_flight == 0
+
+
 async def test_what_is_forgotten_is_asked_anew() -> None:
     async with house() as it:
         await it.get()

@@ -15,7 +15,8 @@ import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gatekeeper.config import Config, GuardConfig
-from gatekeeper.errors import AddressRefused, ConfigError
+from gatekeeper.decision import Reason
+from gatekeeper.errors import AddressRefused, ConfigError, Denied
 from gatekeeper.fetching.guard import Guard, GuardedResolver, Kind, guarded_connector
 from tests.internet import Fail, FakeInternet, has_ipv6
 
@@ -49,11 +50,11 @@ async def body(session: aiohttp.ClientSession, url: str, **options: object) -> s
 
 
 async def assert_refused(session: aiohttp.ClientSession, url: str) -> None:
-    with pytest.raises(aiohttp.ClientConnectorError) as caught:
+    with pytest.raises(Denied) as caught:
         await session.get(url)
-    # One class and one text, whichever stage refused (T2).
-    assert type(caught.value) is aiohttp.ClientConnectorError
-    assert isinstance(caught.value.os_error, AddressRefused)
+    # One class and one word, whichever stage refused (T2).
+    assert type(caught.value) is Denied
+    assert caught.value.decision.reason is Reason.BLOCKED
 
 
 def inner_urls(net: FakeInternet) -> dict[str, str]:
@@ -272,7 +273,7 @@ async def test_those_who_share_a_look_up_share_its_refusal(world: FakeInternet) 
         results = await asyncio.gather(
             *(session.get(f"http://inner.test/{n}") for n in range(5)), return_exceptions=True
         )
-    assert all(isinstance(error.os_error, AddressRefused) for error in results)
+    assert all(isinstance(error, Denied) for error in results)
     assert len(world.resolver.queries) == 1
 
 
@@ -282,7 +283,7 @@ async def test_the_error_says_nothing_about_what_is_inside(world: FakeInternet) 
         for answer in ([INNER], ["10.0.0.1"], ["::1", "169.254.169.254"]):
             world.dns("probe.test", answer)
             session.connector.clear_dns_cache()
-            with pytest.raises(aiohttp.ClientConnectorError) as caught:
+            with pytest.raises(Denied) as caught:
                 await session.get("http://probe.test/")
             texts.add(str(caught.value))
     assert len(texts) == 1
