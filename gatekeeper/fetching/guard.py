@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from gatekeeper import urls
 from gatekeeper.config import Config
-from gatekeeper.errors import AddressRefused, ConfigError
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.errors import AddressRefused, ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.addresses import Kind
 from gatekeeper.fetching.judging import Guard, GuardStats, Refusal
 
@@ -112,8 +114,8 @@ class GuardedResolver(AbstractResolver):
 class GuardedConnector(aiohttp.TCPConnector):
     """A TCPConnector that dials nothing the guard refuses. Made by `guarded_connector`.
 
-    A refused request raises aiohttp.ClientConnectorError whose `os_error` is AddressRefused,
-    whichever of the three stages refused it. `guard` is the judge, with its `stats()`.
+    A refused request raises Denied (an aiohttp.ClientError), whichever of the three stages
+    refused it. `guard` is the judge, with its `stats()`.
     """
 
     def __init__(self, guard: Guard, resolver: AbstractResolver | None, **options: Any) -> None:
@@ -151,12 +153,12 @@ class GuardedConnector(aiohttp.TCPConnector):
         self,
         req: ClientRequest,
         traces: list[Trace],
-        timeout: ClientTimeout,  # noqa: ASYNC109
+        timeout: ClientTimeout,
     ) -> Connection:
         """Judge the URL of the hop, then connect; on pooled connections too."""
         refuse_proxy(self.guard.mode, req.proxy)
         if self.guard.refuses_url(str(req.url)) is not None:
-            raise aiohttp.ClientConnectorError(req.connection_key, AddressRefused())
+            raise _denied(req)
         attempt = _Attempt(req.url.raw_host or "", proxied=req.proxy is not None)
         token = _attempt.set(attempt)
         try:
@@ -167,7 +169,7 @@ class GuardedConnector(aiohttp.TCPConnector):
             # look-up was shared with another request, whose record this one doesn't see.
             refused = attempt.refused and not attempt.dialled
             if refused or isinstance(error.os_error, AddressRefused):
-                raise aiohttp.ClientConnectorError(req.connection_key, AddressRefused()) from error
+                raise _denied(req)  # noqa: B904 - its cause is the refusal, however aiohttp wrapped it
             raise
         finally:
             _attempt.reset(token)
@@ -176,6 +178,25 @@ class GuardedConnector(aiohttp.TCPConnector):
         """Close the connections, and the resolver if it is not the caller's."""
         await super().close(abort_ssl=abort_ssl)
         await self._guarded_resolver.close()
+
+
+def _denied(request: ClientRequest) -> Denied:
+    """One class and one word for every refusal (T2); the log has the rest."""
+    url = str(request.url)
+    try:
+        origin = urls.parse(url).origin
+    except InvalidURL:
+        origin = ""
+    decision = Decision(
+        verdict=Verdict.DENY,
+        reason=Reason.BLOCKED,
+        url=urls.mask(url),
+        origin=origin,
+        user_agent=request.headers.get("User-Agent", ""),
+    )
+    denied = Denied(decision)
+    denied.__cause__ = AddressRefused()
+    return denied
 
 
 def guarded_connector(
@@ -194,7 +215,7 @@ def guarded_connector(
 
     >>> async def main() -> None:
     ...     async with aiohttp.ClientSession(connector=guarded_connector()) as session:
-    ...         await session.get("http://169.254.169.254/")   # aiohttp.ClientConnectorError
+    ...         await session.get("http://169.254.169.254/")   # raises Denied
     """
     if "socket_factory" in options:
         raise ConfigError("socket_factory is the guard's; leave it out of the connector's options")

@@ -312,7 +312,7 @@ async def test_a_redirect_to_a_bad_port_is_refused(world: FakeInternet) -> None:
 
 async def test_a_websocket_is_not_a_fetch(world: FakeInternet) -> None:
     async with guarded(world) as session:
-        with pytest.raises(aiohttp.ClientConnectorError):
+        with pytest.raises(Denied):
             await session.ws_connect("ws://good.test/")
     assert world.connections == []
 
@@ -400,7 +400,7 @@ async def test_behind_a_proxy_the_url_is_judged_and_the_proxy_is_not(world: Fake
     async with guarded(world, config=config) as session:
         proxy = "http://inner.test/"
         assert await body(session, "http://example.com/", proxy=proxy) == "by proxy"
-        with pytest.raises(aiohttp.ClientConnectorError):
+        with pytest.raises(Denied):
             await session.get("http://10.0.0.1/", proxy=proxy)
         await assert_refused(session, "http://inner.test/")  # no proxy: judged in full
     assert len(world.requests) == 1
