@@ -80,7 +80,8 @@ class _Flight:
         goes unretrieved when all callers have left."""
         self.force = force
         self.asked = False
-        """The origin was really asked, not only looked up in the storage."""
+        """It came to asking the origin (or would have, but for a local fault), and not only
+        to looking it up in the storage."""
 
     def answer(self, record: Record | None) -> None:
         """Wake everybody who waits."""
@@ -242,7 +243,7 @@ class Directory:
         return (await self._wait_for(origin, force=force))[0]
 
     async def _wait_for(self, origin: str, *, force: bool) -> tuple[Record, bool]:
-        """The record that the flight brings, and whether the origin was really asked."""
+        """The record that the flight brings, and whether it came to asking the origin."""
         if not self._open:
             raise GateClosed("the directory is not open: use `async with Gatekeeper(...)`")
         flight = self._flights.get(origin)
@@ -263,7 +264,7 @@ class Directory:
             self._waiting -= 1
         if record is None:
             raise GateClosed("the gate was closed while robots.txt was being fetched")
-        return record, flight.asked or record.current.outcome is Outcome.LOCAL_FAULT
+        return record, flight.asked
 
     def _launch(self, origin: str, *, force: bool = False) -> _Flight:
         """The flight of the origin, begun now if there is none: no await in between."""
@@ -308,9 +309,9 @@ class Directory:
                 return record
             if record.usable(now) and not flight.force:
                 flight.answer_early(record)  # the rest of this flight is in the background
+        flight.asked = True
         if not self._faults.may_ask(now):
             return self._absorber.postponed(origin)
-        flight.asked = True
         self._fetches += 1
         retrieval = await self._fetcher.fetch(origin, self._validators(record, origin))
         self._counts[retrieval.outcome.row.name] += 1

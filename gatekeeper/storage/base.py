@@ -35,7 +35,7 @@ class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     origin: str
     outcome: str
-    """Reason value of the latest attempt."""
+    """Row of the latest attempt, by its name in the table of outcomes."""
     state: str
     """State value of the latest attempt."""
     status: int | None = None

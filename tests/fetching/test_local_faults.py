@@ -82,6 +82,16 @@ async def test_what_is_known_goes_on_answering_during_a_fault() -> None:
         assert record.reachable
 
 
+async def test_a_forced_refresh_during_a_fault_gives_what_is_known() -> None:
+    async with house(file()) as it:
+        before = await it.get("https://known.test")
+        it.source.answer = CUT_OFF
+        await it.clock.elapse(100.0)
+        await ask(it, 40)
+        assert it.directory.local_fault
+        assert await it.directory.refresh("https://known.test") is before
+
+
 async def test_dead_origins_among_living_ones_are_dead() -> None:
     def answer(name: str) -> Retrieval:
         return DEAD if int(name[9:-5]) % 3 == 0 else file()
