@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -27,6 +28,7 @@ V2Semantics = Literal["order", "precedence"]
 
 _BIG = 65_536
 """Octets of rules from which their places are looked up at once, not with the first answer."""
+_DOT_SEGMENT = re.compile(r"/\.\.?(?:[/?]|\Z)").search
 _MAX_RULES = 256
 """Rule objects that a policy keeps; beyond, it forgets them and makes them anew."""
 
@@ -50,11 +52,12 @@ class Policy:
     """
 
     __slots__ = (
+        "_allows",
+        "_authority",
         "_offsets",
         "_readings",
         "_rules",
         "_wishes",
-        "_prefix",
         "agent",
         "conflicts",
         "dialect",
@@ -94,7 +97,8 @@ class Policy:
             readings = readings[:1]
         self._readings = readings
         self.dialect = readings[0].dialect
-        self._prefix = "/"
+        self._allows = readings[0].allows if len(readings) == 1 else _strictest(readings)
+        self._authority = ""
         self._wishes: _Wishes | None = None
         self._rules: dict[tuple[int, int], Rule] | None = None
         self._offsets: list[array[int]] | None = None
@@ -110,8 +114,17 @@ class Policy:
         >>> allows("/x?y"), allows("/a")
         (False, True)
         """
+        return self._allows
+
+    @property
+    def decides_path(self) -> Callable[[str], int] | None:
+        """Which rule decides a path, as a number; None where two readings have a say.
+
+        Paths with the same number get the same answer for the same reason, `/robots.txt`
+        apart, which may always be asked for (RFC-20).
+        """
         readings = self._readings
-        return readings[0].allows if len(readings) == 1 else _strictest(readings)
+        return readings[0].decide if len(readings) == 1 else None
 
     def allowed(self, url: str) -> bool:
         """Whether the URL may be fetched.
@@ -119,21 +132,22 @@ class Policy:
         `url` is absolute, or a path with its query; its host is not looked at. Raises
         InvalidURL for text that is neither.
         """
-        prefix = self._prefix
-        if url.startswith(prefix):
-            # The authority of the last question, already read: what is left is the path.
-            path = url[len(prefix) - 1 :]
-            if "#" not in path and "/." not in path and "/%" not in path and path.isprintable():
-                readings = self._readings
-                if len(readings) == 1:
-                    return readings[0].allows(path)
-                return all(reading.allows(path) for reading in readings)
+        # The authority of the question before was read already: what is left is the path.
+        path = url.removeprefix(self._authority)
+        if (
+            path[:1] == "/"
+            and "#" not in path
+            and ("/." not in path or not _DOT_SEGMENT(path))
+            and ("%" not in path or "/%" not in path)
+            and path.isprintable()
+        ):
+            return self._allows(path)
         origin, path = _split(url)
         if self.dialect is Dialect.R1994:
             return self._match(path, origin).allowed
         if url.startswith(origin + "/"):
-            self._prefix = origin + "/"
-        return self.allows_path(path)
+            self._authority = origin
+        return self._allows(path)
 
     def match(self, url: str) -> Match:
         """The answer with its reason: the deciding rule and its line. Raises as `allowed`."""

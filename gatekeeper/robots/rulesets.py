@@ -191,21 +191,18 @@ class LongestMatch:
         """The code of the deciding rule, read off the text."""
         self._asked = True
         found = self._found()
-        joined = "".join([value for _, value in found])
-        peculiar = _PECULIAR.search if _PECULIAR.search(joined) else None
         plain = normal.rfc_path(path)
-        query = normal.query_form(plain)
+        query = normal.query_form(plain) if "%" in plain else plain
+        # Two octets rule out most rules, unless a rule's second one is not in its normal form.
+        heads = {plain[:2], "/", "/*", "/$", "/ ", "/\t"}
+        odd = not normal.is_plain("".join([value[1:2] for _, value in found]))
         best, code, number = 1, -1, -1
         for dis, value in found:
             number += 1
-            if peculiar and peculiar(value):
-                # Most wildcard patterns fall with their last piece already.
-                if "%" not in plain and _last_piece(value) not in plain:
-                    continue
+            if value[:2] in heads or odd or value[:1] == "*":
+                if "%" not in plain and not odd and _last_piece(value) not in plain:
+                    continue  # most wildcard patterns fall with their last piece
                 octets = _octets(value, plain, query)
-            else:
-                octets = len(value) if plain.startswith(value) else 0
-            if octets:
                 score = octets * 2 if dis else octets * 2 + 1
                 if score > best:
                     best, code = score, number * 2 if dis else number * 2 + 1
@@ -292,17 +289,20 @@ class LongestMatch:
         place = bisect_right(keys, path) - 1
         while not path.startswith(keys[place]):
             place = self._links[place] >> 1
-        for literal in self._literals:
-            if literal in path:
-                return self._wildly(path, self._entries[place])
+        verdict = self._links[place] & 1
+        if self._literals:
+            for index, literal in enumerate(self._literals):
+                if literal in path:
+                    entry = self._wild(path, path, self._entries[place], index)
+                    verdict = entry >> self._shift & 1
+                    break
         if self._query and "?" in path:
             for literal in self._query:
                 if literal in path:
-                    return self._wildly(path, self._entries[place])
-        return self._links[place] & 1 == 1 or path == ROBOTS_TXT
-
-    def _wildly(self, path: str, entry: int) -> bool:
-        return self._sown(path, path, entry) >> self._shift & 1 == 1 or path == ROBOTS_TXT
+                    entry = self._wild(path, path, self._entries[place])
+                    verdict = entry >> self._shift & 1
+                    break
+        return verdict == 1 or path == ROBOTS_TXT
 
     def decide(self, path: str) -> int:
         """The code of the deciding rule, or -1."""
@@ -327,18 +327,7 @@ class LongestMatch:
             entry = max(entry, self._prefix(query))
         if self._exact:
             entry = max(entry, self._exact.get(path, 0), self._exact.get(query, 0))
-        return self._sown(path, query, entry)
-
-    def _sown(self, path: str, query: str, entry: int) -> int:
-        """The entry of the best wildcard pattern that matches, if it is greater."""
-        if self._tries:
-            entry = self._tries[0].best(path, entry)
-            return self._tries[1].best(query, entry) if "?" in query else entry
-        if self._literals:
-            entry = self._wild(self._literals, 0, path, entry)
-        if self._query and "?" in query:
-            entry = self._wild(self._query, len(self._literals), query, entry)
-        return entry
+        return self._wild(path, query, entry)
 
     def _prefix(self, path: str) -> int:
         keys = self._keys
@@ -347,17 +336,34 @@ class LongestMatch:
             place = self._links[place] >> 1
         return self._entries[place]
 
-    def _wild(self, literals: tuple[str, ...], start: int, path: str, floor: int) -> int:
-        """The entry of the first pattern that matches, if it beats `floor`, else `floor`."""
-        for place, literal in enumerate(literals, start):
-            if literal in path:
-                entry = self._wilds[place]
-                if entry <= floor:
+    def _wild(self, path: str, query: str, floor: int, start: int = 0) -> int:
+        """The entry of the best wildcard pattern that matches, if it beats `floor`, else that.
+
+        `start`: no pattern before it, without a `?`, need be looked at.
+        """
+        if self._tries:
+            floor = self._tries[0].best(path, floor)
+            return self._tries[1].best(query, floor) if "?" in query else floor
+        literals = self._literals
+        for index in range(start, len(literals)):
+            if literals[index] in path:
+                if self._wilds[index] <= floor:
                     break
-                pattern = self._patterns[place]
-                if path.find(literal, 1) > 0 if pattern is None else wild_match(pattern, path):
-                    return entry
+                if self._sure(index, literals[index], path):
+                    floor = self._wilds[index]
+                    break
+        if "?" in query:
+            for index, literal in enumerate(self._query, len(literals)):
+                if literal in query:
+                    if self._wilds[index] <= floor:
+                        break
+                    if self._sure(index, literal, query):
+                        return self._wilds[index]
         return floor
+
+    def _sure(self, index: int, literal: str, path: str) -> bool:
+        pattern = self._patterns[index]
+        return path.find(literal, 1) > 0 if pattern is None else wild_match(pattern, path)
 
     def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:
         """Number and length of every rule that matches, the deciding one first."""
