@@ -69,6 +69,7 @@ class Decider:
 
     def invalid(self, raw: str, problem: str, agent: str) -> Decision:
         """DENY for text that is no URL, where an exception would lose the others."""
+        self.counts[Verdict.DENY, Reason.INVALID_URL] += 1
         return Decision(
             verdict=Verdict.DENY,
             reason=Reason.INVALID_URL,
@@ -168,10 +169,12 @@ class Decider:
         target: Target,
         agent: str,
     ) -> Decision:
+        # T2: what the guard refused is outwardly one constant word.
+        reason = Reason.BLOCKED if reason is Reason.EGRESS_POLICY else reason
+        self.counts[verdict, reason] += 1
         return Decision(
             verdict=verdict,
-            # T2: what the guard refused is outwardly one constant word.
-            reason=Reason.BLOCKED if reason is Reason.EGRESS_POLICY else reason,
+            reason=reason,
             url=_shown(raw),
             origin=target.origin,
             user_agent=agent,
@@ -195,6 +198,7 @@ class Decider:
         state: State | None = None,
         note: str | None = None,
     ) -> Decision:
+        self.counts[verdict, reason] += 1
         return Decision(
             verdict=verdict,
             reason=reason,

@@ -30,7 +30,8 @@ from gatekeeper.pacing.intervals import NO_RATE, Wish
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
-from gatekeeper.robots import Policy, RobotsTxt, product_token
+from gatekeeper.prepared import PreparedAnswers
+from gatekeeper.robots import Policy, product_token
 from gatekeeper.storage.base import Storage
 from gatekeeper.storage.sqlite import SqliteStorage
 from gatekeeper.urls import Target
@@ -87,6 +88,7 @@ class Gatekeeper(Operated):
         self._middleware = gate_middleware(self)
         self._directory: Directory | None = None
         self._warm: dict[str, Record] = {}
+        self._answers = PreparedAnswers(self.config, self._clock, self._decider)
         self._stack = AsyncExitStack()
         self._warm_allowed = 0
         self._warm_denied = 0
@@ -123,7 +125,8 @@ class Gatekeeper(Operated):
             )
             await directory.open()
             stack.push_async_callback(directory.close)
-            self._directory, self._warm = directory, directory.warm
+            self._directory = directory
+            self._warm = self._answers.warm = directory.warm
             self._stack = stack.pop_all()
         return self
 
@@ -133,7 +136,7 @@ class Gatekeeper(Operated):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._directory, self._warm = None, {}
+        self._directory, self._warm, self._answers.warm = None, {}, {}
         await self._stack.aclose()
 
     def guarded_connector(self) -> aiohttp.TCPConnector:
@@ -173,6 +176,9 @@ class Gatekeeper(Operated):
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """Whether the URL may be fetched now, and why. Raises InvalidURL."""
+        decision = self.recall(url, user_agent=user_agent)
+        if decision is not None:
+            return decision
         agent = self._token_of(user_agent)
         target = urls.parse(url)
         decision = self._decider.outright(url, target, agent)
@@ -180,6 +186,23 @@ class Gatekeeper(Operated):
             record = self._fresh(target.origin) or await self._open.get(target.origin)
             decision = self._decide(url, target, record, agent)
         return decision
+
+    def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """The fast half of `check`: an answer that was prepared, or None; never waits.
+
+        None says nothing about the URL: `check` answers it.
+        """
+        return self._answers.recall(url, self._token_of(user_agent))
+
+    async def check_all(
+        self, raws: Iterable[str], *, user_agent: str | None = None
+    ) -> list[Decision]:
+        """What `check_many` gives, as a list: warm origins are answered in one go."""
+        raws = list(raws)
+        answers = self._answers.recall_all(raws, self._token_of(user_agent))
+        missing = [raw for raw, known in zip(raws, answers, strict=True) if known is None]
+        rest = self.check_many(missing, user_agent=user_agent)
+        return [await anext(rest) if known is None else known for known in answers]
 
     async def check_many(
         self, raws: Iterable[str], *, user_agent: str | None = None
@@ -223,15 +246,6 @@ class Gatekeeper(Operated):
                 decision = self._decide(url, target, record, agent)
         return decision
 
-    async def robots(self, url: str) -> RobotsTxt | None:
-        """The robots.txt that speaks for the URL's origin; None where there is none to read.
-
-        Raises InvalidURL.
-        """
-        record = await self._open.get(urls.parse(url).origin)
-        standing = record.standing(self._clock)
-        return standing.robots if record.text is not None else None
-
     async def policy(self, url: str, *, user_agent: str | None = None) -> Policy:
         """The file as it reads for the agent. Raises InvalidURL.
 
@@ -244,14 +258,6 @@ class Gatekeeper(Operated):
         if standing.robots is None:
             return self._decider.closed_policy(agent)
         return self._decider.policy(record, standing.robots, agent)
-
-    async def source(self, url: str) -> bytes | None:
-        """The octets of the robots.txt that `robots` is parsed from; None where there is none.
-
-        Raises InvalidURL.
-        """
-        record = await self._open.get(urls.parse(url).origin)
-        return None if record.text is None else record.text.body()
 
     # -- turns -----------------------------------------------------------------------
 
@@ -324,6 +330,8 @@ class Gatekeeper(Operated):
             # Visit-time is asked of the clock each time: never on the hot path.
             if policy is not None and not policy.timed:
                 record.ready = policy.allows_path
+        if record.policy_only and record is self._warm.get(record.origin):
+            self._answers.keep(decision, target.path, record, agent)
         return decision
 
     def offer(self, url: str, target: Target, user_agent: str | None) -> tuple[Decision, Offer]:

@@ -8,6 +8,7 @@ from datetime import datetime
 import msgspec
 
 from gatekeeper import urls
+from gatekeeper.clock import Clock
 from gatekeeper.config import HostRule
 from gatekeeper.deciding import Decider, Overrides
 from gatekeeper.decision import Reason, Verdict
@@ -41,6 +42,7 @@ class Operated:
     """The operator's methods of a gate."""
 
     guard: Guard | None
+    _clock: Clock
     _directory: Directory | None
     _decider: Decider
     _overrides: Overrides
@@ -55,10 +57,27 @@ class Operated:
             raise GateClosed("open the gate first: async with Gatekeeper(...) as gate")
         return self._directory
 
+    async def robots(self, url: str) -> RobotsTxt | None:
+        """The robots.txt that speaks for the URL's origin; None where there is none to read.
+
+        Raises InvalidURL.
+        """
+        record = await self._open.get(urls.parse(url).origin)
+        standing = record.standing(self._clock)
+        return standing.robots if record.text is not None else None
+
+    async def source(self, url: str) -> bytes | None:
+        """The octets of the robots.txt that `robots` is parsed from; None where there is none.
+
+        Raises InvalidURL.
+        """
+        record = await self._open.get(urls.parse(url).origin)
+        return None if record.text is None else record.text.body()
+
     def _forget_ready(self) -> None:
         """No answer of the hot path outlives a change of the operator's word."""
         for record in self._warm.values():
-            record.ready = None
+            record.ready = record.prepared = None
 
     async def why(self, host: str) -> tuple[ClockView, ...]:
         """Every clock of the host, each with where it came from."""

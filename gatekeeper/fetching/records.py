@@ -10,7 +10,7 @@ are kept beside them only for what is shown and stored.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -82,6 +82,7 @@ class Record:
         "origin",
         "page_ok",
         "policies",
+        "prepared",
         "ready",
         "robots",
         "step",
@@ -121,8 +122,10 @@ class Record:
         self.robots: RobotsTxt | None = speaks if self.reachable else None
         self.policies: dict[str, Policy] = {} if text is None else text.policies
         self.ready: Callable[[str], bool] | None = None
-        """Set by whoever decides: answers for a path, for the agent of the house, until
-        `fresh_until`. A new record begins without."""
+        self.prepared: dict[str, Any] | None = None
+        """Both set by whoever decides, for use until `fresh_until`; a new record begins
+        without. `ready` answers for a path, for the agent of the house; `prepared` holds
+        whole answers, by agent."""
 
     @property
     def reachable(self) -> bool:

@@ -1,0 +1,161 @@
+"""Prepared answers: a warm origin's second answer is its first but for URL and id."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from gatekeeper import Gatekeeper, HostRule, Reason, Verdict, VirtualClock
+from gatekeeper.config import CacheConfig, Config, GuardConfig
+from gatekeeper.decision import Decision
+from tests.internet import FakeInternet
+
+ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nDisallow: /*.pdf$\n"
+
+
+@pytest.fixture
+async def gate(virtual_internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
+    net = virtual_internet
+    net.site("a.test").robots(ROBOTS)
+    config = Config(guard=GuardConfig(allow=("127.0.0.0/8", "*.test")), cache=CacheConfig())
+    gate = Gatekeeper("testbot/1.0", config=config, clock=net.clock, resolver=net.resolver)
+    async with gate:
+        yield gate
+
+
+async def asked(net: FakeInternet, gate: Gatekeeper, path: str, host: str = "a.test") -> Decision:
+    decision: Decision = await net.drive(gate.check(f"http://{host}{path}"))
+    return decision
+
+
+def common(decision: Decision) -> dict[str, object]:
+    fields = msgspec.structs.asdict(decision)
+    return {name: value for name, value in fields.items() if name not in ("url", "id")}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("/a", "/b?x=y"),
+        ("/private/x", "/private/y/z"),
+        ("/private/open", "/private/open/more"),
+        ("/x.pdf", "/deep/y.pdf"),
+    ],
+)
+async def test_the_same_rule_gives_the_same_answer(
+    virtual_internet: FakeInternet, gate: Gatekeeper, first: str, second: str
+) -> None:
+    built = await asked(virtual_internet, gate, first)
+    recalled = gate.recall(f"http://a.test{second}")
+
+    assert recalled is not None
+    assert common(recalled) == common(built)
+    assert recalled.url == f"http://a.test{second}"
+    assert recalled.id != built.id
+
+
+async def test_nothing_is_recalled_of_a_rule_not_met(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    await asked(virtual_internet, gate, "/a")
+
+    assert gate.recall("http://a.test/private") is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a.test/robots.txt",
+        "http://user@a.test/a",
+        "http://a.test/x/../private",
+        "http://b.test/a",
+        "nonsense",
+        "",
+    ],
+)
+async def test_anything_odd_is_left_to_check(
+    virtual_internet: FakeInternet, gate: Gatekeeper, url: str
+) -> None:
+    await asked(virtual_internet, gate, "/a")
+
+    assert gate.recall(url) is None
+
+
+async def test_an_expired_record_answers_nothing(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    await asked(virtual_internet, gate, "/a")
+    clock = virtual_internet.clock
+    assert isinstance(clock, VirtualClock)
+    clock.advance(86_400.0)
+
+    assert gate.recall("http://a.test/a") is None
+
+
+async def test_the_operators_word_outranks_what_was_prepared(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    await asked(virtual_internet, gate, "/a")
+    gate.override(HostRule(match="a.test", robots="deny", reason="not ours"))
+
+    assert (await asked(virtual_internet, gate, "/a")).verdict is Verdict.DENY
+    gate.lift_override("a.test")
+    assert (await asked(virtual_internet, gate, "/a")).verdict is Verdict.ALLOW
+
+
+async def test_agents_have_answers_of_their_own(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    virtual_internet.site("b.test").robots("User-agent: otherbot\nDisallow: /\n")
+    await asked(virtual_internet, gate, "/a", "b.test")
+
+    assert gate.recall("http://b.test/a", user_agent="otherbot") is None
+    decision = await gate.check("http://b.test/a", user_agent="otherbot")
+    assert decision.verdict is Verdict.DENY
+    assert gate.recall("http://b.test/x", user_agent="otherbot/2.0") is not None
+
+
+async def test_a_file_with_visit_times_is_asked_each_time(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    virtual_internet.site("b.test").robots("User-agent: *\nVisit-time: 0600-0845\n")
+    await asked(virtual_internet, gate, "/a", "b.test")
+
+    assert gate.recall("http://b.test/b") is None
+
+
+async def test_recalled_decisions_are_counted(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    for path in ("/private", "/private/a", "/private/b", "/c"):
+        await asked(virtual_internet, gate, path)
+
+    counts = gate.stats().decisions
+    assert counts[Verdict.DENY, Reason.RULE] == 3
+    assert counts[Verdict.ALLOW, Reason.NO_RULE] == 1
+
+
+async def test_check_all_keeps_order_and_loses_nothing(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    virtual_internet.site("b.test").robots("User-agent: *\nDisallow: /\n")
+    await asked(virtual_internet, gate, "/private")
+    urls = [
+        "http://a.test/private/1",
+        "http://b.test/",
+        "nonsense",
+        "http://a.test/2",
+        "http://10.0.0.1/",
+    ]
+    decisions = await virtual_internet.drive(gate.check_all(urls))
+
+    assert [one.url for one in decisions] == urls
+    assert [one.reason for one in decisions] == [
+        Reason.RULE,
+        Reason.RULE,
+        Reason.INVALID_URL,
+        Reason.NO_RULE,
+        Reason.BLOCKED,
+    ]
