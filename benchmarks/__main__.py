@@ -17,6 +17,7 @@ from benchmarks.report import Table, environment
 SUITES = {
     "text": "parse, first answer and match beside six parsers",
     "memory": "what one kept policy costs",
+    "origins": "what an origin costs the gate, hot and cold",
     "hostile": "the worst 500 KiB files we can construct",
     "gate": "`await gate.allowed(url)` on warm origins",
     "storage": "the journal and the state file",

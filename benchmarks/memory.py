@@ -1,30 +1,29 @@
 """What one kept policy costs in memory.
 
-The method, the same for every parser: a fresh process reads a share of the files, so that
-every module, cache and memory arena is there; then it parses every file several times over,
-each time a different text (a comment with a number stands at its end, so that nothing can be
-shared), chooses the agent, asks about all URLs of the site and keeps parsed file and chosen
-agent. The growth of the process's resident memory, divided by the number of policies, is
-the figure: it counts Python objects and C++ alike. `tracemalloc` is run in a second
-process, for comparison: it sees what Python allocates, and nothing else.
+The method, the same for every parser: a fresh process reads every file once and keeps the
+result, so that every module and cache is there and no memory lies free; then it parses every
+file several times over, each time a different text (a comment with a number stands at its
+end, so that nothing can be shared), chooses the agent, asks about all URLs of the site and
+keeps parsed file and chosen agent. The growth of the process's resident memory, divided by
+the number of policies, is the figure: it counts Python objects and C++ alike. `tracemalloc`
+is run in a second process, for comparison: it sees what Python allocates, and nothing else.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import os
 import subprocess
 import sys
 import time
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 from benchmarks.corpus import Site
 from benchmarks.options import Options
 from benchmarks.peers import BASELINE, OURS, installed, missing
 from benchmarks.report import Table, count, seconds, times
+from benchmarks.resident import resident as resident_bytes
 
 __all__ = ["run"]
 
@@ -103,42 +102,35 @@ def _measure(task: dict[str, Any]) -> dict[str, float]:
         ask = peer.ready(robots)
         for url in site.urls:
             ask(url)
-        kept.append((robots, ask))
+        # What was chosen for the agent, where that is an object of its own; not our closures.
+        kept.append((robots, getattr(ask, "__self__", None)))
 
-    for site in sites[:60]:
-        keep(site, "warm")
-    kept.clear()
-    kept.extend([None] * (len(sites) * task["copies"]))
-    kept.clear()
+    # A first copy of everything, kept, so that every cache is filled and no arena is free.
+    for site in sites:
+        keep(site, "first")
+    first = len(kept)
+    kept.extend([None] * (first * task["copies"]))
+    del kept[first:]
     gc.collect()
     resident = task["method"] == "resident"
     if not resident:
         tracemalloc.start()
-    before = _resident() if resident else tracemalloc.get_traced_memory()[0]
+    before = resident_bytes() if resident else tracemalloc.get_traced_memory()[0]
     for copy in range(task["copies"]):
         for site in sites:
             keep(site, str(copy))
     start = time.process_time()
     gc.collect()
     collection = time.process_time() - start
-    after = _resident() if resident else tracemalloc.get_traced_memory()[0]
-    # The pair and the closure are the benchmark's own.
-    own = len(kept) * (sys.getsizeof(kept[0]) + 8)
+    after = resident_bytes() if resident else tracemalloc.get_traced_memory()[0]
+    # The pair and its place in the list are the benchmark's own.
+    measured = len(kept) - first
+    own = measured * (sys.getsizeof(kept[0]) + 8)
     return {
-        "bytes": (after - before - own) / len(kept),
+        "bytes": (after - before - own) / measured,
         "collection": collection,
         "policies": len(kept),
     }
-
-
-def _resident() -> int:
-    """Bytes of this process in memory (Linux), or the largest it ever was (elsewhere)."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":
