@@ -18,13 +18,17 @@ from gatekeeper.errors import (
 )
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.leasing import Lease
-from gatekeeper.middleware import Gate
+from gatekeeper.middleware import Gate, signals
 from gatekeeper.operating import GateStats
 from gatekeeper.robots import (
     Candidate,
+    CleanParam,
     Dialect,
+    Finding,
     Group,
     Match,
+    PageRules,
+    PageSignals,
     Policy,
     RequestRate,
     RobotsTxt,
@@ -45,6 +49,7 @@ from gatekeeper.urls import Target
 __all__ = [
     "AddressRefused",
     "Candidate",
+    "CleanParam",
     "Clock",
     "Config",
     "ConfigError",
@@ -52,6 +57,7 @@ __all__ = [
     "Deferred",
     "Denied",
     "Dialect",
+    "Finding",
     "Gate",
     "GateClosed",
     "GateStats",
@@ -65,6 +71,8 @@ __all__ = [
     "Lease",
     "LeaseTimeout",
     "Match",
+    "PageRules",
+    "PageSignals",
     "Policy",
     "Reason",
     "Refusal",
@@ -83,4 +91,5 @@ __all__ = [
     "polite_session",
     "product_token",
     "session_gate",
+    "signals",
 ]

@@ -12,7 +12,6 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline, utc
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import Deferred, Denied, InvalidURL, LeaseTimeout
-from gatekeeper.fetching.freshness import parse_retry_after
 from gatekeeper.middleware import open_leases
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.scheduler import Scheduler
@@ -114,21 +113,21 @@ class Lease:
         elapsed: float | None = None,
         retry_after: float | str | None = None,
         size: int | None = None,
+        rate_limit: str | None = None,
     ) -> None:
         """Say what came of the request; the first report is final.
 
         `status` is the HTTP status (None: no answer), `elapsed` seconds to the response
-        head, `retry_after` the Retry-After header as it came, or seconds, `size` bytes.
+        head, `retry_after` the Retry-After header as it came, or seconds, `size` bytes,
+        `rate_limit` the RateLimit header as it came (HTTP-11; Retry-After goes first).
         """
         if self._reported or self._ended:
             return
         self._reported = True
         if elapsed is None and self._head_at is not None:
             elapsed = self._head_at - self._grant.start_at
-        if isinstance(retry_after, str):
-            retry_after = parse_retry_after(retry_after, self._clock.wall())
         self._on_report(self, status)
-        self._grant.report(status=status, elapsed=elapsed, retry_after=retry_after, size=size)
+        self._grant.report(status, elapsed, retry_after, size, rate_limit=rate_limit)
 
     def renew(self, seconds: float) -> None:
         """Put the end `seconds` from now."""

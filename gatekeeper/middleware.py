@@ -12,11 +12,12 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from aiohttp import ClientHandlerType, ClientMiddlewareType, ClientRequest, ClientResponse
-from aiohttp.hdrs import RETRY_AFTER
+from aiohttp.hdrs import RETRY_AFTER, USER_AGENT
 
 from gatekeeper.decision import Decision
+from gatekeeper.robots import PageSignals, page_signals, product_token
 
-__all__ = ["Gate", "HeldLease", "adopt", "gate_middleware", "open_leases"]
+__all__ = ["Gate", "HeldLease", "adopt", "gate_middleware", "open_leases", "signals"]
 
 
 class HeldLease(Protocol):
@@ -47,11 +48,12 @@ class HeldLease(Protocol):
         elapsed: float | None = None,
         retry_after: float | str | None = None,
         size: int | None = None,
+        rate_limit: str | None = None,
     ) -> None:
         """Say what came of the request; the first report is final.
 
         `elapsed` is seconds to the response head, `retry_after` the header as it came
-        or seconds, `size` the body's bytes.
+        or seconds, `size` the body's bytes, `rate_limit` the RateLimit header as it came.
         """
 
     def end(self) -> None:
@@ -155,5 +157,26 @@ async def _send(
         lease.report()
         raise
     lease.head()
-    lease.report(status=response.status, retry_after=response.headers.get(RETRY_AFTER))
+    headers = response.headers
+    lease.report(
+        status=response.status,
+        retry_after=headers.get(RETRY_AFTER),
+        rate_limit=headers.get("RateLimit"),
+    )
     return response
+
+
+def signals(response: ClientResponse, *, user_agent: str | None = None) -> PageSignals:
+    """What a response's header says about use, indexing and licences.
+
+    X-Robots-Tag, Robots-Tag, Content-Usage, TDM fields and licence links (SIG-03, SIG-15,
+    SIG-18 to SIG-21), for `user_agent`, or else for the agent that the request named. They
+    speak of what may be done with the page; they never change whether it may be fetched.
+
+    >>> async def main(session) -> None:
+    ...     async with session.get("https://example.org/") as response:
+    ...         if not signals(response).rules.index:
+    ...             ...
+    """
+    named = user_agent or response.request_info.headers.get(USER_AGENT) or ""
+    return page_signals(response.headers, product_token(named) or "*", url=str(response.url))

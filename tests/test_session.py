@@ -19,6 +19,7 @@ from gatekeeper import (
     Reason,
     polite_session,
     session_gate,
+    signals,
 )
 from gatekeeper.clock import VirtualClock
 from tests.internet import FakeInternet, Hold, Page, Stall, redirect
@@ -284,3 +285,31 @@ async def test_session_gate_knows_only_its_own() -> None:
     async with aiohttp.ClientSession() as session:
         with pytest.raises(LookupError):
             session_gate(session)
+
+
+async def test_signals_of_a_response(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    headers = {
+        "X-Robots-Tag": "otherbot: noindex, examplebot: nofollow",
+        "Content-Usage": "train-ai=n",
+    }
+    internet.site("a.test").robots("").on("/", Page("x", headers=headers))
+    async with session.get("http://a.test/") as response:
+        found = signals(response)
+    assert found.content_usage == {"train-ai": "n"}
+    assert found.rules.index
+    assert not found.rules.follow
+
+
+async def test_a_spent_quota_slows_the_next_request(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    internet.site("a.test").robots("").on(
+        "/", Page("x", headers={"RateLimit": '"default";r=0;t=30'})
+    )
+    async with session.get("http://a.test/") as response:
+        await response.read()
+    with pytest.raises(LeaseTimeout):
+        async with session_gate(session).lease("http://a.test/", timeout=0):
+            pass
