@@ -24,6 +24,7 @@ from gatekeeper.errors import ConfigError, Deferred, Denied, GateClosed, Invalid
 from gatekeeper.sidecar.auth import Door, Networks, Tokens
 from gatekeeper.sidecar.clients import Clients
 from gatekeeper.sidecar.decisionlog import DecisionLog
+from gatekeeper.sidecar.gatemetrics import gate_samples
 from gatekeeper.sidecar.leasebook import LeaseBook
 from gatekeeper.sidecar.leases import LeaseTable
 from gatekeeper.sidecar.metrics import Metrics
@@ -178,15 +179,8 @@ class Service:
             await site.stop()
 
     def decided(self, decision: Decision, call: Call) -> None:
-        """Count and log one decision."""
-        self.metrics.decided(decision)
+        """Log one decision; the gate has counted it."""
         self.log.add(decision, call.id, call.client)
-
-    def decided_many(self, decisions: list[Decision], call: Call) -> None:
-        """Count and log the decisions of a batch."""
-        for decision in decisions:
-            self.metrics.decided(decision)
-        self.log.add_many(decisions, call.id, call.client)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every error becomes a problem document."""
@@ -214,6 +208,7 @@ class Service:
         return response
 
     def _samples(self) -> Iterable[Sample]:
+        yield from gate_samples(self.gate.stats())
         yield from self.leases.samples()
         yield from self.clients.samples()
         yield from self.log.samples()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -15,9 +14,6 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
-
-if TYPE_CHECKING:
-    from gatekeeper.decision import Decision, Reason, Verdict
 
 __all__ = ["CONTENT_TYPE", "Metrics", "Sample"]
 
@@ -63,7 +59,6 @@ class Metrics(Collector):
 
     def __init__(self, *, build: str) -> None:
         self._build = build
-        self.decisions: dict[tuple[Verdict, Reason], int] = {}
         self.requests: dict[tuple[str, str, int], int] = {}
         self.reloads = {"success": 0, "failure": 0}
         self.last_reload_ok = True
@@ -78,11 +73,6 @@ class Metrics(Collector):
     def add_source(self, source: Callable[[], Iterable[Sample]]) -> None:
         """Read further samples at each scrape."""
         self._sources.append(source)
-
-    def decided(self, decision: Decision) -> None:
-        """Count one decision."""
-        key = (decision.verdict, decision.reason)
-        self.decisions[key] = self.decisions.get(key, 0) + 1
 
     def answered(self, route: str, method: str, status: int) -> None:
         """Count one answer; `route` is the pattern of its path, never the path."""
@@ -110,13 +100,6 @@ class Metrics(Collector):
                 yield _family(kind, name, text, labels, values)
 
     def _own(self) -> Iterator[Sample]:
-        yield (
-            "counter",
-            "gatekeeper_decisions",
-            "Decisions given.",
-            ("outcome", "reason"),
-            [((verdict, reason), n) for (verdict, reason), n in list(self.decisions.items())],
-        )
         yield (
             "counter",
             "gatekeeper_http_requests",

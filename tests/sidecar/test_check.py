@@ -49,11 +49,10 @@ class ScriptedGate:
             return decision(url, Verdict.DENY, reason=Reason.RULE, rule=rule, user_agent=user_agent)
         return decision(url, user_agent=user_agent)
 
-    async def check_many(
+    async def check_all(
         self, urls: Iterable[str], *, user_agent: str | None = None
-    ) -> AsyncIterator[Decision]:
-        for url in urls:
-            yield await self.check(url, user_agent=user_agent)
+    ) -> list[Decision]:
+        return [await self.check(url, user_agent=user_agent) for url in urls]
 
 
 @pytest.fixture
@@ -221,7 +220,7 @@ async def test_head_is_get_without_a_body(base: str, client: aiohttp.ClientSessi
         assert await response.read() == b""
 
 
-async def test_decisions_and_answers_are_counted(
+async def test_answers_are_counted(
     base: str, client: aiohttp.ClientSession, service: Service
 ) -> None:
     for path in ("/private", "/private", "/"):
@@ -229,10 +228,6 @@ async def test_decisions_and_answers_are_counted(
         async with client.get(f"{base}/v1/check", params=params) as response:
             await response.read()
 
-    assert service.metrics.decisions == {
-        (Verdict.DENY, Reason.RULE): 2,
-        (Verdict.ALLOW, Reason.NO_RULE): 1,
-    }
     assert service.metrics.requests == {("/v1/check", "GET", 200): 3}
 
 

@@ -65,7 +65,7 @@ async def test_what_if_answers_for_a_text_and_stores_nothing(
     )
     assert story["fetch"] is None
     assert internet.requests == []
-    assert service.service.metrics.decisions == {}
+    assert service.service.gate.stats().decisions == {}
 
 
 async def test_robots_is_the_file_as_parsed(door: Any, site: Any) -> None:

@@ -54,9 +54,8 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
     most = service.config.server.max_batch
     if len(batch.urls) > most:
         raise Problem(413, "too-large", f"a batch may have {most} URLs at most")
-    gate, agent = service.gate, batch.user_agent
-    decisions = [decision async for decision in gate.check_many(batch.urls, user_agent=agent)]
-    service.decided_many(decisions, call)
+    decisions = await service.gate.check_all(batch.urls, user_agent=batch.user_agent)
+    service.log.add_many(decisions, call.id, call.client)
     return json_response(Decisions(decisions))
 
 
