@@ -53,9 +53,9 @@ _PLAIN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&
 # C0, DEL, C1, the two Unicode line ends, and halves of characters. yarl drops tab, CR and LF
 # silently, which lets two readers of one text see two URLs.
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_UNSENDABLE = re.compile(r"%(?![0-9A-Fa-f]{2})|[^A-Za-z0-9\-._~!$&'()*+,;=:@/?%]+")
+_LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_UNSENDABLE = re.compile(rf"{_LONE_PERCENT.pattern}|[^A-Za-z0-9\-._~!$&'()*+,;=:@/?%]+")
 _MAYBE_DOTS = re.compile(r"/(?:\.|%2[eE])")
-_EXTRAORDINARY = re.compile(f"{_UNSENDABLE.pattern}|{_MAYBE_DOTS.pattern}")
 _PORT = re.compile(r"[0-9]{0,5}\Z")  # yarl takes `:+80` and `:０８０`, being int()
 _NOT_A_NAME = re.compile(r"[^a-z0-9\-._~!$&'()*+,;=]")
 _NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
@@ -167,11 +167,11 @@ def split_ordinary(raw: str) -> tuple[str, str] | None:
     if origin is None or len(raw) > MAX_URL:
         return None
     path = raw[end:]
-    # Taking every plain octet away in C is faster than searching for one that is not; only
-    # if something is left, or `/.` may begin a dot segment, a regular expression looks again.
-    if (
-        not path.isascii() or path.encode().translate(None, _PLAIN) or "/." in path
-    ) and _EXTRAORDINARY.search(path):
+    if not path.isascii() or "/." in path:  # `/.` may begin a dot segment
+        return None
+    # Taking every plain octet away in C is faster than searching for one that is not.
+    odd = path.encode().translate(None, _PLAIN)
+    if odd and (odd.strip(b"%") or _LONE_PERCENT.search(path) or _MAYBE_DOTS.search(path)):
         return None
     return origin, path
 
