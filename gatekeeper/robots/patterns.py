@@ -22,27 +22,30 @@ def squeeze(pattern: str) -> str:
 
 def wild_match(pattern: str, path: str) -> bool:
     """An RFC 9309 pattern in normal form, squeezed, against a path in normal form (RFC-28, 29)."""
-    anchored = pattern.endswith("$")
-    stars = pattern.count("*")
-    if len(pattern) - stars - anchored > len(path):
-        return False  # more octets than the path has: spares splitting a pattern of 500 KiB
-    pieces = (pattern[:-1] if anchored else pattern).split("*")
-    if not stars:
-        return path == pieces[0] if anchored else path.startswith(pieces[0])
-    if not path.startswith(pieces[0]):
+    head, star, rest = pattern.partition("*")
+    if not star:
+        return path == head[:-1] if head[-1:] == "$" else path.startswith(head)
+    if not path.startswith(head):
         return False
-    position = len(pieces[0])
-    last = pieces.pop()
-    if last not in path:
-        return False  # before all the others are looked for
-    for piece in pieces[1:]:
-        position = path.find(piece, position)
+    position = len(head)
+    rest, star, last = rest.rpartition("*")
+    if last[-1:] == "$":
+        last = last[:-1]
+        end = len(path) - len(last)
+        if end < position or not path.endswith(last):
+            return False
+    else:
+        end = path.rfind(last)  # the last one that the pieces before may reach
+    if not star:
+        return position <= end
+    if len(rest) - rest.count("*") > end - position:
+        return False  # more octets than there are: spares cutting up a pattern of 500 KiB
+    for piece in rest.split("*"):
+        position = path.find(piece, position, end)
         if position < 0:
             return False
         position += len(piece)
-    if anchored:
-        return len(path) - len(last) >= position and path.endswith(last)
-    return path.find(last, position) >= 0
+    return True
 
 
 def key_piece(pattern: str) -> str:

@@ -78,6 +78,8 @@ def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Numbered]:
 _PECULIAR = re.compile(r"[^A-Za-z0-9\-._~:/#\[\]@!&'()+,;=]")
 """What a value may hold that is more, or less, than a prefix in its normal form."""
 _NONE: array[int] = array("H")
+_HEAD = 2
+"""A bit of a link: the key, or one that it begins with, is the head of a wildcard pattern."""
 _EAGER_OCTETS = 16_384
 """Text beyond which a set is made ready before its first question."""
 
@@ -113,11 +115,10 @@ class _Sorted:
         entry = (len(value) << 1 | allow) << self._shift | place
         into = self.prefixes
         if "*" in value:
-            value = squeeze(value)
-            if "*" in value[:-1] or value[-1] == "$":
+            value = squeeze(value).removesuffix("*")  # which says what every end says
+            if "*" in value:
                 into = self.wild
             else:
-                value = value[:-1]
                 self.inherit = True
         elif value[-1] == "$":
             into, value = self.exact, value[:-1]
@@ -154,6 +155,7 @@ class LongestMatch:
         "_entries",
         "_escapes",
         "_exact",
+        "_headed",
         "_keys",
         "_links",
         "_literals",
@@ -176,6 +178,7 @@ class LongestMatch:
         self._keys: tuple[str, ...] = ()
         self._escapes = self._asked = False
         self._literals: tuple[str, ...] = ()
+        self._headed: tuple[str, ...] = ()
         self._query: tuple[str, ...] = ()
         self._exact: dict[str, int] | None = None
         if len(spans) > 8 or sum([high - low for low, high in spans]) > _EAGER_OCTETS:
@@ -229,10 +232,12 @@ class LongestMatch:
                     prefixes[value] = entry
         self._escapes, self._twofold = sorted_out.escapes, sorted_out.twofold
         self._exact = sorted_out.exact or None
-        self._sow(sorted_out.wild)
-        self._link(prefixes, inherit=sorted_out.inherit)
+        heads = self._sow(sorted_out.wild)
+        self._link(prefixes, heads, inherit=sorted_out.inherit or bool(heads))
 
-    def _link(self, prefixes: dict[str, int], *, inherit: bool) -> None:
+    def _link(self, prefixes: dict[str, int], heads: set[str], *, inherit: bool) -> None:
+        for head in heads:
+            prefixes.setdefault(head, 0)
         keys = sorted(prefixes)
         entries = [prefixes[key] for key in keys]
         shift = self._shift
@@ -244,65 +249,76 @@ class LongestMatch:
                 continue
             while not key.startswith(top):
                 up, top = above.pop()
+            # `/a*` is longer than its key, and the head of a pattern is no rule at all.
             if inherit and entries[up] > entries[place]:
-                entries[place] = entries[up]  # `/a*` is longer than its key
-            links.append(up << 1 | entries[place] >> shift & 1)
+                entries[place] = entries[up]
+            links.append(up << 2 | links[up] & _HEAD | entries[place] >> shift & 1)
+            if heads and key in heads:
+                links[place] |= _HEAD
             above.append((up, top))
             up, top = place, key
         self._keys = tuple(keys)
         self._links = _packed(links)
         self._entries = _packed(entries)
 
-    def _sow(self, wild: dict[str, int]) -> None:
-        """Wildcard patterns: those without a `?` first, for most paths have no query."""
+    def _sow(self, wild: dict[str, int]) -> set[str]:
+        """Takes the wildcard patterns in; gives the heads of those that begin with one."""
         self._tries: tuple[WildTrie, WildTrie] | None = None
         self._patterns: tuple[str | None, ...] = ()
         self._wilds: array[int] = _NONE
         if not wild:
-            return
+            return set()
         ranked = sorted(wild, key=wild.__getitem__, reverse=True)
-        plain = [pattern for pattern in ranked if "?" not in pattern]
         query = [pattern for pattern in ranked if "?" in pattern]
         if len(wild) > _FLAT_RULES or sum(map(len, wild)) > _FLAT_OCTETS:
             self._tries = (
-                WildTrie({pattern: wild[pattern] for pattern in plain}),
+                WildTrie({pattern: wild[pattern] for pattern in ranked if "?" not in pattern}),
                 WildTrie({pattern: wild[pattern] for pattern in query}),
             )
             self._literals = ("",)
-            return
-        self._literals = tuple(map(key_piece, plain))
+            return set()
+        plain = [pattern for pattern in ranked if "?" not in pattern]
+        loose = [pattern for pattern in plain if pattern.startswith(("*", "/*"))]
+        headed = [pattern for pattern in plain if not pattern.startswith(("*", "/*"))]
+        self._literals = tuple(map(key_piece, loose))
+        self._headed = tuple(map(key_piece, headed))
         self._query = tuple(map(key_piece, query))
-        self._wilds = _packed([wild[pattern] for pattern in plain + query])
+        self._wilds = _packed([wild[pattern] for pattern in loose + headed + query])
         # `/*piece` needs no more than its piece: every path begins with a slash.
         self._patterns = tuple(
             None if pattern == "/*" + literal else pattern
             for pattern, literal in zip(
-                plain + query, self._literals + self._query, strict=True
+                loose + headed + query,
+                self._literals + self._headed + self._query,
+                strict=True,
             )
         )
+        return {pattern[: pattern.index("*")] for pattern in headed}
 
     def allows(self, path: str) -> bool:
         """The verdict alone."""
         keys = self._keys
         if not keys or "%" in path or self._escapes or (self._exact and path in self._exact):
             return self.decide(path) & 1 == 1 or path == ROBOTS_TXT
+        links = self._links
         place = bisect_right(keys, path) - 1
         while not path.startswith(keys[place]):
-            place = self._links[place] >> 1
-        verdict = self._links[place] & 1
-        if self._literals:
-            for index, literal in enumerate(self._literals):
-                if literal in path:
-                    entry = self._wild(path, path, self._entries[place], index)
-                    verdict = entry >> self._shift & 1
-                    break
+            place = links[place] >> 2
+        if links[place] & _HEAD:
+            return self._wildly(path, place)
+        for literal in self._literals:
+            if literal in path:
+                return self._wildly(path, place)
         if self._query and "?" in path:
             for literal in self._query:
                 if literal in path:
-                    entry = self._wild(path, path, self._entries[place])
-                    verdict = entry >> self._shift & 1
-                    break
-        return verdict == 1 or path == ROBOTS_TXT
+                    return self._wildly(path, place)
+        return links[place] & 1 == 1 or path == ROBOTS_TXT
+
+    def _wildly(self, path: str, place: int) -> bool:
+        """The verdict where a wildcard pattern may have a say."""
+        entry = self._wild(path, path, self._entries[place])
+        return entry >> self._shift & 1 == 1 or path == ROBOTS_TXT
 
     def decide(self, path: str) -> int:
         """The code of the deciding rule, or -1."""
@@ -333,37 +349,34 @@ class LongestMatch:
         keys = self._keys
         place = bisect_right(keys, path) - 1
         while not path.startswith(keys[place]):
-            place = self._links[place] >> 1
+            place = self._links[place] >> 2
         return self._entries[place]
 
-    def _wild(self, path: str, query: str, floor: int, start: int = 0) -> int:
-        """The entry of the best wildcard pattern that matches, if it beats `floor`, else that.
-
-        `start`: no pattern before it, without a `?`, need be looked at.
-        """
+    def _wild(self, path: str, query: str, floor: int) -> int:
+        """The entry of the best wildcard pattern that matches, if it beats `floor`, else that."""
         if self._tries:
             floor = self._tries[0].best(path, floor)
             return self._tries[1].best(query, floor) if "?" in query else floor
-        literals = self._literals
-        for index in range(start, len(literals)):
-            if literals[index] in path:
-                if self._wilds[index] <= floor:
-                    break
-                if self._sure(index, literals[index], path):
-                    floor = self._wilds[index]
-                    break
-        if "?" in query:
-            for index, literal in enumerate(self._query, len(literals)):
-                if literal in query:
-                    if self._wilds[index] <= floor:
-                        break
-                    if self._sure(index, literal, query):
-                        return self._wilds[index]
+        loose, headed = self._literals, self._headed
+        if loose:
+            floor = self._best(loose, 0, path, floor)
+        if headed:
+            floor = self._best(headed, len(loose), path, floor)
+        if self._query and "?" in query:
+            floor = self._best(self._query, len(loose) + len(headed), query, floor)
         return floor
 
-    def _sure(self, index: int, literal: str, path: str) -> bool:
-        pattern = self._patterns[index]
-        return path.find(literal, 1) > 0 if pattern is None else wild_match(pattern, path)
+    def _best(self, literals: tuple[str, ...], start: int, path: str, floor: int) -> int:
+        """The same for the patterns from `start` on, which have these literals."""
+        for index, literal in enumerate(literals, start):
+            if literal in path:
+                entry = self._wilds[index]
+                if entry <= floor:
+                    break
+                pattern = self._patterns[index]
+                if path.find(literal, 1) > 0 if pattern is None else wild_match(pattern, path):
+                    return entry
+        return floor
 
     def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:
         """Number and length of every rule that matches, the deciding one first."""
