@@ -217,8 +217,8 @@ class _Journey:
             hops=tuple(self._hops),
             url=self._target.url,
             body=reply.body,
-            etag=_short(headers.get("ETag")),
-            last_modified=_short(headers.get("Last-Modified")),
+            etag=_sendable(headers.get("ETag")),
+            last_modified=_sendable(headers.get("Last-Modified")),
             lifetime=lifetime(headers, now),
             retry_after=self._wait_of(reply),
             took=self._watch.used,
@@ -237,5 +237,8 @@ class _Journey:
         return wait_of(reply.headers, self._fetcher._clock.wall())
 
 
-def _short(value: str | None) -> str | None:
-    return value if value and len(value) <= _MAX_VALIDATOR else None
+def _sendable(value: str | None) -> str | None:
+    """A validator that can be kept and sent back: octets that are no text can't."""
+    if value and len(value) <= _MAX_VALIDATOR and value.isascii() and value.isprintable():
+        return value
+    return None

@@ -275,6 +275,26 @@ async def test_only_the_url_that_gave_the_validators_gets_them(
     assert b.requests[0].headers["If-None-Match"] == '"1"'
 
 
+@pytest.mark.parametrize("etag", ['"\xff"', '"' + "x" * 2000 + '"', ""])
+async def test_a_validator_that_can_not_be_sent_back_is_not_kept(
+    net: FakeInternet, ask: Asker, etag: str
+) -> None:
+    net.site("a.test").robots(RULES, headers=[("ETag", etag)])
+    got = await ask(A)
+    assert (got.outcome, got.etag) == (Outcome.RULES, None)
+
+
+@pytest.mark.parametrize("location", ["http://b.test/\xff", "/\xff\xfe robots", "//b.test/%zz"])
+async def test_odd_octets_in_a_location_break_nothing(
+    net: FakeInternet, ask: Asker, location: str
+) -> None:
+    net.site("b.test").otherwise(Page(RULES))
+    net.site("a.test").otherwise(Page(RULES)).on("/robots.txt", redirect(location))
+    got = await ask(A)
+    assert all(hop.isascii() for hop in got.hops)
+    assert got.outcome in {Outcome.RULES, Outcome.BAD_REDIRECT}
+
+
 # Bodies
 
 
