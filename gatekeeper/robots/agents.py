@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 __all__ = ["product_token"]
 
 _PRODUCT = re.compile(r"[^\s/;,()]+")
+_VERSIONED = re.compile(r"[^\s/:]+/[0-9]")
 _COMMENT = re.compile(r"\(([^()]*)\)?")
-_HEADER = re.compile(r"\(|[^\s/;,()]+(?:/[^\s;,()]*)?")
 
 # Engines and browsers that robots claim to be compatible with.
-_DISGUISES = frozenset(
-    "mozilla applewebkit chrome gecko khtml safari version mobile like compatible".split()
-)
+_DISGUISES = {
+    "applewebkit",
+    "chrome",
+    "compatible",
+    "gecko",
+    "khtml",
+    "like",
+    "mobile",
+    "mozilla",
+    "safari",
+    "version",
+}
 
 
 def product_token(user_agent: str) -> str:
@@ -31,15 +41,17 @@ def product_token(user_agent: str) -> str:
     """
     text = user_agent.strip()
     first = _PRODUCT.match(text)
+    if first is not None and first[0] == user_agent:
+        return user_agent  # a token already, as it mostly is
     if first is None or first[0].lower() != "mozilla":
         return first[0] if first else ""
     outside = _COMMENT.sub(" ", text)
     items = [item.strip() for comment in _COMMENT.findall(text) for item in comment.split(";")]
-    for before, item in zip(items, items[1:], strict=False):
+    for before, item in pairwise(items):
         if before.lower() == "compatible" and (found := _PRODUCT.match(item)):
             return found[0]
     # In a comment only what carries a version is a product: `Linux x86_64` is none.
-    versioned = [item for item in items if re.match(r"[^\s/:]+/[0-9]", item)]
+    versioned = [item for item in items if _VERSIONED.match(item)]
     products = [_name(word) for word in outside.split()[1:] + versioned]
     products = [name for name in products if name]
     own = [name for name in products if name.lower() not in _DISGUISES]

@@ -39,7 +39,7 @@ Spans = tuple[tuple[int, int], ...]
 """Stretches of the text, each beginning with a line."""
 
 _FLAGS = re.MULTILINE | re.IGNORECASE | re.ASCII
-RULE = re.compile(r"^[ \t]*(dis)?allow[ \t]*:[ \t]*([^#\n]*)", _FLAGS)
+RULE = re.compile(r"^[ \t]*+(dis)?+allow[ \t]*+:[ \t]*+([^#\n]*+)", _FLAGS)
 """An Allow or Disallow line with its comment cut the RFC's way (RFC-06, RFC-07, RFC-27)."""
 
 # Blank and tab are the only white space (RFC-06), line ends the only other controls that may

@@ -25,7 +25,7 @@ _UNRESERVED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-.
 # that was sent always has them escaped, so a rule's `[` can only mean `%5B`.
 _RESERVED = b":/?#@!$&'()*+,;="
 # What a pattern may hold unchanged; `%` and `$` need a look.
-_PLAIN = bytes(set(_UNRESERVED + _RESERVED) - set(b"$")) + b"\n"
+_PLAIN = bytes(set(_UNRESERVED + _RESERVED) - set(b"$"))
 
 _ODD_IN_PATH = re.compile(r"%(?:[0-9A-Fa-f]{2})?|[^A-Za-z0-9\-._~:/?#@!&'()+,;=]")
 _ODD_IN_PATTERN = re.compile(r"%(?:[0-9A-Fa-f]{2})?|[^A-Za-z0-9\-._~:/?#@!&'()+,;=*]")
@@ -40,11 +40,11 @@ def _tables() -> tuple[dict[str, str], dict[str, str]]:
     old = {}
     for octet in range(256):
         plain = chr(octet) if octet in _UNRESERVED else f"%{octet:02X}"
-        high, low = f"{octet:02x}"
-        for a in {high, high.upper()}:
-            for b in {low, low.upper()}:
-                rfc[f"%{a}{b}"] = plain
-                old[f"%{a}{b}"] = chr(octet)
+        digits = f"{octet:02x}"
+        for high in {digits[0], digits[0].upper()}:
+            for low in {digits[1], digits[1].upper()}:
+                rfc[f"%{high}{low}"] = plain
+                old[f"%{high}{low}"] = chr(octet)
     for slash in ("%2f", "%2F"):
         old[slash] = _SLASH_ESCAPED
     return rfc, old
@@ -62,7 +62,7 @@ def _old(found: re.Match[str]) -> str:
 
 
 def is_plain(text: str) -> bool:
-    """The text (octets in a str) is its own RFC normal form, `*` apart and line ends allowed."""
+    """The text holds no octet that a normal form changes, `*` apart."""
     return text.isascii() and not text.encode().translate(None, _PLAIN)
 
 

@@ -76,13 +76,12 @@ class PrefixesInOrder:
             place = self._links[place]
         code = self._entries[place] if place >= 0 else -1
         for where, prefix, other in self._absolute:
-            if path.startswith(prefix) and where in {origin or where}:
+            if path.startswith(prefix) and (not origin or where == origin):
                 return other if code < 0 else min(code, other)
         return code
 
-    def matching(
-        self, path: str, rules: list[Numbered], origin: str = ""
-    ) -> list[tuple[int, int]]:
+    def matching(self, path: str, rules: list[Numbered], origin: str = "") -> list[tuple[int, int]]:
+        """Number and length of every rule that matches, the deciding one first."""
         path = normal.decoded(path)
         found = []
         for number, rule in enumerate(rules):
@@ -90,7 +89,7 @@ class PrefixesInOrder:
                 continue
             absolute = _absolute(rule.value) if self._only else None
             if absolute:
-                prefix = absolute[1] if absolute[0] in {origin or absolute[0]} else None
+                prefix = None if origin and absolute[0] != origin else absolute[1]
             else:
                 prefix = normal.decoded(rule.value)
             if prefix is not None and path.startswith(prefix):

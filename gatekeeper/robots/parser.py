@@ -11,8 +11,9 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gatekeeper.robots import lines, signals
+from gatekeeper.robots import signals
 from gatekeeper.robots.dialects import Source, find_groups, records_of
+from gatekeeper.robots.lines import LIMIT, Decoded, decode, shown, value_of, values_in
 from gatekeeper.robots.model import Dialect, Group, Rule
 from gatekeeper.robots.policy import Conflicts, Policy, V2Semantics
 
@@ -67,7 +68,7 @@ class RobotsTxt:
     forced: Dialect | None
     """The dialect that was asked for; None lets every rule set have its own (DIA-13)."""
 
-    def __init__(self, decoded: lines.Decoded, forced: Dialect | None) -> None:
+    def __init__(self, decoded: Decoded, forced: Dialect | None) -> None:
         self._raw = decoded.text
         self.lines = text = decoded.lines
         self.size = decoded.size
@@ -77,9 +78,7 @@ class RobotsTxt:
         self._groups = find_groups(text)
 
     @classmethod
-    def parse(
-        cls, body: bytes | str, *, dialect: str = "auto", limit: int = lines.LIMIT
-    ) -> RobotsTxt:
+    def parse(cls, body: bytes | str, *, dialect: str = "auto", limit: int = LIMIT) -> RobotsTxt:
         """Read a body. Never raises on content.
 
         `dialect` is `auto`, which lets every rule set choose (standards.md section 9), or one
@@ -87,7 +86,7 @@ class RobotsTxt:
         octets, at least 512,000 to satisfy RFC-41. Raises ValueError for another dialect.
         """
         forced = None if dialect == "auto" else Dialect(dialect)
-        return cls(lines.decode(body, limit), forced)
+        return cls(decode(body, limit), forced)
 
     def policy(
         self,
@@ -116,7 +115,7 @@ class RobotsTxt:
     @property
     def text(self) -> str:
         """The file as it was read: decoded, cut at the limit, every line end a `\\n`."""
-        return lines.shown(self._raw)
+        return shown(self._raw)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -161,8 +160,8 @@ class RobotsTxt:
         return Source(self.lines, self._groups, self.forced, precedence)
 
     def _values(self, field: str) -> list[str]:
-        found = lines.values_in(self.lines, ((0, len(self.lines)),), field)
-        return list(map(lines.shown, found))
+        found = values_in(self.lines, ((0, len(self.lines)),), field)
+        return list(map(shown, found))
 
     def _each_group(self) -> Iterator[Group]:
         number, counted = 1, 0  # counted on from group to group: 10,000 of them cost one pass
@@ -198,8 +197,8 @@ class RobotsTxt:
             field, colon, rest = raw.partition(":")
             field = field.strip(" \t")
             if colon and field and "#" not in field:
-                value = lines.value_of(rest, v2=v2)
-                yield Rule(line, lines.shown(field), lines.shown(value), lines.shown(raw))
+                value = value_of(rest, v2=v2)
+                yield Rule(line, shown(field), shown(value), shown(raw))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RobotsTxt) and self._key() == other._key()
@@ -234,4 +233,4 @@ def _group(found: list[Rule], dialect: Dialect, versioned: bool) -> Group:
 def _restore(
     text: str, read: str, size: int, truncated: bool, bom: str, forced: Dialect | None
 ) -> RobotsTxt:
-    return RobotsTxt(lines.Decoded(text, read, size, truncated, bom), forced)
+    return RobotsTxt(Decoded(text, read, size, truncated, bom), forced)

@@ -50,7 +50,7 @@ def wild_match(pattern: str, path: str) -> bool:
 
 def key_piece(pattern: str) -> str:
     """The longest literal piece of a wildcard pattern: a path without it can't match."""
-    return max((pattern[:-1] if pattern.endswith("$") else pattern).split("*"), key=len)
+    return max(pattern.removesuffix("$").split("*"), key=len)
 
 
 class WildTrie:
@@ -175,9 +175,7 @@ class Places:
         """Whether the segment fits at the position."""
         if isinstance(segment, str):
             return self.text.startswith(segment, position)
-        return all(
-            _fits(unit, self.text[place]) for place, unit in enumerate(segment, position)
-        )
+        return all(_fits(unit, self.text[place]) for place, unit in enumerate(segment, position))
 
     def search(self, segment: _Segment, start: int) -> int:
         """The leftmost place from `start` on where the segment fits, or -1."""

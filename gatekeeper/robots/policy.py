@@ -137,7 +137,7 @@ class Policy:
         if (
             path[:1] == "/"
             and "#" not in path
-            and ("/." not in path or not _DOT_SEGMENT(path))
+            and ("." not in path or "/." not in path or not _DOT_SEGMENT(path))
             and ("%" not in path or "/%" not in path)
             and path.isprintable()
         ):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from gatekeeper.robots import normal
@@ -22,9 +24,10 @@ __all__ = ["ROBOTS_TXT", "LongestMatch", "Numbered", "RuleSet", "rules_in"]
 ROBOTS_TXT = "/robots.txt"
 """May always be asked for (RFC-20, R96-16, V2-34); `allows` knows, `decide` does not."""
 
-_FLAT_RULES = 96
+_FLAT_RULES = 512
 _FLAT_OCTETS = 16_384
 """Up to here wildcard patterns are tried one by one, beyond they are put in a trie."""
+
 
 class Numbered(NamedTuple):
     """An Allow or Disallow line of a set; its number is its place."""
@@ -75,7 +78,8 @@ def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Numbered]:
     return rules
 
 
-_PECULIAR = re.compile(r"[^A-Za-z0-9\-._~:/#\[\]@!&'()+,;=]")
+_PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~:/[]@!&'()+,;="
+_PECULIAR = re.compile(rf"[^{re.escape(_PLAIN)}]")
 """What a value may hold that is more, or less, than a prefix in its normal form."""
 _NONE: array[int] = array("H")
 _HEAD = 2
@@ -151,6 +155,7 @@ class LongestMatch:
 
     __slots__ = (
         "_asked",
+        "_careful",
         "_count",
         "_entries",
         "_escapes",
@@ -176,6 +181,7 @@ class LongestMatch:
         self.spans = spans
         self._text = text
         self._keys: tuple[str, ...] = ()
+        self._careful = True
         self._escapes = self._asked = False
         self._literals: tuple[str, ...] = ()
         self._headed: tuple[str, ...] = ()
@@ -184,35 +190,31 @@ class LongestMatch:
         if len(spans) > 8 or sum([high - low for low, high in spans]) > _EAGER_OCTETS:
             self._build()
 
-    def _found(self) -> list[tuple[str, str]]:
+    def _first(self, path: str) -> bool:
+        """The verdict, read off the text: of most rules two octets say that they don't match."""
+        self._asked = True
+        path = normal.rfc_path(path)
+        escapes = "%" in path
+        query = normal.query_form(path) if escapes else path
+        search = _likely(path[1:2])
+        best = 1
+        for low, high in self.spans:
+            for dis, value in search(self._text, low, high):
+                if path.startswith(value) and "?" not in value:
+                    octets = len(value)
+                elif _PECULIAR.search(value) and (escapes or _last_piece(value) in path):
+                    octets = _octets(value, path, query)
+                else:
+                    continue
+                score = octets << 1 if dis else octets << 1 | 1
+                if octets and score > best:
+                    best = score
+        return best & 1 == 1
+
+    def _build(self) -> None:
         found: list[tuple[str, str]] = []
         for low, high in self.spans:
             found += RULE.findall(self._text, low, high)
-        return found
-
-    def _first(self, path: str) -> int:
-        """The code of the deciding rule, read off the text."""
-        self._asked = True
-        found = self._found()
-        plain = normal.rfc_path(path)
-        query = normal.query_form(plain) if "%" in plain else plain
-        # Two octets rule out most rules, unless a rule's second one is not in its normal form.
-        heads = {plain[:2], "/", "/*", "/$", "/ ", "/\t"}
-        odd = not normal.is_plain("".join([value[1:2] for _, value in found]))
-        best, code, number = 1, -1, -1
-        for dis, value in found:
-            number += 1
-            if value[:2] in heads or odd or value[:1] == "*":
-                if "%" not in plain and not odd and _last_piece(value) not in plain:
-                    continue  # most wildcard patterns fall with their last piece
-                octets = _octets(value, plain, query)
-                score = octets * 2 if dis else octets * 2 + 1
-                if score > best:
-                    best, code = score, number * 2 if dis else number * 2 + 1
-        return code
-
-    def _build(self) -> None:
-        found = self._found()
         joined = "".join([value for _, value in found])
         self._count = len(found)
         self._shift = shift = (len(found) + 1).bit_length()
@@ -232,6 +234,7 @@ class LongestMatch:
                     prefixes[value] = entry
         self._escapes, self._twofold = sorted_out.escapes, sorted_out.twofold
         self._exact = sorted_out.exact or None
+        self._careful = self._escapes or self._exact is not None
         heads = self._sow(sorted_out.wild)
         self._link(prefixes, heads, inherit=sorted_out.inherit or bool(heads))
 
@@ -298,8 +301,10 @@ class LongestMatch:
     def allows(self, path: str) -> bool:
         """The verdict alone."""
         keys = self._keys
-        if not keys or "%" in path or self._escapes or (self._exact and path in self._exact):
-            return self.decide(path) & 1 == 1 or path == ROBOTS_TXT
+        if "%" in path or (self._careful and self._odd(path)):
+            if self._asked or self._keys:
+                return self.decide(path) & 1 == 1 or path == ROBOTS_TXT
+            return self._first(path) or path == ROBOTS_TXT
         links = self._links
         place = bisect_right(keys, path) - 1
         while not path.startswith(keys[place]):
@@ -315,6 +320,12 @@ class LongestMatch:
                     return self._wildly(path, place)
         return links[place] & 1 == 1 or path == ROBOTS_TXT
 
+    def _odd(self, path: str) -> bool:
+        """Not to be answered in the quick way."""
+        if not self._keys or (self._exact and path in self._exact):
+            return True
+        return self._escapes and ("*" in path or not normal.is_plain(path))
+
     def _wildly(self, path: str, place: int) -> bool:
         """The verdict where a wildcard pattern may have a say."""
         entry = self._wild(path, path, self._entries[place])
@@ -323,8 +334,6 @@ class LongestMatch:
     def decide(self, path: str) -> int:
         """The code of the deciding rule, or -1."""
         if not self._keys:
-            if not self._asked:
-                return self._first(path)
             self._build()
         entry = self._entry(path)
         place = entry & (1 << self._shift) - 1
@@ -333,7 +342,10 @@ class LongestMatch:
 
     def _entry(self, path: str) -> int:
         query = path
-        if self._escapes or ("%" in path and not normal.unescaped(path)):
+        if "%" in path:
+            if self._escapes or not normal.unescaped(path):
+                path = query = normal.rfc_path(path)
+        elif self._escapes and ("*" in path or not normal.is_plain(path)):
             path = query = normal.rfc_path(path)
         if self._twofold and "%" in path:
             # A rule with a `?` is compared after RFC-25, any other without.
@@ -368,6 +380,8 @@ class LongestMatch:
 
     def _best(self, literals: tuple[str, ...], start: int, path: str, floor: int) -> int:
         """The same for the patterns from `start` on, which have these literals."""
+        if not [literal for literal in literals if literal in path]:
+            return floor
         for index, literal in enumerate(literals, start):
             if literal in path:
                 entry = self._wilds[index]
@@ -389,6 +403,17 @@ class LongestMatch:
                 found.append((number, octets))
         found.sort(key=lambda each: (-each[1], not rules[each[0]].allow))
         return found
+
+
+@lru_cache(maxsize=128)
+def _likely(second: str) -> Callable[[str, int, int], list[tuple[str, str]]]:
+    """Finds the rules that a path with this second octet may match, plain or not."""
+    other = _PLAIN.replace(second, "") if second else _PLAIN
+    return re.compile(
+        rf"^[ \t]*+(?i:(dis)?+allow)[ \t]*+:[ \t]*+"  # the value keeps its case
+        rf"(\*[^#\n]*+|/(?:[^{re.escape(other)}#\n][^#\n]*+|(?![^#\n])))",
+        re.MULTILINE | re.ASCII,
+    ).findall
 
 
 def _octets(value: str, path: str, query: str) -> int:
