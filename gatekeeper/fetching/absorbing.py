@@ -118,6 +118,7 @@ class Absorber:
             fresh_until=now + soft_expiry(fresh, self._rng),
             expires=now + fresh,
             page_ok=None if old is None else old.page_ok,
+            uptime=self._faults.uptime,
         )
 
     def _failure(
@@ -136,9 +137,10 @@ class Absorber:
             text=None if old is None else old.text,
             fresh_until=now + pause,
             expires=now + pause,
-            unreachable_since=now if since is None else since,
+            unreachable_since=self._faults.uptime(now) if since is None else since,
             step=step,
             page_ok=None if old is None else old.page_ok,
+            uptime=self._faults.uptime,
         )
 
     def passing(self, origin: str, outcome: Outcome, seconds: float) -> Record:
@@ -285,7 +287,11 @@ class Absorber:
         """A record as it was stored, and kept from here on; None if it can't be used."""
         try:
             record = from_stored(
-                stored, config=self._config, clock=self._clock, texts=self._shelf.texts
+                stored,
+                config=self._config,
+                clock=self._clock,
+                texts=self._shelf.texts,
+                uptime=self._faults.uptime,
             )
         except (zlib.error, ValueError) as error:
             self.storage_errors += 1

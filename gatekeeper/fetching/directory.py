@@ -120,9 +120,11 @@ class Directory:
         self._config = config
         self._clock = clock
         self._storage = storage
-        self._shelf = Shelf(config, stored=storage is not None, on_evict=on_evict)
-        self.warm = self._shelf.warm
         self._faults = LocalFaults(rng)
+        self._shelf = Shelf(
+            config, stored=storage is not None, uptime=self._faults.uptime, on_evict=on_evict
+        )
+        self.warm = self._shelf.warm
         self._absorber = Absorber(
             self._shelf, self._faults, config=config, clock=clock, rng=rng, storage=storage
         )

@@ -43,6 +43,8 @@ class LocalFaults:
         self._last_answer = float("-inf")
         self._probe_at = 0.0
         self._pause = _FIRST_PROBE
+        self._began = 0.0
+        self._lasted = 0.0
         self.active = False
         """A local fault is on: nothing may be held against any origin."""
         self.count = 0
@@ -53,7 +55,9 @@ class LocalFaults:
         self._last_answer = now
         self._suspects.clear()
         self._note(origin, now)
-        self.active = False
+        if self.active:
+            self.active = False
+            self._lasted += now - self._began
         self._pause = _FIRST_PROBE
 
     def failed(self, origin: str, *, began: float, now: float, undo: Callable[[], object]) -> bool:
@@ -74,6 +78,7 @@ class LocalFaults:
         if tried < LEAST or len(self._suspects) < SHARE * tried:
             return False
         self.active = True
+        self._began = now
         self.count += 1
         self._set_probe(now)
         suspects, self._suspects = self._suspects, {}
@@ -81,6 +86,13 @@ class LocalFaults:
         for undo_one in suspects.values():
             undo_one()
         return True
+
+    def uptime(self, now: float) -> float:
+        """Monotonic seconds without those of local faults: what an outage is measured in.
+
+        While nothing can be asked nobody's 12 hours or 30 days go by.
+        """
+        return (self._began if self.active else now) - self._lasted
 
     def may_ask(self, now: float) -> bool:
         """Whether a retrieval may start: during a fault, one probe at a time."""

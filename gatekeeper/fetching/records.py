@@ -75,6 +75,7 @@ class Record:
 
     __slots__ = (
         "_config",
+        "_uptime",
         "current",
         "expires",
         "fresh_until",
@@ -103,8 +104,12 @@ class Record:
         unreachable_since: float | None = None,
         step: int = 0,
         page_ok: float | None = None,
+        uptime: Callable[[float], float] = float,
     ) -> None:
+        """`uptime` turns a monotonic moment into seconds in which nothing was wrong with our
+        own network; `unreachable_since` is in those."""
         self._config = config
+        self._uptime = uptime
         self.origin = origin
         self.current = current
         self.good = good
@@ -114,7 +119,7 @@ class Record:
         self.expires = expires
         """Monotonic: hard expiry of a good answer, else the moment of the next attempt."""
         self.unreachable_since = unreachable_since
-        """Monotonic moment of the first failure in a row."""
+        """When the first failure in a row was, in seconds of `uptime`."""
         self.step = step
         self.page_ok = page_ok
         """Monotonic moment when a page was last reported 2xx or 3xx."""
@@ -146,7 +151,8 @@ class Record:
 
     def unreachable_for(self, now: float) -> float:
         """Seconds since the first failure in a row; 0 while the file can be had."""
-        return 0.0 if self.unreachable_since is None else max(0.0, now - self.unreachable_since)
+        since = self.unreachable_since
+        return 0.0 if since is None else max(0.0, self._uptime(now) - since)
 
     def holds(self, now: float) -> Holds:
         """What answers at that monotonic moment while the latest attempt is a failure."""

@@ -99,6 +99,7 @@ class Shelf:
         config: Config,
         *,
         stored: bool,
+        uptime: Callable[[float], float] = float,
         on_evict: Callable[[str], object] | None = None,
     ) -> None:
         self.warm: dict[str, Record] = {}
@@ -107,6 +108,7 @@ class Shelf:
         """Cold records dropped so far."""
         self._config = config
         self._stored = stored
+        self._uptime = uptime
         self._on_evict = on_evict
         self._hot = _Hot(max(1, config.cache.max_bytes * 2 // 3), self._cool)
         self._cold: dict[str, _Cold] = {}
@@ -249,6 +251,7 @@ class Shelf:
             unreachable_since=_seconds(packed.unreachable_since),
             step=packed.step,
             page_ok=_seconds(packed.page_ok),
+            uptime=self._uptime,
         )
 
 

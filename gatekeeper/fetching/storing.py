@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from gatekeeper.clock import Clock
@@ -36,7 +37,7 @@ def to_stored(record: Record, clock: Clock) -> OriginRecord:
     """The record with its moments in wall seconds, as the clock stands now."""
     offset = clock.wall() - clock.monotonic()
     current, good = record.current, record.good
-    since = record.unreachable_since
+    down_for = record.unreachable_for(clock.monotonic())
     body, body_hash = (None, None) if record.text is None else pack_body(record.text.body())
     return OriginRecord(
         origin=record.origin,
@@ -46,7 +47,7 @@ def to_stored(record: Record, clock: Clock) -> OriginRecord:
         fetched_at=current.wall,
         soft_expires_at=record.fresh_until + offset,
         expires_at=record.expires + offset,
-        first_unreachable_at=None if since is None else since + offset,
+        first_unreachable_at=None if record.reachable else clock.wall() - down_for,
         ladder_step=record.step,
         hops=current.hops,
         etag=None if good is None else good.etag,
@@ -63,7 +64,12 @@ def to_stored(record: Record, clock: Clock) -> OriginRecord:
 
 
 def from_stored(
-    stored: OriginRecord, *, config: Config, clock: Clock, texts: Texts
+    stored: OriginRecord,
+    *,
+    config: Config,
+    clock: Clock,
+    texts: Texts,
+    uptime: Callable[[float], float],
 ) -> Record | None:
     """The record again; None for a tombstone.
 
@@ -99,9 +105,10 @@ def from_stored(
         text=_text_of(stored, good, texts),
         fresh_until=now + min(soft, cap),
         expires=now + min(hard, cap),
-        unreachable_since=_ago(stored.first_unreachable_at, wall, now),
+        unreachable_since=_ago(stored.first_unreachable_at, wall, uptime(now)),
         step=stored.ladder_step,
         page_ok=_ago(stored.last_page_ok_at, wall, now),
+        uptime=uptime,
     )
 
 

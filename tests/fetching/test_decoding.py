@@ -32,14 +32,16 @@ def bare(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("encoding", "data"),
     [
-        ("", TEXT),
-        ("identity", TEXT),
-        ("gzip", gzip.compress(TEXT)),
-        ("X-GZIP", gzip.compress(TEXT)),
-        ("deflate", zlib.compress(TEXT)),
-        ("deflate", bare(TEXT)),
-        ("gzip", gzip.compress(TEXT[:100]) + gzip.compress(TEXT[100:])),
-        ("gzip", gzip.compress(TEXT) + b"\0" * 50),
+        pytest.param("", TEXT, id="none"),
+        pytest.param("identity", TEXT, id="identity"),
+        pytest.param("gzip", gzip.compress(TEXT), id="gzip"),
+        pytest.param("X-GZIP", gzip.compress(TEXT), id="x-gzip"),
+        pytest.param("deflate", zlib.compress(TEXT), id="zlib"),
+        pytest.param("deflate", bare(TEXT), id="bare-deflate"),
+        pytest.param(
+            "gzip", gzip.compress(TEXT[:100]) + gzip.compress(TEXT[100:]), id="two-members"
+        ),
+        pytest.param("gzip", gzip.compress(TEXT) + b"\0" * 50, id="padded"),
     ],
 )
 def test_a_body_is_decoded_whatever_pieces_it_comes_in(encoding: str, data: bytes) -> None:
@@ -60,7 +62,9 @@ def test_an_encoding_that_we_never_asked_for_is_refused(encoding: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [TEXT, gzip.compress(TEXT)[:40], b"\x1f\x8b garbage", gzip.compress(TEXT)[:-4]]
+    "data",
+    [TEXT, gzip.compress(TEXT)[:40], b"\x1f\x8b garbage", gzip.compress(TEXT)[:-4]],
+    ids=["plain", "cut", "garbage", "without-its-end"],
 )
 def test_a_body_that_is_not_what_it_says_is_refused(data: bytes) -> None:
     with pytest.raises(BadEncoding):

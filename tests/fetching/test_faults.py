@@ -98,3 +98,13 @@ def test_suspects_are_probed_by_turns() -> None:
         book.fail(f"o{i}", began=0.0, now=1.0)
     asked = {book.faults.next_suspect() for _ in range(LEAST)}
     assert len(asked) == LEAST
+
+
+def test_time_stands_still_during_a_fault() -> None:
+    book = Book()
+    assert book.faults.uptime(0.5) == 0.5
+    for i in range(LEAST):
+        book.fail(f"o{i}", began=0.0, now=1.0)
+    assert book.faults.uptime(100.0) == 1.0
+    book.faults.answered("living", 101.0)
+    assert book.faults.uptime(111.0) == 11.0

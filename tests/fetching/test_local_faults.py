@@ -125,3 +125,17 @@ async def test_a_pause_that_was_there_before_the_fault_is_there_after() -> None:
         assert after is not None
         assert after.step == before.step
         assert after.unreachable_since == before.unreachable_since
+
+
+async def test_nobodys_twelve_hours_go_by_while_our_own_uplink_is_down() -> None:
+    async with house(file()) as it:
+        await it.get("https://known.test")
+        await it.clock.elapse(DAY)
+        it.source.answer = Retrieval(outcome=Outcome.SERVER_ERROR, status=500)
+        record = await it.get("https://known.test")
+        it.source.answer = CUT_OFF
+        await ask(it, 40)
+        assert it.directory.local_fault
+        await it.clock.elapse(13 * 3600.0)
+        assert record.unreachable_for(it.clock.monotonic()) < 60.0
+        assert record.standing(it.clock).verdict is Verdict.DEFER
