@@ -134,6 +134,7 @@ async def test_nobodys_twelve_hours_go_by_while_our_own_uplink_is_down() -> None
         it.source.answer = Retrieval(outcome=Outcome.SERVER_ERROR, status=500)
         record = await it.get("https://known.test")
         it.source.answer = CUT_OFF
+        await it.clock.elapse(1.0)
         await ask(it, 40)
         assert it.directory.local_fault
         await it.clock.elapse(13 * 3600.0)
