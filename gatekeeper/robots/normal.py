@@ -101,8 +101,8 @@ def unescaped(path: str) -> bool:
 
 
 def decoded(text: str) -> str:
-    """As the 1996 draft compares: every escape decoded but that of `/` (R96-17)."""
-    return _ESCAPE.sub(_old, octets(text)) if "%" in text or not text.isascii() else text
+    """Octets as the 1996 draft compares them: all escapes decoded but that of `/` (R96-17)."""
+    return _ESCAPE.sub(_old, text) if "%" in text else text
 
 
 def decoded_pattern(value: str) -> str:

@@ -70,7 +70,7 @@ class PrefixesInOrder:
 
     def decide(self, path: str, origin: str = "") -> int:
         """The code of the deciding rule, or -1. `origin`: where the path was asked for."""
-        path = normal.decoded(path)
+        path = normal.decoded(octets(path))
         place = bisect_right(self._keys, path) - 1
         while place >= 0 and not path.startswith(self._keys[place]):
             place = self._links[place]
@@ -82,7 +82,7 @@ class PrefixesInOrder:
 
     def matching(self, path: str, rules: list[Numbered], origin: str = "") -> list[tuple[int, int]]:
         """Number and length of every rule that matches, the deciding one first."""
-        path = normal.decoded(path)
+        path = normal.decoded(octets(path))
         found = []
         for number, rule in enumerate(rules):
             if not rule.value or (self._only and rule.allow):
@@ -209,7 +209,7 @@ def _views(path: str) -> tuple[_Views, _Views, _Views]:
     bare, mark, _ = path.partition("?")
     forms = (path, bare) if mark else (path,)
     raw = tuple(Places(octets(form)) for form in forms)
-    plain = tuple(Places(normal.decoded(form)) for form in forms)
+    plain = tuple(Places(normal.decoded(octets(form))) for form in forms)
     if raw[0].text == plain[0].text:
         return raw, raw, raw
     return raw, plain, raw + plain

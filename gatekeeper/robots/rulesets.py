@@ -78,7 +78,7 @@ def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Numbered]:
     return rules
 
 
-_PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~:/[]@!&'()+,;="
+_PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~:/@!&'()+,;="
 _PECULIAR = re.compile(rf"[^{re.escape(_PLAIN)}]")
 """What a value may hold that is more, or less, than a prefix in its normal form."""
 _NONE: array[int] = array("H")
@@ -200,9 +200,9 @@ class LongestMatch:
         best = 1
         for low, high in self.spans:
             for dis, value in search(self._text, low, high):
-                if path.startswith(value) and "?" not in value:
-                    octets = len(value)
-                elif _PECULIAR.search(value) and (escapes or _last_piece(value) in path):
+                if not _PECULIAR.search(value):
+                    octets = len(value) if path.startswith(value) else 0
+                elif escapes or _last_piece(value) in path:
                     octets = _octets(value, path, query)
                 else:
                     continue
