@@ -75,7 +75,7 @@ class Gatekeeper(Operated):
         self._clock = clock or SystemClock()
         self._monotonic = self._clock.monotonic
         self._rng = rng or random.Random()
-        self._storage = storage or _storage_of(self.config)
+        self._storage = storage or _storage_of(self.config, self._clock)
         self.guard = Guard(self.config) if session is None else None
         self._overrides = Overrides(self.config.host)
         self._decider = Decider(
@@ -141,7 +141,9 @@ class Gatekeeper(Operated):
 
     def guarded_connector(self) -> aiohttp.TCPConnector:
         """A connector that dials through this gate's guard; close it with its session."""
-        return guarded_connector(self.config, resolver=self._resolver, guard=self.guard)
+        # No limit of its own: the turns and the fetch slots are the bound, and waiting in a
+        # connection pool would be waiting that no clock knows of.
+        return guarded_connector(self.config, resolver=self._resolver, guard=self.guard, limit=0)
 
     @asynccontextmanager
     async def _own_session(self) -> AsyncIterator[aiohttp.ClientSession]:
@@ -176,10 +178,10 @@ class Gatekeeper(Operated):
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """Whether the URL may be fetched now, and why. Raises InvalidURL."""
-        decision = self.recall(url, user_agent=user_agent)
+        agent = self._token_of(user_agent)
+        decision = self._answers.recall(url, agent)
         if decision is not None:
             return decision
-        agent = self._token_of(user_agent)
         target = urls.parse(url)
         decision = self._decider.outright(url, target, agent)
         if decision is None:
@@ -392,7 +394,7 @@ def _token(user_agent: str) -> str:
     return token
 
 
-def _storage_of(config: Config) -> Storage | None:
+def _storage_of(config: Config, clock: Clock) -> Storage | None:
     if config.storage.path is None:
         return None
-    return SqliteStorage(config.storage.path, config=config.storage)
+    return SqliteStorage(config.storage.path, config=config.storage, clock=clock)
