@@ -135,12 +135,12 @@ class _Prefixes:
         # looking every one up stays far below a pass over all pairs of rules.
 
     def add(self, rule: Rule) -> None:
-        value = decoded(rule.value)
+        value = decoded(octets(rule.value))
         self._rules[value] = rule
         self._lengths.add(len(value))
 
     def by(self, value: str) -> Rule | None:
-        value = decoded(value)
+        value = decoded(octets(value))
         for length in self._lengths:
             if length <= len(value) and (rule := self._rules.get(value[:length])) is not None:
                 return rule
