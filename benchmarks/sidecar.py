@@ -96,7 +96,7 @@ def _works(servers: dict[str, _Server]) -> dict[str, Work]:
     ]
 
     def leases(requests: int) -> float:
-        return gate.leases(requests // 8) / 2
+        return gate.leases(requests // 2) / 2
 
     return {
         "a constant (aiohttp)": lambda n: constant.ask([_get("/")], n),
@@ -138,21 +138,24 @@ class _Server:
         return (self._spent() - start) / done
 
     def leases(self, total: int) -> float:
-        """Server seconds for a lease and its report."""
-        body = {"url": "", "wait": 0, "ttl": 60}
+        """Server seconds for a lease and its report, in waves like the other requests."""
+        done = 0
         start = self._spent()
-        for number in range(total):
-            connection = self._connections[number % CONNECTIONS]
-            body["url"] = f"{self.origins[number % len(self.origins)]}/{number}"
-            connection.sendall(_post("/v1/leases", body))
-            status, answer = _read(connection)
-            if status != 201:
-                raise RuntimeError(f"a lease was answered {status}: {answer!r}")
-            lease = json.loads(answer)["id"]
-            connection.sendall(_post(f"/v1/leases/{lease}/report", {"status": 200}))
-            if _read(connection)[0] != 204:
-                raise RuntimeError("a report was refused")
-        return (self._spent() - start) / total
+        while done < total:
+            for number, connection in enumerate(self._connections):
+                url = f"{self.origins[(done + number) % len(self.origins)]}/{done + number}"
+                connection.sendall(_post("/v1/leases", {"url": url, "wait": 0, "ttl": 60}))
+            for connection in self._connections:
+                status, answer = _read(connection)
+                if status != 201:
+                    raise RuntimeError(f"a lease was answered {status}: {answer!r}")
+                lease = json.loads(answer)["id"]
+                connection.sendall(_post(f"/v1/leases/{lease}/report", {"status": 200}))
+            for connection in self._connections:
+                if _read(connection)[0] != 204:
+                    raise RuntimeError("a report was refused")
+            done += CONNECTIONS
+        return (self._spent() - start) / done
 
     def _spent(self) -> float:
         """Seconds of processor time of all its threads, as the kernel counts them."""

@@ -190,10 +190,7 @@ class Gatekeeper(Operated):
         return decision
 
     def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """The fast half of `check`: an answer that was prepared, or None; never waits.
-
-        None says nothing about the URL: `check` answers it.
-        """
+        """The fast half of `check`, without waiting; None says nothing: `check` knows."""
         return self._answers.recall(url, self._token_of(user_agent))
 
     async def check_all(
@@ -342,6 +339,9 @@ class Gatekeeper(Operated):
         REFETCH where the file is hard-expired: the turn goes to it. Never waits.
         """
         agent = self._token_of(user_agent)
+        recalled = self._answers.recall(url, agent)
+        if recalled is not None:
+            return recalled, self._wish(self._warm[target.origin], agent)
         outright = self._decider.outright(url, target, agent)
         if outright is not None:
             return outright, NO_RATE

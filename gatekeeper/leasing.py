@@ -216,6 +216,9 @@ class Holdings:
 class Answers(Protocol):
     """What a lessor asks of its gate."""
 
+    def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """The decision, where it was prepared; never waits."""
+
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """The decision, waiting for the file if need be."""
 
@@ -287,6 +290,9 @@ class Lessor:
     async def _decide_within(
         self, url: str, target: Target, timeout: float | None, user_agent: str | None
     ) -> Decision:
+        decision = self._answers.recall(url, user_agent=user_agent)
+        if decision is not None:
+            return decision
         if timeout is None:
             return await self._answers.check(url, user_agent=user_agent)
         try:

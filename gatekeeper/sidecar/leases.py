@@ -1,7 +1,8 @@
 """The leases that clients hold: granted, renewed, reported, given back, or run out.
 
 Invariants
-    * every lease in the table has exactly one timer, and leaves with it;
+    * every lease in the table has an entry at its `due` in one heap with one timer; an
+      entry is only a hint, for a lease may be gone or renewed by the time it comes up;
     * a client that hangs up while it waits has no lease: its place in the queue goes with
       its cancelled handler; one that hangs up at the grant gives the lease back unused;
     * a lease that is neither reported nor renewed ends by itself and counts as used;
@@ -11,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import heapq
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +35,7 @@ __all__ = ["Held", "LeaseTable", "Wanted"]
 
 _TAKE_UP = 0.5
 """Seconds that taking up a lease of an earlier process may cost at the start."""
+_SLACK = 1000
 _REMEMBERED = 10_000
 """Ended leases whose late or repeated report is still understood."""
 
@@ -58,7 +61,8 @@ class Held:
     granted_at: datetime
     expires_at: datetime
     ttl: float
-    timer: Timer
+    due: float
+    """Monotonic moment at which it ends by itself."""
 
 
 class LeaseTable:
@@ -71,6 +75,9 @@ class LeaseTable:
         self.adjust(server)
         self._held: dict[str, Held] = {}
         self._ended: OrderedDict[str, Lease] = OrderedDict()
+        self._due: list[tuple[float, str]] = []
+        self._timer: Timer | None = None
+        self._armed = 0.0
         self._waiting = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -136,12 +143,11 @@ class LeaseTable:
         held = self._held.get(lease_id)
         if held is None:
             raise _unknown(lease_id)
-        held.timer.cancel()
         held.ttl = held.ttl if ttl is None else ttl
         held.lease.renew(held.ttl)
         self._book.granted(lease_id, self._clock.wall() + held.ttl, held.lease.url)
         held.expires_at = self._moment(held.ttl)
-        held.timer = self._timer(lease_id, held.ttl)
+        held.due = self._remind(lease_id, held.ttl)
         return held
 
     def report(
@@ -193,6 +199,9 @@ class LeaseTable:
         """End what is still held, as used. The journal keeps it for the next process."""
         self.closed = True
         self._book.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         for lease_id in list(self._held):
             self._expire(lease_id)
 
@@ -248,7 +257,7 @@ class LeaseTable:
             granted_at=self._moment(0.0),
             expires_at=self._moment(ttl),
             ttl=ttl,
-            timer=self._timer(lease_id, ttl),
+            due=self._remind(lease_id, ttl),
         )
         self._held[lease_id] = held
         self._idle.clear()
@@ -256,10 +265,8 @@ class LeaseTable:
 
     def _take(self, lease_id: str) -> Held | None:
         held = self._held.pop(lease_id, None)
-        if held is not None:
-            held.timer.cancel()
-            if not self._held:
-                self._idle.set()
+        if held is not None and not self._held:
+            self._idle.set()
         return held
 
     def _expire(self, lease_id: str) -> None:
@@ -276,8 +283,36 @@ class LeaseTable:
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
 
-    def _timer(self, lease_id: str, seconds: float) -> Timer:
-        return self._clock.call_at(self._clock.monotonic() + seconds, self._expire, lease_id)
+    def _remind(self, lease_id: str, seconds: float) -> float:
+        """Have the lease looked at when it is due; returns that moment."""
+        due = self._clock.monotonic() + seconds
+        heapq.heappush(self._due, (due, lease_id))
+        if len(self._due) > 2 * len(self._held) + _SLACK:
+            # Mostly leases that were reported long before their end: let their hints go.
+            self._due = [(held.due, held.id) for held in self._held.values()]
+            heapq.heappush(self._due, (due, lease_id))
+            heapq.heapify(self._due)
+        if self._timer is None or due < self._armed:
+            self._arm(due)
+        return due
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed = when
+        self._timer = self._clock.call_at(when, self._sweep)
+
+    def _sweep(self) -> None:
+        """End every lease whose moment has come."""
+        self._timer = None
+        now = self._clock.monotonic()
+        while self._due and self._due[0][0] <= now:
+            _, lease_id = heapq.heappop(self._due)
+            held = self._held.get(lease_id)
+            if held is not None and held.due <= now:
+                self._expire(lease_id)
+        if self._due:
+            self._arm(self._due[0][0])
 
     def _moment(self, seconds: float) -> datetime:
         return utc(self._clock.wall() + seconds)

@@ -10,7 +10,7 @@ from aiohttp import web
 from gatekeeper.decision import Decision
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routing import Call, Route
-from gatekeeper.sidecar.wire import json_response, read_body, read_query
+from gatekeeper.sidecar.wire import quick_json, read_body, read_query
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.app import Service
@@ -45,7 +45,7 @@ async def check(service: Service, call: Call) -> web.StreamResponse:
     query = read_query(call.query, CheckQuery)
     decision = await service.gate.check(query.url, user_agent=query.user_agent)
     service.decided(decision, call)
-    return json_response(decision)
+    return quick_json(call.request, decision)
 
 
 async def check_batch(service: Service, call: Call) -> web.StreamResponse:
@@ -56,7 +56,7 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
         raise Problem(413, "too-large", f"a batch may have {most} URLs at most")
     decisions = await service.gate.check_all(batch.urls, user_agent=batch.user_agent)
     service.log.add_many(decisions, call.id, call.client)
-    return json_response(Decisions(decisions))
+    return quick_json(call.request, Decisions(decisions))
 
 
 ROUTES = (

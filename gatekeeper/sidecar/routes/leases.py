@@ -16,7 +16,7 @@ from gatekeeper.sidecar.leases import Held, Wanted
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routes.check import UserAgent
 from gatekeeper.sidecar.routing import Call, Route
-from gatekeeper.sidecar.wire import json_response, read_body
+from gatekeeper.sidecar.wire import json_response, quick_json, quick_nothing, read_body
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.app import Service
@@ -90,7 +90,7 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
         raise
     service.metrics.queue_wait.observe(service.clock.monotonic() - started)
     service.decided(held.lease.decision, call)
-    return json_response(_body(held), status=201)
+    return quick_json(call.request, _body(held), status=201)
 
 
 async def renew(service: Service, call: Call) -> web.StreamResponse:
@@ -115,7 +115,7 @@ async def report(service: Service, call: Call) -> web.StreamResponse:
     )
     if left_over is not None and told.status in (429, 503):
         await _block(service, left_over.url, told)
-    return web.Response(status=204)
+    return quick_nothing(call.request)
 
 
 async def _block(service: Service, url: str, told: LeaseReport) -> None:
@@ -130,7 +130,7 @@ async def _block(service: Service, url: str, told: LeaseReport) -> None:
 async def give_back(service: Service, call: Call) -> web.StreamResponse:
     """Ends the lease unused: nothing was sent."""
     service.leases.give_back(call.params["id"])
-    return web.Response(status=204)
+    return quick_nothing(call.request)
 
 
 def _body(held: Held) -> LeaseBody:
