@@ -14,7 +14,7 @@ import importlib.metadata
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,10 +32,12 @@ from gatekeeper.sidecar.auth import read_tokens
 from gatekeeper.sidecar.checks import accepted_hosts, check_server, tls_context
 from gatekeeper.sidecar.leasebook import LeaseBook
 from gatekeeper.sidecar.reload import reload
-from gatekeeper.sidecar.server import Server
+from gatekeeper.sidecar.server import Server, raise_file_limit
 
 if TYPE_CHECKING:
     import ssl
+
+    from gatekeeper.sidecar.metrics import Sample
 
 __all__ = ["Wiring", "running", "serve", "state_path"]
 
@@ -158,7 +160,12 @@ async def _listening(
     service: Service, sockets: list[socket.socket], context: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     """Accept connections while inside; on the way out, drain within bounds (T16)."""
-    server = Server(service.handle, header=service.config.server.max_header)
+    server = Server(
+        service.handle,
+        header=service.config.server.max_header,
+        connections=raise_file_limit(),
+    )
+    service.metrics.add_source(lambda: _connections(server))
     runner = web.ServerRunner(server, shutdown_timeout=1.0)
     await runner.setup()
     try:
@@ -175,6 +182,23 @@ async def _listening(
             await service.drain(sites)
     finally:
         await runner.cleanup()
+
+
+def _connections(server: Server) -> Iterable[Sample]:
+    yield (
+        "gauge",
+        "gatekeeper_connections",
+        "Open connections.",
+        (),
+        [((), len(server.connections))],
+    )
+    yield (
+        "counter",
+        "gatekeeper_connections_refused",
+        "Connections turned away.",
+        (),
+        [((), server.full)],
+    )
 
 
 def with_state(config: Config) -> Config:

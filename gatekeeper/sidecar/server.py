@@ -1,32 +1,47 @@
-"""aiohttp's low-level server, with our answer to what is no HTTP."""
+"""aiohttp's low-level server, with bounds on connections and our answer to what is no HTTP."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import logging
+from typing import Any, cast
 
+import msgspec
 from aiohttp import web
 
 from gatekeeper.sidecar.problems import Problem
 
-__all__ = ["Server"]
+__all__ = ["FIRST_REQUEST", "Server", "raise_file_limit"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_REQUEST = 20.0
+"""Seconds that a new connection has for its first request's head (T9: slow-loris)."""
+_IDLE = 75.0
+"""Seconds that a connection may idle, or take for a further request's head."""
+_RESERVED = 64
+"""File descriptors kept for the gate's own work: sites, storage, logs."""
 
 
 class Server(web.Server):
-    """`web.Server` bounded in its headers, cancelling the handler of a client that left.
+    """`web.Server` bounded in headers and connections.
 
     `handler_cancellation` matters: without it a client that hangs up would keep its place
     in the queue, and be granted a lease that nobody uses.
     """
 
-    def __init__(self, handler: Any, *, header: int) -> None:
+    def __init__(self, handler: Any, *, header: int, connections: int = 100_000) -> None:
         super().__init__(
             handler,
             handler_cancellation=True,
             access_log=None,
             max_line_size=header,
             max_field_size=header,
-            keepalive_timeout=75.0,
+            keepalive_timeout=_IDLE,
         )
+        self.most = connections
+        self.full = 0
+        """Connections turned away."""
 
     def __call__(self) -> web.RequestHandler:
         """One connection's protocol."""
@@ -34,9 +49,31 @@ class Server(web.Server):
 
 
 class _Protocol(web.RequestHandler):
-    """A connection: malformed requests get a problem document too."""
+    """A connection: bounded in number and patience, with problem documents for errors."""
 
-    __slots__ = ()
+    __slots__ = ("_first",)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, or turn it away with 503 when there are too many."""
+        super().connection_made(transport)
+        server = cast("Server", self._manager)
+        self._first = asyncio.get_running_loop().call_later(FIRST_REQUEST, self._too_slow)
+        if len(server.connections) > server.most:
+            if not server.full:
+                logger.error("%d connections are open; further ones get 503", server.most)
+            server.full += 1
+            cast("asyncio.Transport", transport).write(_FULL)
+            self.force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection and its timer."""
+        self._first.cancel()
+        super().connection_lost(exc)
+
+    def _too_slow(self) -> None:
+        # aiohttp's own timer runs from the first answer on; before it nothing does.
+        if self._request_count == 0:
+            self.force_close()
 
     def handle_error(
         self,
@@ -45,6 +82,7 @@ class _Protocol(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
+        """A problem document for what never reached the handler."""
         if request.writer.output_size > 0:
             raise ConnectionError("the answer is under way already")
         if status >= 500:
@@ -55,3 +93,34 @@ class _Protocol(web.RequestHandler):
         response = problem.response()
         response.force_close()
         return response
+
+
+def _raw(problem: Problem) -> bytes:
+    body = msgspec.json.encode(problem.document())
+    return (
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\n"
+        b"Retry-After: 1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+
+
+_FULL = _raw(Problem(503, "full", "too many connections are open"))
+
+
+def raise_file_limit() -> int:
+    """As many open files as the system lets us have; returns how many clients that allows.
+
+    Above that number connections are turned away while descriptors are left for the work.
+    """
+    try:
+        import resource  # noqa: PLC0415 - not on every system
+    except ImportError:
+        return 10_000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+    if soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+        except (ValueError, OSError):
+            logger.warning("the limit of open files stays at %d", soft)
+    return max(_RESERVED, soft - max(_RESERVED, soft // 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from email.utils import formatdate
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ __all__ = [
 ]
 
 JSON = "application/json"
+BODY_TIMEOUT = 20.0
+"""Seconds that a request's body may take (T9: slow-loris)."""
 _JSON_HEADERS = {"Content-Type": JSON, "Server": "gatekeeper"}
 _T = TypeVar("_T")
 _encoder = msgspec.json.Encoder()
@@ -158,6 +161,16 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
 async def _read(request: web.BaseRequest, limit: int) -> bytes:
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
+    if request.content.is_eof():
+        return await _read_all(request, limit)  # the common case: it is all here
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            return await _read_all(request, limit)
+    except TimeoutError:
+        raise Problem(408, "too-slow", f"the body took over {BODY_TIMEOUT:g} s") from None
+
+
+async def _read_all(request: web.BaseRequest, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while part := await request.content.readany():
