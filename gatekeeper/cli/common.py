@@ -13,7 +13,17 @@ from gatekeeper.cli.settings import Settings
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
 
-__all__ = ["DENIED", "NAME", "OK", "USAGE", "add_command", "load", "open_gate", "version"]
+__all__ = [
+    "DENIED",
+    "NAME",
+    "OK",
+    "USAGE",
+    "add_command",
+    "load",
+    "open_gate",
+    "version",
+    "warn_if_anonymous",
+]
 
 NAME = "gatekeeper"
 OK, DENIED, USAGE = 0, 1, 2
@@ -76,3 +86,14 @@ def open_gate(settings: Settings) -> Gatekeeper:
 def log_to_stderr() -> None:
     """Warnings of the library as one line each."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
+
+
+def warn_if_anonymous(settings: Settings) -> None:
+    """Say how to set an identity, where none is set."""
+    if settings.config.user_agent is None:
+        print(
+            f"{NAME}: no identity is set, so sites see {settings.identity()!r}; give them a way "
+            'to reach you with --user-agent "yourbot/1.0 (+https://...)" or `user_agent` in '
+            "the configuration",
+            file=sys.stderr,
+        )

@@ -6,7 +6,14 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from gatekeeper.cli.common import NAME, Subparsers, add_command, load, log_to_stderr
+from gatekeeper.cli.common import (
+    NAME,
+    Subparsers,
+    add_command,
+    load,
+    log_to_stderr,
+    warn_if_anonymous,
+)
 from gatekeeper.cli.crawl.limits import MANIFEST, Limits
 from gatekeeper.errors import ConfigError
 
@@ -81,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.urls and args.input is None:
         raise ConfigError("no URL; give some, or -i FILE, or `-` for standard input")
     settings = load(args)
+    warn_if_anonymous(settings)
     job = Job(
         identity=settings.identity(),
         config=settings.config,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, load
+from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, load, warn_if_anonymous
 from gatekeeper.cli.settings import Settings
 
 __all__ = ["add_parser", "run"]
@@ -45,13 +44,7 @@ def run(args: argparse.Namespace) -> int:
     settings = read()
     from gatekeeper.sidecar.lifecycle import Wiring, serve  # noqa: PLC0415 - quick --help
 
-    if settings.config.user_agent is None:
-        print(
-            f"{NAME}: no identity is set, so sites see {settings.identity()!r}; give them a way "
-            'to reach you with --user-agent "yourbot/1.0 (+https://...)" or `user_agent` in '
-            "the configuration",
-            file=sys.stderr,
-        )
+    warn_if_anonymous(settings)
     wiring = Wiring(
         identity=settings.identity(),
         config=settings.config,

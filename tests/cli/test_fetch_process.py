@@ -30,6 +30,7 @@ async def site(internet: FakeInternet) -> str:
 async def start(*arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gatekeeper", "fetch", "--allow-address", "127.0.0.0/8"),
+        *("--user-agent", "examplebot/1.0"),
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

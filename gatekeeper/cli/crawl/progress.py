@@ -129,8 +129,7 @@ class Live:
         self._live.update(self._picture(tally, turns), refresh=True)
 
     def _picture(self, tally: Tally, turns: Sequence[NextTurn]) -> Any:
-        from rich.console import Group  # noqa: PLC0415 - an extra
-        from rich.progress_bar import ProgressBar  # noqa: PLC0415
+        from rich.progress_bar import ProgressBar  # noqa: PLC0415 - an extra
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
@@ -141,7 +140,10 @@ class Live:
         rows = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for turn in turns:
             rows.add_row(Text(turn.host), duration(turn.seconds), f"{turn.waiting:,} waiting")
-        return Group(bar, Text(state_of(tally)), rows)
+        frame = Table.grid()  # a bar alone does not end its line
+        for row in (bar, Text(state_of(tally)), rows):
+            frame.add_row(row)
+        return frame
 
 
 def state_of(tally: Tally) -> str:

@@ -190,6 +190,7 @@ async def _watched(
             watching = group.create_task(_watch(work, gate, progress, clock, job.max_wait))
             await work.run(given(job.urls, job.input))
             watching.cancel()
+            progress.show(work.tally, ())
     except BaseExceptionGroup as errors:
         raise _first(errors) from None
 
