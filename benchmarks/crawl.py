@@ -32,14 +32,23 @@ def _crawls(options: Options) -> Table:
     rounds = options.rounds(quick=3, full=7)
     names = available()
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    failed: dict[str, str] = {}
     rng = random.Random(3)
     with serving() as port:
         for _ in range(rounds):
             rng.shuffle(names)
             for name in names:
+                if name in failed:
+                    continue
                 wanted = _SLOW if CRAWLERS[name].slow else pages
-                taken[name].append(_child(name, port, wanted))
-    return _table(taken, pages, rounds)
+                try:
+                    taken[name].append(_child(name, port, wanted))
+                except (RuntimeError, subprocess.TimeoutExpired) as error:
+                    failed[name] = f"{name}: not measured ({error})"
+                    del taken[name]
+    if _BARE in failed:
+        raise RuntimeError(failed[_BARE])
+    return _table(taken, pages, rounds, tuple(failed.values()))
 
 
 def _child(name: str, port: int, pages: int) -> dict[str, float]:
@@ -52,14 +61,16 @@ def _child(name: str, port: int, pages: int) -> dict[str, float]:
     )
     if done.returncode:
         said = [line.strip(" |+") for line in done.stderr.splitlines() if "Error: " in line]
-        raise RuntimeError(f"{name}: {said[-1] if said else done.stderr[-500:]}")
+        raise RuntimeError(f"{said[-1] if said else done.stderr[-500:]}")
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     if figures["pages"] != pages:
-        raise RuntimeError(f"{name}: {figures['pages']:,.0f} of {pages:,} pages came")
+        raise RuntimeError(f"{figures['pages']:,.0f} of {pages:,} pages came")
     return figures
 
 
-def _table(taken: dict[str, list[dict[str, float]]], pages: int, rounds: int) -> Table:
+def _table(
+    taken: dict[str, list[dict[str, float]]], pages: int, rounds: int, failed: tuple[str, ...]
+) -> Table:
     wall = {name: [one["wall"] / one["pages"] for one in runs] for name, runs in taken.items()}
     cpu = {name: [one["processor"] / one["pages"] for one in runs] for name, runs in taken.items()}
     rows, figures = [], {}
@@ -80,7 +91,7 @@ def _table(taken: dict[str, list[dict[str, float]]], pages: int, rounds: int) ->
             )
         )
         figures[name] = {"pages_per_second": rate, "wall": slower, "processor": work}
-    notes = [f"{name}: not installed here" for name in CRAWLERS if name not in taken]
+    notes = [f"{name}: not installed here" for name in CRAWLERS if name not in available()]
     return Table(
         f"{pages:,} pages of {HOSTS} hosts, no delay",
         ("", "pages", "time of the bare client's", "processor a page", "of the bare client's"),
@@ -88,6 +99,7 @@ def _table(taken: dict[str, list[dict[str, float]]], pages: int, rounds: int) ->
         "at most 1.10x the bare client's time; at least 15x Scrapy's pages",
         (
             *notes,
+            *failed,
             f"Loopback, the server in a process of its own; {CONCURRENCY} requests in flight; "
             f"{rounds} shuffled rounds, each crawler in a fresh process, medians. Start-up and "
             "imports are not counted, robots.txt is.",
