@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 
 from gatekeeper import urls
@@ -11,8 +12,9 @@ from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import normal
 from gatekeeper.robots.lines import Spans, octets
 from gatekeeper.robots.model import Dialect
-from gatekeeper.robots.patterns import Places, ShellPattern
+from gatekeeper.robots.patterns import Places, ShellPattern, present
 from gatekeeper.robots.rulesets import ROBOTS_TXT, Numbered, rules_in
+from gatekeeper.robots.trie import PieceIndex
 
 __all__ = ["PrefixesInOrder", "ShellRules"]
 
@@ -122,7 +124,7 @@ class ShellRules:
     (V2-36). An empty value matches nothing (V2-23).
     """
 
-    __slots__ = ("_explicit", "_patterns", "_precedence", "_whitelist", "spans")
+    __slots__ = ("_by_key", "_explicit", "_keys", "_patterns", "_precedence", "_whitelist", "spans")
 
     dialect = Dialect.V2
     spans: Spans
@@ -132,19 +134,34 @@ class ShellRules:
         self._precedence = precedence
         rules = rules_in(text, spans, v2=True)
         self._explicit: dict[str, int] = {}
-        patterns: list[tuple[int, str, ShellPattern, int]] = []
+        patterns: list[tuple[int, ShellPattern, int]] = []
         for number, rule in enumerate(rules):
             for which, pattern in _patterns(rule.value):
                 code = number * 2 + rule.allow
                 if pattern.explicit is None or precedence:
-                    patterns.append((code, pattern.key, pattern, which))
+                    patterns.append((code, pattern, which))
                 else:
                     self._explicit.setdefault(f"{which}{pattern.explicit}", code)
-        self._patterns = tuple(patterns)
+        self._file(patterns)
         allows = [rule.value for rule in rules if rule.allow and rule.value]
         self._whitelist = bool(allows) and (
-            any(each[2].explicit is None for each in patterns if each[0] & 1)
+            any(each[1].explicit is None for each in patterns if each[0] & 1)
             or all(rule.allow or not rule.value for rule in rules)
+        )
+
+    def _file(self, patterns: list[tuple[int, ShellPattern, int]]) -> None:
+        """Patterns under the piece that they need; each with the rarest class that it needs."""
+        common = Counter(bits for _, pattern, _ in patterns for bits in pattern.classes)
+        self._patterns = tuple(
+            (code, min(pattern.classes, key=common.__getitem__, default=-1), pattern, which)
+            for code, pattern, which in patterns
+        )
+        self._by_key: dict[tuple[int, str], list[int]] = {}
+        for index, (_, pattern, which) in enumerate(patterns):
+            self._by_key.setdefault((which, pattern.key), []).append(index)
+        self._keys = tuple(
+            PieceIndex(key for view, key in self._by_key if view == which)
+            for which in (_RAW, _DECODED, _BOTH)
         )
 
     def allows(self, path: str) -> bool:
@@ -173,11 +190,17 @@ class ShellRules:
         self, views: tuple[_Views, _Views, _Views], end: int | None = None
     ) -> Iterator[tuple[int, bool]]:
         """Code, and whether it is explicit, of each listed pattern that matches, before `end`."""
-        texts = tuple("\n".join(place.text for place in seen) for seen in views)
-        for code, key, pattern, which in self._patterns:
+        texts = ["\n".join(place.text for place in seen) for seen in views]
+        here = present("".join(texts))
+        likely: list[int] = []
+        for which, text in enumerate(texts):
+            for key, _ in self._keys[which].found(text):
+                likely += self._by_key[which, key]
+        for index in sorted(likely):
+            code, rarest, pattern, which = self._patterns[index]
             if end is not None and code > end:
                 return
-            if key in texts[which] and any(map(pattern.matches, views[which])):
+            if rarest & here and any(map(pattern.matches, views[which])):
                 yield code, pattern.explicit is not None
 
     def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:

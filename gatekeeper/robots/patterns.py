@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TypeGuard
 
-__all__ = ["Places", "ShellPattern", "WildTrie", "key_piece", "squeeze", "wild_match"]
+__all__ = ["Places", "ShellPattern", "key_piece", "present", "squeeze", "wild_match"]
 
 _STARS = re.compile(r"\*{2,}")
 
@@ -53,63 +53,6 @@ def key_piece(pattern: str) -> str:
     return max(pattern.removesuffix("$").split("*"), key=len)
 
 
-class WildTrie:
-    """Many wildcard patterns at once: what they share from the left is searched for once.
-
-    Takes squeezed patterns in normal form, each with its entry; of two entries the greater
-    one is the better match.
-    """
-
-    __slots__ = ("_root",)
-
-    def __init__(self, patterns: dict[str, int]) -> None:
-        self._root = _Node()
-        for pattern, entry in patterns.items():
-            anchored = pattern.endswith("$")
-            *pieces, last = (pattern[:-1] if anchored else pattern).split("*")
-            node = self._root
-            for piece in pieces:
-                child = node.children.get(piece)
-                if child is None:
-                    child = node.children[piece] = _Node()
-                node = child
-            (node.suffixes if anchored else node.pieces)[last] = entry
-
-    def best(self, path: str, floor: int) -> int:
-        """The entry of the best match if it beats `floor`, else `floor`."""
-        best = floor
-        find, length = path.find, len(path)
-        stack = [
-            (node, len(piece))
-            for piece, node in self._root.children.items()
-            if path.startswith(piece)
-        ]
-        while stack:
-            node, position = stack.pop()
-            for piece, entry in node.pieces.items():
-                if entry > best and find(piece, position) >= 0:
-                    best = entry
-            for piece, entry in node.suffixes.items():
-                if entry > best and length - len(piece) >= position and path.endswith(piece):
-                    best = entry
-            for piece, child in node.children.items():
-                found = find(piece, position)
-                if found >= 0:
-                    stack.append((child, found + len(piece)))
-        return best
-
-
-class _Node:
-    __slots__ = ("children", "pieces", "suffixes")
-
-    def __init__(self) -> None:
-        self.children: dict[str, _Node] = {}
-        self.pieces: dict[str, int] = {}
-        """Patterns that end with this piece anywhere behind."""
-        self.suffixes: dict[str, int] = {}
-        """Patterns that end with this piece and the path (RFC-28)."""
-
-
 class ShellPattern:
     """A pattern of the 2.0 draft (V2-17): `*`, `?`, `[...]`, `[!...]`, `\\x`, both ends anchored.
 
@@ -120,7 +63,7 @@ class ShellPattern:
     that its cost is its length and never its length times the path's.
     """
 
-    __slots__ = ("explicit", "key", "least", "segments")
+    __slots__ = ("classes", "explicit", "key", "least", "segments")
 
     def __init__(self, value: str) -> None:
         segments = _segments(value)
@@ -131,6 +74,10 @@ class ShellPattern:
         """Characters that a matching path has at least."""
         self.key = max((s for s in segments if isinstance(s, str)), key=len, default="")
         """A plain piece that every matching path holds."""
+        self.classes = frozenset(
+            unit for s in segments if not isinstance(s, str) for unit in s if isinstance(unit, int)
+        )
+        """A bit an octet: of every one of them, each matching path has a member."""
 
     def matches(self, path: Places) -> bool:
         """Whether the whole path matches."""
@@ -198,6 +145,14 @@ class Places:
             fits = {ord(char): "01"[_fits(unit, char)] for char in set(self.text)}
             bits = self._places[unit] = int(self.text[::-1].translate(fits), 2)
         return bits
+
+
+def present(text: str) -> int:
+    """The characters that stand in a text, a bit each."""
+    bits = 0
+    for char in set(text):
+        bits |= 1 << ord(char)
+    return bits
 
 
 def _fits(unit: _Unit, char: str) -> bool:

@@ -17,7 +17,8 @@ from typing import NamedTuple, Protocol
 from gatekeeper.robots import normal
 from gatekeeper.robots.lines import RULE, Spans, value_of
 from gatekeeper.robots.model import Dialect
-from gatekeeper.robots.patterns import WildTrie, key_piece, squeeze, wild_match
+from gatekeeper.robots.patterns import key_piece, squeeze, wild_match
+from gatekeeper.robots.trie import WildTrie
 
 __all__ = ["ROBOTS_TXT", "LongestMatch", "Numbered", "RuleSet", "rules_in"]
 

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatekeeper.robots import RobotsTxt, rulesets
+from gatekeeper.robots import RobotsTxt, rulesets, trie
 
 UNRESERVED = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 RESERVED = set(":/?#[]@!$&'()*+,;=")
 
 # Few letters, so that rules and paths meet; and everything that has a meaning somewhere.
 PIECES = st.sampled_from(
-    ["a", "b", "/", "*", "$", "?", ":", "%61", "%2F", "%2f", "%3A", "%2A", "%24", "%", "é", " ", "."]
+    [
+        "a",
+        "b",
+        "/",
+        "*",
+        "$",
+        "?",
+        ":",
+        "%61",
+        "%2F",
+        "%2f",
+        "%3A",
+        "%2A",
+        "%24",
+        "%",
+        "é",
+        " ",
+        ".",
+    ]
 )
 VALUES = st.builds("".join, st.lists(PIECES, max_size=8)).map(str.strip)
 ROOTED = st.one_of(VALUES, VALUES.map("/{}".format))
@@ -66,8 +85,8 @@ def wild(pattern: Tokens, path: Tokens, anchored: bool) -> bool:
 def naive_rfc(rules: list[tuple[str, str]], path: str) -> bool:
     plain = tokens(path, keep="".join(RESERVED - set("*$")))
     best = (0, True)
-    for field, value in rules:
-        value = value.partition("#")[0].strip(" \t")
+    for field, written in rules:
+        value = written.partition("#")[0].strip(" \t")
         if value[:1] not in {"/", "*"}:
             continue
         anchored = value.endswith("$")
@@ -114,18 +133,19 @@ def text_of(rules: list[tuple[str, str]]) -> str:
     return "User-agent: *\n" + "".join(f"{field}: {value}\n" for field, value in rules)
 
 
-@pytest.fixture(params=["flat", "trie"], scope="module")
-def layout(request: pytest.FixtureRequest) -> str:
-    """Both ways to hold wildcard patterns: the one for few, the one for many."""
-    patch = pytest.MonkeyPatch()
-    if request.param == "trie":
-        patch.setattr(rulesets, "_FLAT_RULES", 0)
-    request.addfinalizer(patch.undo)
-    return str(request.param)
+@pytest.fixture(params=["flat", "trie", "indexed trie"], scope="module")
+def layout(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every way to hold wildcard patterns: the one for few, and those for many."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param != "flat":
+            patch.setattr(rulesets, "_FLAT_RULES", 0)
+        if request.param == "indexed trie":
+            patch.setattr(trie, "_MANY", 1)
+        yield
 
 
 @given(rules=RULES, path=PATHS)
-def test_rfc9309(layout: str, rules: list[tuple[str, str]], path: str) -> None:
+def test_rfc9309(layout: None, rules: list[tuple[str, str]], path: str) -> None:
     policy = RobotsTxt.parse(text_of(rules), dialect="rfc9309").policy("bot")
     expected = naive_rfc(rules, path)
 
@@ -136,7 +156,7 @@ def test_rfc9309(layout: str, rules: list[tuple[str, str]], path: str) -> None:
 
 @given(rules=RULES, path=PATHS)
 def test_rfc9309_candidates_are_the_rules_that_match(
-    layout: str, rules: list[tuple[str, str]], path: str
+    layout: None, rules: list[tuple[str, str]], path: str
 ) -> None:
     match = RobotsTxt.parse(text_of(rules), dialect="rfc9309").policy("bot").match_path(path)
 
