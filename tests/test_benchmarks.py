@@ -1,0 +1,66 @@
+"""The benchmarks' own inputs: the same for everybody, and shaped like real files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.corpus import generate, load, shape
+from benchmarks.report import Table
+from benchmarks.shapes import LIMIT, SHAPES
+from benchmarks.timing import Contender, Sample, compete
+
+
+def test_the_same_seed_makes_the_same_sites() -> None:
+    assert generate(20) == generate(20)
+    assert generate(20) != generate(20, seed=1)
+
+
+def test_made_up_sites_have_the_size_and_the_rules_of_real_ones() -> None:
+    found = shape(generate())
+    assert 1_000 < found["bytes_mean"] < 2_200
+    assert 8 < found["rules_p50"] < 25
+    assert 60 < found["rules_p90"] < 150
+    assert 150 < found["rules_p99"] < 700
+
+
+def test_a_corpus_can_be_read_from_a_file(tmp_path: Path) -> None:
+    row = {"host": "a.example", "robots_txt": "User-agent: *\n", "urls": ["https://a.example/"]}
+    path = tmp_path / "robots.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    (site,) = load(path)
+    assert site.body == b"User-agent: *\n"
+    assert site.urls == ("https://a.example/",)
+
+
+def test_no_hostile_file_is_larger_than_what_is_read_of_a_file() -> None:
+    assert all(len(make().body) <= LIMIT for make in SHAPES.values())
+
+
+def test_a_ratio_compares_what_ran_in_the_same_round() -> None:
+    slow = Sample((2.0, 20.0, 2.0), work=10)
+    fast = Sample((1.0, 10.0, 1.0), work=10)
+    assert fast.faster_than(slow) == 2.0
+
+
+def test_every_contender_works_once_a_round_after_a_warm_up() -> None:
+    seen: dict[str, list[int]] = {"a": [], "b": []}
+
+    def contender(name: str) -> Contender:
+        def work(turn: int) -> int:
+            seen[name].append(turn)
+            return 5
+
+        return Contender(work)
+
+    samples = compete({name: contender(name) for name in seen}, rounds=3)
+    assert seen == {"a": [0, 1, 2, 3], "b": [0, 1, 2, 3]}
+    assert [len(sample.rounds) for sample in samples.values()] == [3, 3]
+
+
+def test_a_table_is_markdown() -> None:
+    table = Table("Title", ("", "figure"), [("ours", "1 µs")], "fast", ("a note",))
+    assert table.markdown() == (
+        "## Title\n\nGoal: fast\n\n"
+        "|      | figure |\n|------|--------|\n| ours | 1 µs   |\n\n- a note\n"
+    )
