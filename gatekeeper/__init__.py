@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gatekeeper.client import RemoteGatekeeper, RemoteStats
 from gatekeeper.clock import Clock, SystemClock, VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule
 from gatekeeper.decision import Decision, Reason, State, Verdict
@@ -14,6 +15,7 @@ from gatekeeper.errors import (
     GatekeeperError,
     InvalidURL,
     LeaseTimeout,
+    SidecarError,
     StorageError,
 )
 from gatekeeper.gate import Gatekeeper
@@ -76,10 +78,13 @@ __all__ = [
     "Policy",
     "Reason",
     "Refusal",
+    "RemoteGatekeeper",
+    "RemoteStats",
     "RequestRate",
     "RobotsTxt",
     "Rule",
     "Severity",
+    "SidecarError",
     "State",
     "StorageError",
     "SystemClock",

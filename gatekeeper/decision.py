@@ -74,6 +74,8 @@ class Reason(StrEnum):
     INTERNAL = "internal"
     OVERLOADED = "overloaded"
     """More questions wait for robots.txt files than `cache.max_waiters` lets in."""
+    GATE_UNREACHABLE = "gate_unreachable"
+    """A client's own answer, while its sidecar can't be asked."""
     # Somebody else decided.
     OPERATOR = "operator"
     BLOCKED = "blocked"

@@ -8,6 +8,7 @@
     ├── LeaseTimeout (aiohttp.ClientError, TimeoutError)   no turn in time
     ├── AddressRefused (OSError)            the guard refused to dial
     ├── StorageError                        the state file can't be used
+    ├── SidecarError                        the sidecar refused a client of ours
     └── GateClosed (RuntimeError)           the gate is shut, or was never opened
 
 Denial of a *question* is a value (a `Decision`), never an exception; `Denied` is
@@ -34,6 +35,7 @@ __all__ = [
     "GatekeeperError",
     "InvalidURL",
     "LeaseTimeout",
+    "SidecarError",
     "StorageError",
 ]
 
@@ -112,6 +114,23 @@ class AddressRefused(GatekeeperError, OSError):
 
 class StorageError(GatekeeperError):
     """The state can't be read or written; the message names the file and the remedy."""
+
+
+class SidecarError(GatekeeperError):
+    """The sidecar refused a request, or its answer can't be read: asking again won't help.
+
+    `status` is its HTTP status, `kind` one word such as "unauthorized", `detail` a sentence.
+    A sidecar that can't be reached is no error of this kind: that defers.
+    """
+
+    def __init__(self, status: int, kind: str, detail: str) -> None:
+        super().__init__(status, kind, detail)
+        self.status = status
+        self.kind = kind
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"the sidecar answers {self.status} {self.kind}: {self.detail}"
 
 
 class GateClosed(GatekeeperError, RuntimeError):

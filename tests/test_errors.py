@@ -20,6 +20,7 @@ from gatekeeper.errors import (
     GatekeeperError,
     InvalidURL,
     LeaseTimeout,
+    SidecarError,
     StorageError,
 )
 
@@ -41,6 +42,7 @@ EVERY = [
     LeaseTimeout("https://a.example/x", "no turn within 5 s", retry_at=NOON),
     AddressRefused(),
     StorageError("state.db: full"),
+    SidecarError(401, "unauthorized", "a bearer token is needed"),
     GateClosed("the gate is closed"),
 ]
 

@@ -158,6 +158,7 @@ class LeaseTable:
         elapsed: float | None,
         retry_after: float | str | None,
         size: int | None,
+        rate_limit: str | None = None,
     ) -> OpenLease | None:
         """Say what came of it; that ends it. A repeated report changes nothing.
 
@@ -174,7 +175,13 @@ class LeaseTable:
         lease = held.lease if held is not None else self._ended.get(lease_id)
         if lease is None:
             raise _unknown(lease_id)
-        lease.report(status=status, elapsed=elapsed, retry_after=retry_after, size=size)
+        lease.report(
+            status=status,
+            elapsed=elapsed,
+            retry_after=retry_after,
+            size=size,
+            rate_limit=rate_limit,
+        )
         if held is not None:
             lease.end()
             self._remember(lease_id, lease, "reported")

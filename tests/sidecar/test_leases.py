@@ -76,7 +76,13 @@ async def held(table: LeaseTable, gate: Any, *, gone: bool = False, **changes: A
 
 
 def told(**changes: Any) -> dict[str, Any]:
-    return {"status": None, "elapsed": None, "retry_after": None, "size": None} | changes
+    return {
+        "status": None,
+        "elapsed": None,
+        "retry_after": None,
+        "size": None,
+        "rate_limit": None,
+    } | changes
 
 
 async def test_a_report_ends_the_lease_and_reaches_the_scheduler(

@@ -19,7 +19,7 @@ from gatekeeper.sidecar.wire import Nothing, json_response, read_body, read_quer
 if TYPE_CHECKING:
     from gatekeeper.sidecar.app import Service
 
-__all__ = ["ROUTES", "BlockBody", "HostBody", "HostList", "HostQuery"]
+__all__ = ["ROUTES", "BlockBody", "HostBody", "HostList", "HostQuery", "RefreshBody"]
 
 HostState = Literal["free", "waiting", "busy", "blocked", "paused"]
 _SLICE = 2000
@@ -31,7 +31,7 @@ class HostQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     q: Annotated[str, msgspec.Meta(max_length=253)] = ""
     """Part of the name."""
-    state: HostState | None = None
+    state: HostState | Literal["any"] = "any"
     sort: Literal["host", "-host", "next", "-next"] = "host"
     page: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     per_page: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
@@ -67,6 +67,13 @@ class BlockBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     reason: Annotated[str, msgspec.Meta(max_length=200)] = "operator"
 
 
+class RefreshBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose file: without `origin`, both schemes' at their own ports, as far as known."""
+
+    origin: Annotated[str, msgspec.Meta(max_length=300)] | None = None
+    """One of the host's origins; the way to name one at a port of its own."""
+
+
 async def list_hosts(service: Service, call: Call) -> web.StreamResponse:
     """A page of the hosts in memory, filtered and sorted here, not in the client."""
     query = read_query(call.query, HostQuery)
@@ -94,7 +101,7 @@ async def _looked_at(service: Service, query: HostQuery) -> AsyncIterator[HostBo
             await asyncio.sleep(0)
         if wanted in host:
             body = await _body(service, host)
-            if query.state is None or body.state == query.state:
+            if query.state == "any" or body.state == query.state:
                 yield body
 
 
@@ -122,9 +129,15 @@ async def resume(service: Service, call: Call) -> web.StreamResponse:
 
 
 async def refresh(service: Service, call: Call) -> web.StreamResponse:
-    """Ask for the robots.txt of both schemes again, as far as they are known."""
-    await _empty(service, call)
+    """Ask for the robots.txt again: of one origin, or of both schemes as far as known."""
+    asked = await read_body(call.request, RefreshBody, limit=service.config.server.max_body)
     host = _host(call)
+    if asked.origin is not None:
+        target = urls.parse(asked.origin)
+        if target.host != host:
+            raise Problem(400, "bad-request", "body: `origin` is of another host")
+        await service.gate.refresh(target.origin)
+        return json_response(await _body(service, host))
     known = [
         origin
         for origin in (f"https://{host}", f"http://{host}")
@@ -214,6 +227,6 @@ ROUTES = (
     ),
     _control("pause", pause, "No turns until resumed.", Nothing),
     _control("resume", resume, "Turns again.", Nothing),
-    _control("refresh", refresh, "Ask for its robots.txt again.", Nothing),
+    _control("refresh", refresh, "Ask for its robots.txt again.", RefreshBody),
     _control("block", block, "No request before a moment.", BlockBody),
 )

@@ -66,6 +66,8 @@ class LeaseReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ) = None
     """The Retry-After header as it came, or seconds."""
     size: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    rate_limit: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    """The RateLimit header as it came."""
 
 
 async def acquire(service: Service, call: Call) -> web.StreamResponse:
@@ -112,6 +114,7 @@ async def report(service: Service, call: Call) -> web.StreamResponse:
         elapsed=told.elapsed,
         retry_after=told.retry_after,
         size=told.size,
+        rate_limit=told.rate_limit,
     )
     if left_over is not None and told.status in (429, 503):
         await _block(service, left_over.url, told)

@@ -1,0 +1,382 @@
+"""`RemoteGatekeeper`: the methods of `Gatekeeper`, answered by a sidecar.
+
+What a client promises beyond passing questions on:
+
+fail closed   a sidecar that can't be asked gives DEFER, reason gate_unreachable
+batches       checks asked in one turn of the loop travel in one request
+memory        a decision is repeated while it holds: see `gatekeeper.remote.answers`
+retries       questions are put again for `patience` seconds, reports for ten minutes
+leases        renewed while they are held, given back when their caller is cancelled
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import secrets
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from datetime import datetime
+from types import TracebackType
+from typing import Literal, Self
+
+from aiohttp import ClientMiddlewareType
+
+from gatekeeper import urls
+from gatekeeper.clock import Clock, SystemClock, utc
+from gatekeeper.config import Config
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.errors import ConfigError, GateClosed, InvalidURL, SidecarError
+from gatekeeper.middleware import gate_middleware
+from gatekeeper.remote.agents import check_agent
+from gatekeeper.remote.answers import Answers
+from gatekeeper.remote.control import Controlled
+from gatekeeper.remote.counts import RemoteStats
+from gatekeeper.remote.errands import Errands
+from gatekeeper.remote.leases import RemoteLease, RemoteLeaseRequest
+from gatekeeper.remote.line import Line
+from gatekeeper.remote.questions import Question, Questions
+from gatekeeper.remote.tasks import Tasks
+from gatekeeper.remote.turns import Turns
+from gatekeeper.remote.wire import Batch, Decisions, encode, read
+
+__all__ = ["RemoteGatekeeper", "RemoteStats"]
+
+_ASK_AGAIN = 5.0
+"""Seconds after which a sidecar that could not be asked may be asked again."""
+_FAREWELL = 5.0
+"""Seconds that closing waits for the last reports."""
+_WINDOW = 1000
+"""URLs that `check_many` reads ahead of the one it answers."""
+
+
+class RemoteGatekeeper(Controlled):
+    """A gate in another process: `Gatekeeper`'s methods, over TCP or a unix socket.
+
+    `where` is `"http://127.0.0.1:8750"`, `"https://..."` (with `ssl` for a context of your
+    own) or `"unix:/run/gatekeeper.sock"`; `token` the sidecar's bearer token. Without a
+    `user_agent` the sidecar's own identity chooses the group in robots.txt. Of `config`
+    only `[robots]` matters, for `robots` and `policy`.
+
+    `fail` says what `allowed` and `check` answer while the sidecar can't be asked: "closed"
+    defers, "open" allows; the decision's reason is gate_unreachable. A lease needs the
+    sidecar whatever `fail` says: nobody else knows whose turn it is.
+
+    `patience`: seconds for which an unanswered question is put again. `timeout`: seconds in
+    which one answer must come; the sidecar may have to fetch a robots.txt, and wait for its
+    turn, first. `poll`: seconds that one request for a lease waits in the sidecar, at most
+    its server.max_wait; `most_polls` how many may wait at once. `remember`: for how many
+    seconds at most a decision is repeated, `remember_most` how many are kept (0: none).
+
+    Raises ConfigError for an address, token or name that can't be used. Every method raises
+    SidecarError where the sidecar refuses the client (a wrong token, say).
+
+    >>> async def main() -> None:
+    ...     async with RemoteGatekeeper("unix:/run/gatekeeper.sock") as gate:
+    ...         if await gate.allowed("https://example.org/page"):
+    ...             async with gate.lease("https://example.org/page") as lease:
+    ...                 ...  # fetch it now
+    ...                 lease.report(status=200)
+    """
+
+    def __init__(
+        self,
+        where: str | os.PathLike[str],
+        *,
+        token: str | None = None,
+        user_agent: str | None = None,
+        fail: Literal["closed", "open"] = "closed",
+        config: Config | None = None,
+        ssl: ssl.SSLContext | None = None,
+        patience: float = 10.0,
+        timeout: float = 90.0,
+        poll: float = 240.0,
+        most_polls: int = 1000,
+        remember: float = 60.0,
+        remember_most: int = 10_000,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        if fail not in ("closed", "open"):
+            raise ConfigError(f'fail={fail!r}: "closed" defers, "open" allows; nothing else')
+        self.user_agent = user_agent
+        self.config = config or Config()
+        if user_agent is not None:
+            check_agent(user_agent)
+        self._fail = fail
+        self._clock = clock or SystemClock()
+        rng = rng or random.Random()
+        self._line = Line(
+            where,
+            token=token,
+            context=ssl,
+            patience=patience,
+            timeout=timeout,
+            clock=self._clock,
+            rng=rng,
+        )
+        self._tasks = Tasks()
+        self._answers = Answers(self._clock, size=remember_most, cap=remember)
+        self._questions = Questions(
+            self._post, self._answers, self._tasks, self._unanswered_question
+        )
+        self._errands = Errands(self._line, self._clock, rng)
+        self._turns = Turns(
+            self._line,
+            self._errands,
+            self._tasks,
+            self._deferral,
+            poll=poll,
+            most_polls=most_polls,
+            patience=patience,
+            clock=self._clock,
+            rng=rng,
+        )
+        self._middleware = gate_middleware(self)
+        self._prefix = f"client-{secrets.token_hex(4)}-"
+        self._counter = itertools.count(1)
+        self._open = self._closed = False
+        self._asked = self._remembered = self._unanswered = 0
+
+    def __repr__(self) -> str:
+        return f"<RemoteGatekeeper {self._line!r} {'open' if self._open else 'shut'}>"
+
+    # -- life ------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._open or self._closed:
+            raise GateClosed("this gate was opened already; make another one")
+        await self._line.open()
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Tell the last reports, five seconds at most; what still waits gets GateClosed."""
+        self._open, self._closed = False, True
+        try:
+            await self._tasks.close()
+            self._questions.close()
+            self._turns.held.end_all()
+            await self._errands.close(_FAREWELL)
+        finally:
+            await self._line.close()
+
+    # -- questions -------------------------------------------------------------------
+
+    async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
+        """Whether the URL may be fetched now. Raises InvalidURL."""
+        return bool(await self.check(url, user_agent=user_agent))
+
+    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
+        """Whether the URL may be fetched now, and why. Raises InvalidURL.
+
+        Those asked in one turn of the loop travel together, without a wait.
+        """
+        origin, _ = urls.split(url)
+        found = self._ask(url, origin, user_agent or self.user_agent)
+        decision = found if isinstance(found, Decision) else await found
+        if decision.reason is Reason.INVALID_URL:
+            # The sidecar reads URLs more strictly than this client, being of another version.
+            raise InvalidURL(urls.mask(url), decision.note or "no URL by the sidecar's word")
+        return decision
+
+    async def check_many(
+        self, raws: Iterable[str], *, user_agent: str | None = None
+    ) -> AsyncIterator[Decision]:
+        """Decisions in the order of the URLs; origins are asked in parallel.
+
+        Text that is no URL gives DENY with reason invalid_url, so that nothing is lost.
+        """
+        agent = user_agent or self.user_agent
+        waiting = iter(raws)
+        window: deque[Decision | asyncio.Future[Decision]] = deque()
+        try:
+            while True:
+                for raw in itertools.islice(waiting, _WINDOW - len(window)):
+                    window.append(self._ask_any(raw, agent))
+                if not window:
+                    return
+                found = window.popleft()
+                yield found if isinstance(found, Decision) else await found
+        finally:
+            _abandon(window)
+
+    async def check_all(
+        self, raws: Iterable[str], *, user_agent: str | None = None
+    ) -> list[Decision]:
+        """What `check_many` gives, as a list."""
+        return [decision async for decision in self.check_many(raws, user_agent=user_agent)]
+
+    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """The decision if this client remembers it; never asks. Raises InvalidURL."""
+        urls.split(url)
+        return self._answers.find((url, user_agent or self.user_agent))
+
+    # -- turns -----------------------------------------------------------------------
+
+    def lease(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+    ) -> RemoteLeaseRequest:
+        """The right to send one request, once the host's turn has come.
+
+        `async with gate.lease(url) as lease:`. Priorities from -1000 to 1000 are told apart.
+        Entering raises InvalidURL, Denied, Deferred (also where the sidecar can't be asked),
+        or LeaseTimeout.
+        """
+        return RemoteLeaseRequest(
+            lambda: self.acquire(url, priority=priority, timeout=timeout, user_agent=user_agent)
+        )
+
+    async def acquire(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+        owned: bool = True,
+    ) -> RemoteLease:
+        """A lease that ends by `lease.end()`, for those to whom a block does not fit.
+
+        `owned=False`: it outlives the task that asks for it. Raises as `lease` does.
+        """
+        self._admit(user_agent)
+        return await self._turns.acquire(
+            url,
+            priority=priority,
+            timeout=timeout,
+            user_agent=user_agent or self.user_agent,
+            owned=owned,
+        )
+
+    @property
+    def middleware(self) -> ClientMiddlewareType:
+        """For `aiohttp.ClientSession(middlewares=(gate.middleware,))`; put it last."""
+        return self._middleware
+
+    def stats(self) -> RemoteStats:
+        """Counters and gauges of this client, at this moment."""
+        return RemoteStats(
+            asked=self._asked,
+            remembered=self._remembered,
+            unanswered=self._unanswered,
+            batches=self._questions.batches,
+            urls=self._questions.urls,
+            requests=self._line.requests,
+            repeated=self._line.repeated,
+            failures=self._line.failures,
+            granted=self._turns.granted,
+            held=len(self._turns.held),
+            told=self._errands.told,
+            untold=len(self._errands),
+            dropped=self._errands.dropped,
+            kept=len(self._answers),
+            reachable=not self._line.down,
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Open, and the sidecar answered when it was asked last."""
+        return self._open and not self._line.down
+
+    # -- inside ----------------------------------------------------------------------
+
+    def _ask_any(self, raw: str, agent: str | None) -> Decision | asyncio.Future[Decision]:
+        """As `_ask`; text that is no URL gets its DENY here."""
+        try:
+            origin, _ = urls.split(raw)
+        except InvalidURL as error:
+            self._admit(agent)
+            return self._decision(
+                Verdict.DENY, Reason.INVALID_URL, raw, "", agent, note=error.problem
+            )
+        return self._ask(raw, origin, agent)
+
+    def _ask(self, url: str, origin: str, agent: str | None) -> Decision | asyncio.Future[Decision]:
+        """The decision, or the future that will hold it; cancel it to want it no more."""
+        self._asked += 1
+        found = self._answers.find((url, agent))
+        if found is not None:
+            self._remembered += 1
+            return found
+        self._admit(agent)
+        return self._questions.ask(url, origin, agent)
+
+    async def _post(self, batch: list[str], agent: str | None) -> list[Decision]:
+        answer = await self._line.ask("POST", "/v1/check", encode(Batch(batch, agent)))
+        decisions = read(answer, Decisions).decisions
+        if len(decisions) != len(batch):
+            raise SidecarError(
+                answer.status,
+                "unreadable",
+                f"{len(decisions)} answers to {len(batch)} questions",
+            )
+        return decisions
+
+    def _unanswered_question(self, question: Question, detail: str) -> Decision:
+        """The fail mode: DEFER, or ALLOW where the word for it was given."""
+        if self._fail == "open":
+            self._unanswered += 1
+            return self._decision(
+                Verdict.ALLOW,
+                Reason.GATE_UNREACHABLE,
+                question.url,
+                question.origin,
+                question.agent,
+                note=f"let through unasked (fail open): {detail}",
+            )
+        return self._deferral(question.url, question.origin, question.agent, detail)
+
+    def _deferral(self, url: str, origin: str, agent: str | None, detail: str) -> Decision:
+        self._unanswered += 1
+        return self._decision(
+            Verdict.DEFER,
+            Reason.GATE_UNREACHABLE,
+            url,
+            origin,
+            agent,
+            note=f"the sidecar can't be asked: {detail}",
+            retry_at=utc(self._clock.wall() + _ASK_AGAIN),
+        )
+
+    def _decision(
+        self,
+        verdict: Verdict,
+        reason: Reason,
+        url: str,
+        origin: str,
+        agent: str | None,
+        *,
+        note: str,
+        retry_at: datetime | None = None,
+    ) -> Decision:
+        return Decision(
+            verdict=verdict,
+            reason=reason,
+            url=urls.mask(url) if "@" in url or not origin else url,
+            origin=origin,
+            user_agent=check_agent(agent) if agent else "",
+            note=note,
+            retry_at=retry_at,
+            id=f"{self._prefix}{next(self._counter):x}",
+        )
+
+
+def _abandon(window: Iterable[Decision | asyncio.Future[Decision]]) -> None:
+    """Want those answers no more, and let no error among them go unseen by accident."""
+    for found in window:
+        if not isinstance(found, Decision) and not found.cancel() and not found.cancelled():
+            found.exception()

@@ -1,0 +1,300 @@
+"""Leases of a sidecar: waited for, held, renewed in time, told of when they end.
+
+Invariants
+    * a lease that is held is in `_held` and in the row of renewals, and leaves both at once;
+    * what came of it is told exactly once, and after that nothing more is;
+    * a caller who is cancelled while it waits hangs up, and the sidecar gives its place
+      back; a lease that had arrived already is given back unused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from types import TracebackType
+
+from gatekeeper import urls
+from gatekeeper.clock import Clock, Timer, utc
+from gatekeeper.decision import Decision
+from gatekeeper.errors import InvalidURL
+from gatekeeper.middleware import open_leases
+from gatekeeper.remote.errands import Errand, Errands
+from gatekeeper.remote.wire import LeaseGiven, Renewal, Told, encode
+
+__all__ = ["Held", "RemoteLease", "RemoteLeaseRequest"]
+
+TTL = 60.0
+"""Seconds after which the sidecar ends a lease of which it hears no more: how long a host
+waits for a client that died."""
+_LONGEST = 600.0
+"""Seconds for which a lease is renewed unless its owner renews it: as in the embedded gate."""
+_REPORTABLE = 600.0
+"""Seconds for which a report is tried: a sidecar that starts again still takes it."""
+_COMPLAINTS = (429, 503)
+
+
+class RemoteLease:
+    """The right to send one request to `url`: `gatekeeper.Lease`, held through a sidecar.
+
+    The slot is the sidecar's, so what is told here travels: a 429 or 503 at once, as the
+    host is blocked from then on; anything else when the lease ends, as the slot is
+    taken until then. No method waits for the sidecar.
+    """
+
+    __slots__ = (
+        "_claimed",
+        "_clock",
+        "_ended",
+        "_granted_at",
+        "_head_at",
+        "_held",
+        "_told",
+        "decision",
+        "host",
+        "id",
+        "lasts_until",
+        "owner",
+        "sent",
+        "url",
+    )
+
+    def __init__(self, given: LeaseGiven, host: str, held: Held, clock: Clock) -> None:
+        self.id = given.id
+        self.url = given.url
+        self.host = host
+        self.decision: Decision = given.decision
+        self.owner: asyncio.Task[object] | None = None
+        self._held = held
+        self._clock = clock
+        self._granted_at = clock.monotonic()
+        self.lasts_until = self._granted_at + _LONGEST
+        """Monotonic: it is renewed until then."""
+        self.sent = False
+        """The sidecar was told what came of it."""
+        self._head_at: float | None = None
+        self._told: Told | None = None
+        self._claimed = False
+        self._ended = False
+
+    def __repr__(self) -> str:
+        state = "ended" if self._ended else f"until {self.expires_at:%H:%M:%SZ}"
+        return f"<RemoteLease {self.url} {state}>"
+
+    @property
+    def expires_at(self) -> datetime:
+        """When the lease ends by itself and counts as used (aware, UTC)."""
+        return utc(self._clock.wall() + self.lasts_until - self._clock.monotonic())
+
+    @property
+    def ended(self) -> bool:
+        """Whether the slot was given back."""
+        return self._ended
+
+    def claim(self, url: str) -> bool:
+        """Take the lease for a request to `url`; true for the first matching claim."""
+        if self._claimed or self._ended:
+            return False
+        try:
+            matches = "".join(urls.split(url)) == self.url
+        except InvalidURL:
+            return False
+        self._claimed = matches
+        return matches
+
+    def head(self) -> None:
+        """The head of the response is here; `elapsed` is measured to this moment."""
+        if self._head_at is None:
+            self._head_at = self._clock.monotonic()
+
+    def report(
+        self,
+        *,
+        status: int | None = None,
+        elapsed: float | None = None,
+        retry_after: float | str | None = None,
+        size: int | None = None,
+        rate_limit: str | None = None,
+    ) -> None:
+        """Say what came of the request; the first report is final. See `Lease.report`."""
+        if self._told is not None or self._ended:
+            return
+        if self._head_at is not None:
+            # An answer began: without a status, what ended it is no failure of the host.
+            measured = self._head_at - self._granted_at
+            elapsed = None if status is None else measured if elapsed is None else elapsed
+        self._told = Told(
+            status=status if status is not None and 100 <= status <= 999 else None,
+            elapsed=_within(elapsed, 86_400.0),
+            retry_after=_header(retry_after),
+            size=size if size is not None and size >= 0 else None,
+            rate_limit=rate_limit if rate_limit is None or len(rate_limit) <= 200 else None,
+        )
+        if status in _COMPLAINTS:
+            self._held.tell(self, self._told)
+
+    def renew(self, seconds: float) -> None:
+        """Put the end `seconds` from now; the sidecar is told in time."""
+        if not self._ended:
+            self.lasts_until = self._clock.monotonic() + seconds
+            self._held.prolong(self)
+
+    def give_back(self) -> None:
+        """End it unused: nothing was sent. The slot is free at once, the clock stays."""
+        if not self._ended:
+            self._ended = True
+            self._held.give_back(self)
+
+    def end(self) -> None:
+        """The connection is free again: the slot goes to the next in line."""
+        if not self._ended:
+            self._ended = True
+            # Without a report it counts as sent and unanswered: fail closed.
+            self._held.tell(self, self._told or Told())
+
+
+class RemoteLeaseRequest:
+    """What `gate.lease()` returns: entering waits for the turn, leaving ends the lease."""
+
+    __slots__ = ("_acquire", "_lease")
+
+    def __init__(self, acquire: Callable[[], Awaitable[RemoteLease]]) -> None:
+        self._acquire = acquire
+        self._lease: RemoteLease | None = None
+
+    async def __aenter__(self) -> RemoteLease:
+        lease = await self._acquire()
+        self._lease = lease
+        open_leases.set((*open_leases.get(), lease))
+        return lease
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        lease = self._lease
+        if lease is None:
+            return
+        open_leases.set(tuple(held for held in open_leases.get() if held is not lease))
+        lease.report()
+        lease.end()
+
+
+class Held:
+    """Every lease in this client's hands, and one timer for all their renewals."""
+
+    def __init__(self, errands: Errands, clock: Clock) -> None:
+        self._errands = errands
+        self._clock = clock
+        self._held: dict[str, RemoteLease] = {}
+        self._by_host: dict[str, list[RemoteLease]] = {}
+        self._renewals: OrderedDict[str, float] = OrderedDict()
+        """Id -> moment of the next renewal. Each is put in half a TTL ahead, at the end: so
+        the first is the earliest."""
+        self._timer: Timer | None = None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def take(self, given: LeaseGiven, host: str, *, owned: bool) -> RemoteLease:
+        """A lease that just arrived."""
+        lease = RemoteLease(given, host, self, self._clock)
+        self._held[lease.id] = lease
+        self._by_host.setdefault(host, []).append(lease)
+        if owned:
+            lease.owner = asyncio.current_task()
+        self._renew_later(lease.id)
+        return lease
+
+    def of_this_task(self, host: str) -> RemoteLease | None:
+        """A lease of the host that the current task holds, the oldest."""
+        task = asyncio.current_task()
+        held = self._by_host.get(host, ())
+        return next((lease for lease in held if lease.owner is task), None)
+
+    def tell(self, lease: RemoteLease, told: Told) -> None:
+        """Report it, once; that ends it in the sidecar."""
+        self._drop(lease)
+        if not lease.sent:
+            lease.sent = True
+            self._send("POST", f"/v1/leases/{lease.id}/report", encode(told))
+
+    def give_back(self, lease: RemoteLease) -> None:
+        """End it unused."""
+        self._drop(lease)
+        if not lease.sent:
+            lease.sent = True
+            self.give_back_id(lease.id)
+
+    def give_back_id(self, lease_id: str) -> None:
+        """The same for one that nobody took."""
+        self._send("DELETE", f"/v1/leases/{lease_id}", None)
+
+    def prolong(self, lease: RemoteLease) -> None:
+        """Its end was moved."""
+        if lease.id in self._held:
+            self._renew(lease, self._clock.monotonic())
+
+    def end_all(self) -> None:
+        """The client closes: end what is still held, as used."""
+        for lease in list(self._held.values()):
+            lease.end()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _drop(self, lease: RemoteLease) -> None:
+        if self._held.pop(lease.id, None) is None:
+            return
+        self._renewals.pop(lease.id, None)
+        row = self._by_host[lease.host]
+        row.remove(lease)
+        if not row:
+            del self._by_host[lease.host]
+
+    def _renew_later(self, lease_id: str) -> None:
+        self._renewals[lease_id] = self._clock.monotonic() + TTL / 2
+        self._renewals.move_to_end(lease_id)
+        if self._timer is None:
+            self._arm()
+
+    def _arm(self) -> None:
+        self._timer = None
+        if self._renewals:
+            first = next(iter(self._renewals.values()))
+            self._timer = self._clock.call_at(first, self._due)
+
+    def _due(self) -> None:
+        now = self._clock.monotonic()
+        while self._renewals and next(iter(self._renewals.values())) <= now:
+            lease = self._held[next(iter(self._renewals))]
+            if now < lease.lasts_until:
+                self._renew(lease, now)
+            else:  # forgotten by its owner: the sidecar ends it; a report may still come
+                self._drop(lease)
+        self._arm()
+
+    def _renew(self, lease: RemoteLease, now: float) -> None:
+        seconds = min(max(1.0, lease.lasts_until - now), TTL)
+        self._send("POST", f"/v1/leases/{lease.id}/renew", encode(Renewal(seconds)), TTL / 2)
+        self._renew_later(lease.id)
+
+    def _send(self, method: str, path: str, body: bytes | None, lasts: float = _REPORTABLE) -> None:
+        self._errands.send(Errand(method, path, body, self._clock.monotonic() + lasts))
+
+
+def _within(seconds: float | None, most: float) -> float | None:
+    """What the sidecar would take; a measurement that is none is left out."""
+    if seconds is None or not math.isfinite(seconds):
+        return None
+    return min(max(0.0, seconds), most)
+
+
+def _header(retry_after: float | str | None) -> float | str | None:
+    if isinstance(retry_after, str):
+        return retry_after if len(retry_after) <= 200 else None
+    return _within(retry_after, math.inf)

@@ -1,0 +1,297 @@
+"""The same questions have the same answers, however the gate is reached."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from gatekeeper import ConfigError, InvalidURL, Reason, State, Verdict
+from gatekeeper.clock import VirtualClock
+from tests.internet import FakeInternet, Hold, Page
+
+ROBOTS = """\
+User-agent: *
+Crawl-delay: 3
+Disallow: /private
+Allow: /private/open
+
+User-agent: other
+Disallow: /others
+"""
+QUESTIONS = [
+    "http://a.test/",
+    "http://a.test/private/x?q=1",
+    "http://a.test/private/open",
+    "http://a.test/robots.txt",
+    "http://ann:secret@a.test/x",
+    "http://none.test/page",
+    "http://down.test/page",
+    "http://nowhere.test/",
+    "http://10.0.0.1/",
+    "http://a.test:22/",
+]
+
+
+@pytest.fixture
+def world(internet: FakeInternet) -> FakeInternet:
+    internet.site("a.test").robots(ROBOTS)
+    internet.site("none.test")
+    internet.site("down.test").robots(Page("", status=503))
+    return internet
+
+
+async def test_every_decision_says_what_the_embedded_gate_says(
+    world: FakeInternet, open_gate: Any
+) -> None:
+    gate = await open_gate(world)
+    told = [
+        (
+            d.verdict,
+            d.reason,
+            d.url,
+            d.origin,
+            d.user_agent,
+            d.state,
+            d.robots_status,
+            d.crawl_delay,
+        )
+        for d in [await gate.check(url) for url in QUESTIONS]
+    ]
+    down = Verdict.DEFER, State.UNREACHABLE
+    bot = "examplebot"
+    page, home = "http://a.test/private/x?q=1", "http://a.test"
+    assert told == [
+        ("allow", "no_rule", "http://a.test/", home, bot, "parsed", 200, 3.0),
+        ("deny", "rule", page, home, bot, "parsed", 200, 3.0),
+        ("allow", "rule", "http://a.test/private/open", home, bot, "parsed", 200, 3.0),
+        ("allow", "robots_file", "http://a.test/robots.txt", home, bot, "parsed", 200, None),
+        ("deny", "blocked", "http://***@a.test/x", home, bot, None, None, None),
+        *(
+            ("allow", "no_file", f"{o}/page", o, bot, "unavailable", 404, None)
+            for o in ["http://none.test"]
+        ),
+        (
+            down[0],
+            "server_error",
+            "http://down.test/page",
+            "http://down.test",
+            bot,
+            down[1],
+            503,
+            None,
+        ),
+        (
+            down[0],
+            "dns_nxdomain",
+            "http://nowhere.test/",
+            "http://nowhere.test",
+            bot,
+            down[1],
+            None,
+            None,
+        ),
+        ("deny", "blocked", "http://10.0.0.1/", "http://10.0.0.1", bot, None, None, None),
+        ("deny", "blocked", "http://a.test:22/", "http://a.test:22", bot, None, None, None),
+    ]
+
+
+async def test_the_line_that_decided_is_named(world: FakeInternet, open_gate: Any) -> None:
+    gate = await open_gate(world)
+    decision = await gate.check("http://a.test/private/x")
+    assert decision.rule is not None
+    assert (decision.rule.line, decision.rule.text) == (3, "Disallow: /private")
+    assert decision.fetched_at is not None
+    assert decision.expires_at > decision.fetched_at
+    assert decision.id
+
+
+async def test_a_deferral_says_when_to_ask_again(world: FakeInternet, open_gate: Any) -> None:
+    gate = await open_gate(world)
+    decision = await gate.check("http://down.test/")
+    assert decision.retry_at is not None
+    assert not await gate.allowed("http://down.test/")
+
+
+async def test_an_agent_of_its_own(world: FakeInternet, open_gate: Any) -> None:
+    gate = await open_gate(world)
+    assert not await gate.allowed("http://a.test/others", user_agent="other/2.0")
+    assert await gate.allowed("http://a.test/others")
+    assert (await gate.check("http://a.test/", user_agent="other/2.0")).user_agent == "other"
+
+
+async def test_an_agent_without_a_name_is_refused(world: FakeInternet, open_gate: Any) -> None:
+    gate = await open_gate(world)
+    with pytest.raises(ConfigError):
+        await gate.check("http://a.test/", user_agent="()")
+
+
+@pytest.mark.parametrize("url", ["mailto:a@b", "http://a b/", "", "http://%61/", "http://1.2/"])
+async def test_text_that_is_no_url_raises(world: FakeInternet, open_gate: Any, url: str) -> None:
+    gate = await open_gate(world)
+    for ask in (gate.check, gate.allowed):
+        with pytest.raises(InvalidURL) as caught:
+            await ask(url)
+        assert caught.value.problem
+    with pytest.raises(InvalidURL):
+        gate.peek(url)
+    with pytest.raises(InvalidURL):
+        async with gate.lease(url):
+            pass
+
+
+async def test_many_keep_their_order_and_lose_nothing(
+    internet: FakeInternet, open_gate: Any
+) -> None:
+    hold = Hold(Page("User-agent: *\nDisallow: /\n"))
+    internet.site("slow.test").robots(hold)
+    other = internet.site("b.test").robots("User-agent: *\nDisallow: /x\n")
+    gate = await open_gate(internet)
+    urls = ["http://slow.test/1", "http://b.test/x", "mailto:a@b", "http://b.test/y"]
+
+    async def release() -> None:
+        while not other.requests:  # asked while slow.test is held
+            await asyncio.sleep(0)
+        hold.release()
+
+    releasing = asyncio.create_task(release())
+    decisions = [decision async for decision in gate.check_many(urls)]
+    await releasing
+    assert [d.verdict for d in decisions] == ["deny", "deny", "deny", "allow"]
+    assert (decisions[2].reason, decisions[2].origin) == (Reason.INVALID_URL, "")
+    assert decisions[2].note
+    assert [d.url for d in decisions] == [urls[0], urls[1], "***@b", urls[3]]
+
+
+async def test_check_all_is_check_many_as_a_list(world: FakeInternet, open_gate: Any) -> None:
+    gate = await open_gate(world)
+    urls = [f"http://a.test/{'private/' if n % 2 else ''}{n}" for n in range(1500)]
+    decisions = await gate.check_all(urls)
+    assert [d.url for d in decisions] == urls
+    assert [bool(d) for d in decisions] == [n % 2 == 0 for n in range(1500)]
+
+
+async def test_a_slow_origin_delays_no_other(internet: FakeInternet, open_gate: Any) -> None:
+    hold = Hold(Page(""))
+    internet.site("slow.test").robots(hold)
+    internet.site("b.test").robots("")
+    gate = await open_gate(internet)
+    slow = asyncio.create_task(gate.allowed("http://slow.test/"))
+    assert await gate.allowed("http://b.test/")
+    assert not slow.done()
+    while not hold.waiting:
+        await asyncio.sleep(0)
+    hold.release()
+    assert await slow
+
+
+async def test_a_thousand_questions_cost_one_fetch(internet: FakeInternet, open_gate: Any) -> None:
+    hold = Hold(Page("User-agent: *\nDisallow: /no\n"))
+    site = internet.site("a.test").robots(hold)
+    gate = await open_gate(internet)
+    questions = [asyncio.create_task(gate.allowed(f"http://a.test/{i}")) for i in range(1000)]
+    while not hold.waiting:
+        await asyncio.sleep(0)
+    hold.release()
+    assert all(await asyncio.gather(*questions))
+    assert site.paths == ["/robots.txt"]
+
+
+async def test_a_cancelled_asker_takes_nobody_along(internet: FakeInternet, open_gate: Any) -> None:
+    hold = Hold(Page(""))
+    internet.site("a.test").robots(hold)
+    gate = await open_gate(internet)
+    first, second = (asyncio.create_task(gate.allowed("http://a.test/x")) for _ in range(2))
+    while not hold.waiting:
+        await asyncio.sleep(0)
+    first.cancel()
+    hold.release()
+    assert await second
+    assert first.cancelled()
+
+
+async def test_peek_never_fetches(world: FakeInternet, open_gate: Any) -> None:
+    gate = await open_gate(world)
+    assert gate.peek("http://a.test/private/x") is None
+    assert world.sites["a.test"].paths == []
+    await gate.check("http://a.test/private/x")
+    peeked = gate.peek("http://a.test/private/x")
+    assert peeked is not None
+    assert peeked.verdict is Verdict.DENY
+
+
+async def test_robots_and_policy(world: FakeInternet, open_gate: Any) -> None:
+    gate = await open_gate(world)
+    robots = await gate.robots("http://a.test/x")
+    assert robots is not None
+    assert len(robots.groups) == 2
+    assert (await gate.policy("http://a.test/")).crawl_delay == 3.0
+    assert not (await gate.policy("http://a.test/", user_agent="other")).allowed("/others")
+    assert await gate.robots("http://none.test/") is None
+    assert (await gate.policy("http://none.test/")).allowed("/x")
+    assert await gate.robots("http://down.test/robots.txt") is None
+    assert not (await gate.policy("http://down.test/robots.txt")).allowed("/x")
+
+
+async def test_the_operator_s_word(world: FakeInternet, open_gate: Any) -> None:
+    rules = [{"match": "a.test", "robots": "deny", "reason": "asked by mail"}]
+    gate = await open_gate(world, host=rules)
+    decision = await gate.check("http://a.test/")
+    assert (decision.verdict, decision.reason, decision.state, decision.note) == (
+        "deny",
+        "operator",
+        "override",
+        "asked by mail",
+    )
+
+
+async def test_refresh_brings_the_new_file(internet: FakeInternet, open_gate: Any) -> None:
+    internet.site("a.test").robots("").on("/robots.txt", "", "User-agent: *\nDisallow: /\n")
+    gate = await open_gate(internet)
+    assert await gate.allowed("http://a.test/x")
+    await gate.refresh("http://a.test")
+    assert not await gate.allowed("http://a.test/x")
+
+
+async def test_refresh_of_a_port_of_its_own(internet: FakeInternet, open_gate: Any) -> None:
+    internet.site("a.test:8080").on("/robots.txt", "", "User-agent: *\nDisallow: /\n")
+    gate = await open_gate(internet)
+    assert await gate.allowed("http://a.test:8080/x")
+    await gate.refresh("http://a.test:8080/whatever")
+    assert not await gate.allowed("http://a.test:8080/x")
+
+
+async def test_why_names_every_clock(world: FakeInternet, open_gate: Any) -> None:
+    gate = await open_gate(world)
+    await gate.pause("a.test")
+    assert [view.kind for view in await gate.why("a.test")] == ["pause"]
+    await gate.resume("a.test")
+    assert await gate.why("a.test") == ()
+
+
+async def test_visit_time_ends_with_its_minute(
+    virtual_internet: FakeInternet, open_gate: Any
+) -> None:
+    clock = virtual_internet.clock
+    assert isinstance(clock, VirtualClock)
+    clock.jump_wall(-(clock.wall() % 86_400))  # midnight
+    virtual_internet.site("a.test").robots("User-agent: *\nVisit-time: 0000-0001\nDisallow:\n")
+    gate = await open_gate(virtual_internet)
+    drive = virtual_internet.drive
+    assert await drive(gate.allowed("http://a.test/x"))
+    clock.advance(119.0 - clock.monotonic())
+    assert await drive(gate.allowed("http://a.test/x"))
+    clock.advance(1.0)
+    decision = await drive(gate.check("http://a.test/x"))
+    assert (decision.verdict, decision.reason) == ("defer", "outside_visit_time")
+
+
+async def test_stats_are_frozen(world: FakeInternet, open_gate: Any) -> None:
+    gate = await open_gate(world)
+    await gate.check("http://a.test/")
+    stats = gate.stats()
+    assert isinstance(stats, msgspec.Struct)
+    with pytest.raises(AttributeError):
+        stats.batches = 1
