@@ -1,0 +1,159 @@
+"""What a policy answers, and how it explains itself."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+import pytest
+
+from gatekeeper.errors import InvalidURL
+from gatekeeper.robots import Policy, RobotsTxt
+
+TEXT = """\
+User-agent: *
+Disallow: /shop/      # all of it
+  ALLOW : /shop/open
+Disallow: /*.gif$
+"""
+NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return RobotsTxt.parse(TEXT).policy("bot")
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("https://example.com/shop/x", False),
+        ("https://EXAMPLE.com:443/shop/x", False),
+        ("https://example.com/a/../shop/x", False),
+        ("https://example.com/a/%2e%2e/shop/x", False),
+        ("https://example.com/.well-known/x", True),
+        ("https://example.com/x.gif#top", False),
+        ("https://example.com/x.gif?y", True),
+        ("https://example.com", True),
+        ("https://example.com?/shop/", True),
+        ("/shop/x", False),
+        ("/a/../shop/x", False),
+        ("/x.gif#top", False),
+        ("/sh%6Fp/x", False),
+        ("/", True),
+    ],
+)
+def test_answers_for_whole_urls_and_for_paths(policy: Policy, url: str, allowed: bool) -> None:
+    for _ in range(3):  # the first from the text, the second made ready, the third by memory
+        assert policy.allowed(url) is allowed
+    assert policy.match(url).allowed is allowed
+
+
+def test_memory_of_one_host_does_not_leak_into_another(policy: Policy) -> None:
+    for _ in range(2):
+        assert not policy.allowed("https://example.com/shop/x")
+        assert not policy.allowed("https://example.com.evil.example/shop/x")
+        assert policy.allowed("https://example.com.evil.example/x")
+        assert not policy.allowed("/shop/x")
+
+
+def test_text_that_is_no_url_is_refused_at_every_time_of_asking(policy: Policy) -> None:
+    assert policy.allowed("https://example.com/a")
+    for url in ("https://example.com/a\nb", "nonsense", ""):
+        with pytest.raises(InvalidURL):
+            policy.allowed(url)
+
+
+def test_rule_is_quoted_as_it_stands(policy: Policy) -> None:
+    rule = policy.match("/shop/open/now").rule
+    assert (rule.line, rule.field, rule.value) == (3, "ALLOW", "/shop/open")
+    assert rule.text == "  ALLOW : /shop/open"
+
+
+def test_candidates_stand_by_length(policy: Policy) -> None:
+    match = policy.match("/shop/open/a.gif")
+    assert [(each.line, each.length) for each in match.candidates] == [(3, 10), (4, 7), (2, 6)]
+    assert match.candidates[0].value == match.rule.value
+
+
+def test_no_rule_no_candidates(policy: Policy) -> None:
+    match = policy.match("/elsewhere")
+    assert (match.allowed, match.rule, match.candidates) == (True, None, ())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shorter"),
+    [("/a*", "/a"), ("/a**", "/a*"), ("/*b", "/a"), ("/a$", "/a"), ("/aé", "/a")],
+)
+def test_length_counts_every_octet_of_the_normal_form(pattern: str, shorter: str) -> None:
+    """RFC-17"""
+    policy = RobotsTxt.parse(f"User-agent: *\nAllow: {shorter}\nDisallow: {pattern}\n").policy("b")
+    path = {"/*b": "/ab", "/aé": "/a%C3%A9"}.get(pattern, "/a")
+    assert policy.match(path).rule.line == 3
+    assert not policy.allowed(path)
+
+
+@pytest.mark.parametrize("length", ["/ab", "/a*"])
+def test_tie_allows(length: str) -> None:
+    """RFC-18"""
+    policy = RobotsTxt.parse(f"User-agent: *\nDisallow: {length}\nAllow: /*b\n").policy("bot")
+    assert policy.match("/ab").rule.line == 3
+
+
+def test_of_equal_rules_the_first_is_named() -> None:
+    policy = RobotsTxt.parse("User-agent: *\nDisallow: /a\nDisallow: /a\n").policy("bot")
+    assert policy.match("/a").rule.line == 2
+
+
+def test_timing_is_the_groups_own() -> None:
+    text = (
+        "User-agent: *\nCrawl-delay: 9\nDisallow: /x\n"
+        "User-agent: bot\nCrawl-delay: 2\nCrawl-delay: 5\nVisit-time: 0600-0845\n"
+        "Request-rate: 1/10\nComment: hello\n"
+    )
+    policy = RobotsTxt.parse(text).policy("bot")
+    assert (policy.crawl_delay, policy.timed, policy.comments) == (5.0, True, ("hello",))
+    assert policy.interval(NOON) == 10.0
+    assert policy.interval_source == "Crawl-delay and Request-rate"
+    assert not policy.may_visit(NOON)
+    assert policy.next_visit(NOON) == datetime(2026, 1, 6, 6, tzinfo=UTC)
+
+
+def test_crawl_delay_of_everybody_is_inherited_on_request_only() -> None:
+    """VND-09"""
+    robots = RobotsTxt.parse("User-agent: *\nCrawl-delay: 9\nAllow: /\nUser-agent: bot\n")
+    assert robots.policy("bot").crawl_delay is None
+    assert robots.policy("bot", inherit_crawl_delay=True).crawl_delay == 9.0
+
+
+def test_silent_file_asks_for_no_interval() -> None:
+    policy = RobotsTxt.parse("User-agent: *\nDisallow: /x\n").policy("bot")
+    assert (policy.interval(NOON), policy.interval_source, policy.timed) == (None, "", False)
+
+
+def test_rule_of_thumb_belongs_to_the_2_0_draft() -> None:
+    """V2-31"""
+    policy = RobotsTxt.parse("User-agent: *\nRobot-version: 2.0\nDisallow: /x\n").policy("bot")
+    assert policy.interval(NOON, took=7.0) == 14.0
+    assert policy.interval_source == "the rule of thumb"
+
+
+def test_usage_speaks_only_of_what_may_be_fetched() -> None:
+    """SIG-05, SIG-06"""
+    text = "User-agent: *\nDisallow: /x\nContent-Usage: train-ai=n\nContent-Usage: /a search=y\n"
+    policy = RobotsTxt.parse(text).policy("bot")
+    assert policy.content_usage("/b") == {"train-ai": "n"}
+    assert policy.content_usage("/a/b") == {"search": "y"}
+    assert policy.content_usage("/x") is None
+
+
+def test_threads_may_share_a_policy() -> None:
+    body = "User-agent: *\n" + "".join(f"Disallow: /{n}/\nAllow: /{n}/*a\n" for n in range(200))
+
+    def ask(policy: Policy) -> list[bool]:
+        return [policy.allowed(f"/{n}/b") or policy.match(f"/{n}/a").allowed for n in range(200)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            policy = RobotsTxt.parse(body).policy("bot")
+            assert all(all(answers) for answers in pool.map(ask, [policy] * 4))
