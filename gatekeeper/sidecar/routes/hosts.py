@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["ROUTES", "BlockBody", "HostBody", "HostList", "HostQuery", "RefreshBody"]
 
 HostState = Literal["free", "waiting", "busy", "blocked", "paused"]
+_REFRESH = 2.0
+"""Seconds that the answer waits for a refresh; it goes on without."""
 _SLICE = 2000
 """Hosts looked at before the loop gets a turn: a million of them must not stop answers."""
 
@@ -101,7 +103,7 @@ async def _looked_at(service: Service, query: HostQuery) -> AsyncIterator[HostBo
             await asyncio.sleep(0)
         if wanted in host:
             body = await _body(service, host)
-            if query.state == "any" or body.state == query.state:
+            if query.state in ("any", body.state):
                 yield body
 
 
@@ -143,9 +145,11 @@ async def refresh(service: Service, call: Call) -> web.StreamResponse:
         for origin in (f"https://{host}", f"http://{host}")
         if service.gate.peek(origin + "/") is not None
     ]
-    for origin in known or [f"https://{host}"]:
-        await service.gate.refresh(origin)
-    return json_response(await _body(service, host))
+    started = [service.background(service.gate.refresh(o)) for o in known or [f"https://{host}"]]
+    tasks = {task for task in started if task is not None}
+    # The fetch waits for the host's turn, which a pause or block can put off for long.
+    going_on = (await asyncio.wait(tasks, timeout=_REFRESH))[1] if tasks else {None}
+    return json_response(await _body(service, host), status=202 if going_on else 200)
 
 
 async def block(service: Service, call: Call) -> web.StreamResponse:
@@ -195,14 +199,14 @@ async def _body(service: Service, host: str) -> HostBody:
     )
 
 
-def _control(action: str, handler: Handler, summary: str, body: type) -> Route:
+def _control(action: str, handler: Handler, summary: str, body: type, *statuses: int) -> Route:
     return Route(
         "POST",
         f"/v1/hosts/{{host}}/{action}",
         handler,
         summary,
         body=body,
-        answers={200: HostBody},
+        answers=dict.fromkeys((200, *statuses), HostBody),
         problems=(400, 413, 415),
     )
 
@@ -227,6 +231,6 @@ ROUTES = (
     ),
     _control("pause", pause, "No turns until resumed.", Nothing),
     _control("resume", resume, "Turns again.", Nothing),
-    _control("refresh", refresh, "Ask for its robots.txt again.", RefreshBody),
+    _control("refresh", refresh, "Ask for its robots.txt again.", RefreshBody, 202),
     _control("block", block, "No request before a moment.", BlockBody),
 )
