@@ -125,7 +125,7 @@ _decoders: dict[type, msgspec.json.Decoder[object]] = {}
 
 def read(answer: Answer, kind: type[_T]) -> _T:
     """The body of a good answer. Raises what `problem` gives for any other."""
-    if answer.status not in (200, 201):
+    if answer.status not in (200, 201, 202):
         raise problem(answer)
     decoder = _decoders.get(kind)
     if decoder is None:
