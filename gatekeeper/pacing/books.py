@@ -93,6 +93,7 @@ class Books:
         self._ttl = self.pacing.lease_ttl
         self._intervals: dict[tuple[Settings, Wish], tuple[Wish, Interval]] = {}
         self.leases = OpenLeases()
+        self._usual = self.leases.usual
 
     # --- scopes -------------------------------------------------------------------------
 
@@ -151,7 +152,7 @@ class Books:
         if scope.line is not None or scope.due_at() > now:
             return False
         turns = self.turns
-        if turns.halted or self.in_flight >= self.max_in_flight or turns.ready:
+        if turns.halted or self.in_flight >= self.max_in_flight or turns.behind:
             return False
         for other in scope.shared:
             if other.line is not None or other.due_at() > now:
@@ -165,25 +166,30 @@ class Books:
 
         No await stands between the admission that brought the wish and the books.
         """
-        gap = self.interval(scope, wish, now)
+        if wish is scope.wish and scope.history is None and scope.interval is not None:
+            gap = scope.interval.seconds
+        else:
+            gap = self.interval(scope, wish, now)
         if gap > scope.gap and (scope.basis + gap > now or scope.unheaded):
             # The text asks for more than was known when the last request began.
             scope.gap = gap
             return None
-        grant = Grant(self, scope, url, now, now + (self._ttl if ttl is None else ttl))
+        expires = now + (self._ttl if ttl is None else ttl)
+        grant = Grant(self, scope, url, now, expires)
         grant.undo = scope.basis
         scope.basis = now
         scope.gap = gap if self._jitter <= 0 else jittered(gap, self._jitter, self.rng)
-        if scope.shared:
-            grant.undone = tuple(other.basis for other in scope.shared)
-            for other in scope.shared:
-                other.basis = now
-                other.gap = jittered(other.settings.default, self._jitter, self.rng)
-                other.in_flight += 1
-                other.unheaded += 1
         scope.in_flight += 1
         scope.unheaded += 1
-        self._open(grant, ttl)
+        if scope.shared:
+            self._take_shared(grant, now)
+        self.in_flight += 1
+        if ttl is None:
+            self.leases.add(grant)
+        else:
+            self.leases.add_alone(grant)
+        if expires < self.turns.armed:
+            self.turns.arm(expires)
         if self.keeper is not None:
             try:
                 self._keep(grant, now)
@@ -192,6 +198,14 @@ class Books:
                 raise
         self.counters.granted += 1
         return grant
+
+    def _take_shared(self, grant: Grant, now: float) -> None:
+        grant.undone = tuple(other.basis for other in grant.others)
+        for other in grant.others:
+            other.basis = now
+            other.gap = jittered(other.settings.default, self._jitter, self.rng)
+            other.in_flight += 1
+            other.unheaded += 1
 
     def take_dry(
         self, scope: Scope, wish: Wish, now: float, url: str, ttl: float | None
@@ -204,11 +218,10 @@ class Books:
         scope.basis, scope.gap = start, gap
         scope.in_flight += 1
         scope.unheaded += 1
-        for other in scope.shared:
-            other.basis, other.gap = start, other.settings.default
-            other.in_flight += 1
-            other.unheaded += 1
-        self._open(grant, ttl)
+        self._take_shared(grant, start)
+        self.in_flight += 1
+        self.leases.add_alone(grant)
+        self.turns.arm(grant.expires_at)
         self.counters.granted += 1
         return grant, start - now
 
@@ -224,18 +237,10 @@ class Books:
 
     # --- the life of a lease ------------------------------------------------------------
 
-    def _open(self, grant: Grant, ttl: float | None) -> None:
-        self.in_flight += 1
-        if ttl is None:
-            self.leases.add(grant)
-        else:
-            self.leases.add_alone(grant)
-        if grant.expires_at < self.turns.armed:
-            self.turns.arm(grant.expires_at)
-
     def renew(self, grant: Grant, seconds: float) -> None:
         """A new end, that many seconds from now."""
-        self.leases.remove(grant)
+        if self._usual.pop(grant, self) is self:
+            self.leases.remove_alone()
         grant.expires_at = self.clock.monotonic() + max(0.0, seconds)
         self.leases.add_alone(grant)
         self.turns.arm(grant.expires_at)
@@ -263,15 +268,17 @@ class Books:
         grant.headed = True
         scope = grant.scope
         scope.unheaded -= 1
-        scope.basis = max(scope.basis, now)
-        for other in grant.others:
-            other.unheaded -= 1
-            other.basis = max(other.basis, now)
+        if now > scope.basis:  # noqa: PLR1730 - the hot path: no call
+            scope.basis = now
+        if grant.others:
+            for other in grant.others:
+                other.unheaded -= 1
+                other.basis = max(other.basis, now)
         if (remote := self.turns.remote) is not None:
             for one in (scope, *grant.others):
                 remote.push(one, one.basis + one.gap, "")
 
-    def report(  # noqa: PLR0917 - what a response says, passed on as it came
+    def report(
         self,
         grant: Grant,
         status: int | None,
@@ -287,8 +294,8 @@ class Books:
             elapsed = None  # an answer began: whatever ended it is no failure of the host
         if began:
             self._head(grant, now)
+        scope = grant.scope
         try:
-            scope = grant.scope
             if (
                 status is None
                 or status >= 400
@@ -304,7 +311,8 @@ class Books:
             if began:
                 self._keep(grant, now)
         finally:
-            self._after(grant, now)
+            if began or scope.history is not None:
+                self._after(grant, now)
 
     def _observe(self, grant: Grant, report: Report, now: float) -> None:
         if self.frozen and report.status is None:
@@ -337,7 +345,7 @@ class Books:
             self._head(grant, now)
         self._close(grant)
         try:
-            if began:
+            if began and self.keeper is not None:
                 self._keep(grant, now)
         finally:
             self._after(grant, now)
@@ -362,9 +370,9 @@ class Books:
         # Nothing was sent since: the next one starts where this one would have.
         if grant.scope.basis == grant.start_at:
             grant.scope.basis = grant.undo
-        for other, basis in zip(grant.others, grant.undone, strict=True):
+        for number, other in enumerate(grant.others):
             if other.basis == grant.start_at:
-                other.basis = basis
+                other.basis = grant.undone[number]
         self._after(grant, self.clock.monotonic())
 
     def _withdraw(self, grant: Grant) -> None:
@@ -376,21 +384,23 @@ class Books:
 
     def _close(self, grant: Grant) -> None:
         grant.open = False
-        self.leases.remove(grant)
+        if self._usual.pop(grant, self) is self:
+            self.leases.remove_alone()
         self.in_flight -= 1
         grant.scope.in_flight -= 1
-        for other in grant.others:
-            other.in_flight -= 1
+        if grant.others:
+            for other in grant.others:
+                other.in_flight -= 1
         if self.on_idle is not None and self.in_flight == 0:
             self.on_idle()
 
     def _after(self, grant: Grant, now: float) -> None:
         """A lease changed: let those who wait for its scopes have a look."""
-        turns = self.turns
-        if grant.scope.line is not None:
-            turns.requeue(grant.scope, now)
-        for other in grant.others:
-            if other.line is not None:
+        turns, scope = self.turns, grant.scope
+        if scope.line is not None and scope.in_flight < scope.settings.limit:
+            turns.requeue(scope, now)
+        if grant.others:
+            for other in grant.others:
                 turns.requeue(other, now)
-        if turns.ready:
+        if turns.ready or turns.behind:
             turns.run(now)

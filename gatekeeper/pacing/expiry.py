@@ -15,10 +15,11 @@ class OpenLeases:
     keeps that; those with a lifetime of their own stand in a heap, swept of ended ones.
     """
 
-    __slots__ = ("_alone", "_alone_open", "_hint", "_order", "_usual")
+    __slots__ = ("_alone", "_alone_open", "_hint", "_order", "usual")
 
     def __init__(self) -> None:
-        self._usual: dict[Grant, None] = {}
+        self.usual: dict[Grant, None] = {}
+        """Whoever ends a lease takes it out here, or else calls `remove_alone`."""
         # No usual lease ends before this. It is looked for anew only when it has come:
         # the first key of a dictionary from whose head much was taken is slow to find.
         self._hint = INF
@@ -27,11 +28,11 @@ class OpenLeases:
         self._order = 0
 
     def __len__(self) -> int:
-        return len(self._usual) + self._alone_open
+        return len(self.usual) + self._alone_open
 
     def add(self, grant: Grant) -> None:
         """A lease with the usual lifetime."""
-        self._usual[grant] = None
+        self.usual[grant] = None
         if self._hint == INF:
             self._hint = grant.expires_at
 
@@ -44,17 +45,16 @@ class OpenLeases:
             self._alone = [entry for entry in self._alone if self._counts(entry)]
             heapq.heapify(self._alone)
 
-    def remove(self, grant: Grant) -> None:
-        """It ended, or gets a new end."""
-        if self._usual.pop(grant, self) is self:
-            self._alone_open -= 1
+    def remove_alone(self) -> None:
+        """One with a lifetime of its own ended, or gets a new end."""
+        self._alone_open -= 1
 
     def over(self, now: float) -> list[Grant]:
         """Those whose time is over."""
         found = []
         if self._hint <= now:
             self._hint = INF
-            for grant in self._usual:
+            for grant in self.usual:
                 if grant.expires_at > now:
                     self._hint = grant.expires_at
                     break

@@ -7,25 +7,39 @@ and ended, what the site asked for) and none of the scheduler's books.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Protocol
 
-__all__ = ["Account", "Judge"]
+__all__ = ["Account", "Experience", "Judge"]
+
+INF = float("inf")
 
 TOLERANCE = 1e-6
 """Seconds: sums of floats, not politeness."""
 
 
-class Account:
+class Experience(Protocol):
     """One scope as it experiences its visitor. Monotonic seconds."""
+
+    interval: float
+    """Seconds the scope asks for now."""
+    limit: int
+    basis: float
+    """Latest start, response head or failure."""
+    blocked_until: float
+    in_flight: int
+    unheaded: int
+
+
+class Account:
+    """The plain `Experience`."""
 
     __slots__ = ("basis", "blocked_until", "in_flight", "interval", "limit", "unheaded")
 
     def __init__(self, interval: float, limit: int = 1) -> None:
         self.interval = interval
-        """Seconds the scope asks for now."""
         self.limit = limit
-        self.basis = float("-inf")
-        """Latest start, response head or failure."""
-        self.blocked_until = float("-inf")
+        self.basis = -INF
+        self.blocked_until = -INF
         self.in_flight = 0
         self.unheaded = 0
 
@@ -44,7 +58,7 @@ class Judge:
         self.violations: Counter[str] = Counter()
         self.starts = 0
 
-    def start(self, account: Account, now: float) -> None:
+    def start(self, account: Experience, now: float) -> None:
         """A request starts."""
         self.starts += 1
         if now < account.basis + account.interval - TOLERANCE:
@@ -59,22 +73,23 @@ class Judge:
             self.violations["concurrency"] += 1
         account.basis = now
 
-    def head(self, account: Account, now: float) -> None:
+    def head(self, account: Experience, now: float) -> None:
         """Its response began, or it failed."""
         account.unheaded -= 1
         account.basis = max(account.basis, now)
 
-    def end(self, account: Account, now: float, *, headed: bool = True) -> None:
+    def end(self, account: Experience, now: float, headed: bool = True) -> None:
         """It ended; `headed`: its head was told of before."""
-        if not headed:
-            self.head(account, now)
         account.in_flight -= 1
+        if not headed:
+            account.unheaded -= 1
+            account.basis = max(account.basis, now)
 
-    def withdrawn(self, account: Account) -> None:
+    def withdrawn(self, account: Experience) -> None:
         """It was never sent: the slot is free, the clock stays."""
         account.in_flight -= 1
         account.unheaded -= 1
 
-    def block(self, account: Account, until: float) -> None:
+    def block(self, account: Experience, until: float) -> None:
         """The scope said: not before that moment."""
         account.blocked_until = max(account.blocked_until, until)

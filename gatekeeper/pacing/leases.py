@@ -33,6 +33,8 @@ class Grant:
         "url",
     )
 
+    undone: tuple[float, ...]
+
     def __init__(
         self, books: Books, scope: Scope, url: str, start_at: float, expires_at: float
     ) -> None:
@@ -40,7 +42,7 @@ class Grant:
         self.scope = scope
         """The host's scope."""
         self.others: tuple[Scope, ...] = scope.shared
-        """The scopes taken beside the host's."""
+        """The scopes taken beside the host's; `undone` has their clocks before this grant."""
         self.url = url
         self.start_at = start_at
         self.expires_at = expires_at
@@ -50,8 +52,6 @@ class Grant:
         """The slot is held."""
         self.undo = start_at
         """The host's clock before this grant: what `pass_on` restores."""
-        self.undone: tuple[float, ...] = ()
-        """The same of the other scopes."""
 
     def __repr__(self) -> str:
         state = "open" if self.open else "ended"

@@ -51,7 +51,7 @@ class Scheduler(Controls):
         host: str,
         *,
         priority: float = 0,
-        timeout: float | None = None,  # noqa: ASYNC109 - by the injected clock
+        timeout: float | None = None,
         admit: Admit,
         refetch: Refetch | None = None,
         scopes: tuple[str, ...] = (),
@@ -92,7 +92,7 @@ class Scheduler(Controls):
         url: str,
         host: str,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 - by the injected clock
+        timeout: float | None = None,
         wish: Wish | None = None,
         scopes: tuple[str, ...] = (),
         ttl: float | None = None,

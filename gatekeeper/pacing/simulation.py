@@ -6,6 +6,7 @@ fast as the machine can, by sites that answer slowly, refuse, fail, or never ans
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
 from gatekeeper.pacing.books import Books
 from gatekeeper.pacing.intervals import Wish
-from gatekeeper.pacing.judge import Account, Judge
+from gatekeeper.pacing.judge import Account, Experience, Judge
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.ledger import INF, MemoryLedger, Scope
 from gatekeeper.pacing.rules import Rules
@@ -57,25 +58,45 @@ class SimulationReport(msgspec.Struct, frozen=True):
 
 
 class _Site(Waiter):
-    """A simulated host: it waits for its own turns, and has an account before the judge."""
+    """A simulated host: it waits for its own turns, and experiences its visitor."""
 
-    __slots__ = ("account", "pace", "scope", "sim", "todo", "wish")
+    __slots__ = (
+        "basis",
+        "blocked_until",
+        "in_flight",
+        "interval",
+        "limit",
+        "pace",
+        "scope",
+        "sim",
+        "todo",
+        "unheaded",
+        "wish",
+    )
 
     def __init__(self, sim: _Simulation, scope: Scope, wish: Wish, pace: int, todo: int) -> None:
         super().__init__(scope.name)
-        asked = sim.books.pacing.default_interval if wish.seconds is None else wish.seconds
-        self.account = Account(asked, scope.settings.limit)
+        # One object a host, and not two: there are a million.
+        default = sim.books.pacing.default_interval
+        self.interval = default if wish.seconds is None else wish.seconds
+        self.limit = scope.settings.limit
+        self.basis = self.blocked_until = -INF
+        self.in_flight = self.unheaded = 0
         self.sim = sim
         self.scope = scope
         self.wish = wish
         self.pace = pace
         self.todo = todo
         """URLs left."""
+        self.stays = todo > 1
 
     def offer(self) -> Offer:
         return self.wish
 
     def deliver(self, grant: Grant) -> None:
+        self.todo -= 1
+        if self.todo == 1:
+            self.stays = False  # the next turn is the last
         self.sim.granted(self, grant)
 
     def refuse(self, error: Exception) -> None:
@@ -95,7 +116,7 @@ class _Simulation:
         ledger = MemoryLedger(self.clock, rules)
         self.books = Books(self.clock, rules, ledger, random.Random(seed + 1))
         self.judge = Judge()
-        self.accounts: dict[Scope, Account] = {}
+        self.accounts: dict[Scope, Experience] = {}
         """Of the scopes that several hosts share."""
         # Requests of one pace begin and end in the order of their starts: queues, no heap.
         self._heads: list[deque[tuple[float, Grant, _Site]]] = [deque() for _ in _PACES]
@@ -118,13 +139,9 @@ class _Simulation:
         """A turn was given: the judge looks at it, and the request takes its course."""
         now = grant.start_at
         judge = self.judge
-        judge.start(site.account, now)
+        judge.start(site, now)
         for other in grant.others:
             judge.start(self.accounts[other], now)
-        site.todo -= 1
-        if site.todo > 0:
-            site.gone = False
-            self.books.turns.join(site.scope, site, now)
         head, end = _PACES[site.pace]
         if head != end:
             self._heads[site.pace].append((now + head, grant, site))
@@ -157,23 +174,24 @@ class _Simulation:
             while queue and queue[0][0] <= now:
                 _, grant, site = queue.popleft()
                 grant.head()
-                self.judge.head(site.account, now)
+                self.judge.head(site, now)
                 for other in grant.others:
                     self.judge.head(self.accounts[other], now)
 
     def _finish(self, now: float) -> None:
-        rng, judge = self.rng, self.judge
+        random_share, judge, accounts = self.rng.random, self.judge, self.accounts
         for queue in self._ends:
             while queue and queue[0][0] <= now:
                 _, grant, site = queue.popleft()
                 headed = grant.headed
                 # The judge knows of the end before the scheduler, which may grant within.
-                if rng.random() < _TROUBLE:
+                if random_share() < _TROUBLE:
                     self._trouble(grant, site, now)
                     continue
-                judge.end(site.account, now, headed=headed)
-                for other in grant.others:
-                    judge.end(self.accounts[other], now, headed=headed)
+                judge.end(site, now, headed)
+                if grant.others:
+                    for other in grant.others:
+                        judge.end(accounts[other], now, headed)
                 grant.report(200, 0.1)
                 grant.release()
 
@@ -184,19 +202,19 @@ class _Simulation:
         if kind == 4:
             self._lost.append((now, grant, site))  # never reported: it will expire
             return
-        accounts = (site.account, *(self.accounts[other] for other in grant.others))
+        accounts = (site, *(self.accounts[other] for other in grant.others))
         if kind == 3 and not headed:
             for account in accounts:
                 judge.withdrawn(account)
             grant.give_back()
             return
         for account in accounts:
-            judge.end(account, now, headed=headed)
+            judge.end(account, now, headed)
         if kind == 0:
-            judge.block(site.account, now + 30.0)
+            judge.block(site, now + 30.0)
             grant.report(429, 0.1, 30.0)
         elif kind == 1:
-            judge.block(site.account, now + self.books.pacing.backoff_initial)
+            judge.block(site, now + self.books.pacing.backoff_initial)
             grant.report(503, 0.1)
         elif kind == 2:
             grant.report(None, 10.0)
@@ -205,8 +223,8 @@ class _Simulation:
     def _expire(self, now: float) -> None:
         for _, grant, site in self._lost:
             if grant.open and grant.expires_at <= now:
-                for account in (site.account, *(self.accounts[other] for other in grant.others)):
-                    self.judge.end(account, now, headed=grant.headed)
+                for account in (site, *(self.accounts[other] for other in grant.others)):
+                    self.judge.end(account, now, grant.headed)
         self._lost = [entry for entry in self._lost if entry[1].expires_at > now]
         self.books.expire(now)
 
@@ -228,10 +246,15 @@ def simulate(
     """
     sim = _Simulation(config or _configured(groups), seed)
     begun = time.process_time()
+    collecting = gc.isenabled()
+    gc.disable()  # nothing that is built here is garbage, and there is much of it
     share, rest = divmod(urls, hosts)
     for number in range(hosts):
         group = f".g{number % groups}" if groups and number % 3 == 0 else ""
-        sim.add(f"h{number}{group}.example", share + (number < rest))
+        if (todo := share + (number < rest)) > 0:
+            sim.add(f"h{number}{group}.example", todo)
+    if collecting:
+        gc.enable()
     sim.run()
     return SimulationReport(
         hosts=hosts,

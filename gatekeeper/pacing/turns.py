@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.ledger import INF, Reservation, Scope
-from gatekeeper.pacing.waiters import PASSED, REFETCH, Line, LineState, Waiter
+from gatekeeper.pacing.waiters import REFETCH, Line, LineState, Offer, Waiter
 
 if TYPE_CHECKING:
     from gatekeeper.pacing.books import Books
-    from gatekeeper.pacing.intervals import Wish
 
 __all__ = ["LATE", "Remote", "Turns"]
 
@@ -30,7 +30,8 @@ LATE = 0.05
 
 _ID_BITS = 24
 _ID_MASK = (1 << _ID_BITS) - 1
-MAX_LINES = _ID_MASK
+_NEAR = -2
+"""A line's `due` while its exact moment stands in `_near`."""
 _HELD, _TIMED, _READY, _PARKED, _SERVING = LineState
 
 
@@ -61,8 +62,12 @@ class Turns:
         self._free: list[int] = []
         self.ready: deque[Line] = deque()
         self._running = False
-        self._exact = INF
-        """The earliest moment among hints that came up less than a microsecond early."""
+        self.behind = False
+        """Turns are due that could not be given: too many in flight, or halted."""
+        self._crowded = 1024
+        """Entries at which stale ones are swept out."""
+        self._near: list[tuple[float, int]] = []
+        """Exact moments of lines whose hint came up, less than a microsecond early."""
 
     # --- lines --------------------------------------------------------------------------
 
@@ -128,6 +133,7 @@ class Turns:
         due = line.due_at()
         if due <= now:
             line.state = _READY
+            line.due = int(now * 1_000_000)
             self.ready.append(line)
             return
         if due == INF:
@@ -137,11 +143,17 @@ class Turns:
         if line.state is _TIMED and line.due == micros:
             return
         line.state = _TIMED
-        line.due = micros
-        heapq.heappush(self._heap, micros << _ID_BITS | line.id)
-        if len(self._heap) > 2 * len(self._lines) + 1024:
+        if micros <= int(now * 1_000_000 + 0.5):
+            # A hint is rounded down, a clock is not: wait for its exact moment.
+            line.due = _NEAR
+            heapq.heappush(self._near, (due, line.id))
+        else:
+            line.due = micros
+            heapq.heappush(self._heap, micros << _ID_BITS | line.id)
+        if due < self.armed:
+            self.arm(due)
+        if len(self._heap) > self._crowded:
             self._sweep()
-        self.arm(due)
 
     def arm(self, due: float) -> None:
         """Something is due then: make sure the timer is not later."""
@@ -154,54 +166,53 @@ class Turns:
         self._heap = [
             line.due << _ID_BITS | line.id
             for line in self._lines
-            if line is not None and line.state is _TIMED
+            if line is not None and line.state is _TIMED and line.due != _NEAR
         ]
         heapq.heapify(self._heap)
+        self._crowded = 2 * len(self._heap) + 1024
 
     def next_due(self) -> float:
         """The moment of the next hint, inf if there is none."""
-        if self._exact < INF or not self._heap:
-            return self._exact
-        return (self._heap[0] >> _ID_BITS) / 1_000_000
+        if self.behind:
+            return INF  # there is no room: the end of a lease is what it takes
+        hint = (self._heap[0] >> _ID_BITS) / 1_000_000 if self._heap else INF
+        return min(hint, self._near[0][0]) if self._near else hint
 
     # --- the turn -----------------------------------------------------------------------
 
     def run(self, now: float) -> None:
-        """Give every turn that can be had now. Callbacks may join, leave and report."""
+        """Give every turn that can be had now, in the order in which they fell due.
+
+        Callbacks may join, leave and report meanwhile.
+        """
         if self._running:
             return  # the loop below sees what they did
         self._running = True
-        books = self.books
-        ready = self.ready
-        try:
-            self._collect(now)
-            while ready and not self.halted and books.in_flight < books.max_in_flight:
-                self._serve(ready.popleft(), now)
-        finally:
-            self._running = False
-
-    def _collect(self, now: float) -> None:
-        """Move lines whose moment came from the heap to the ready ones, in due order."""
-        heap = self._heap
+        books, ready, heap, near = self.books, self.ready, self._heap, self._near
         micros = int(now * 1_000_000 + 0.5)
         limit = (micros + 1) << _ID_BITS
-        early: list[int] = []
-        self._exact = INF
-        while heap and heap[0] < limit:
-            entry = heapq.heappop(heap)
-            line = self._lines[entry & _ID_MASK]
-            if line is None or line.state is not _TIMED or line.due != entry >> _ID_BITS:
-                continue
-            due = line.due_at()
-            if due > now and int(due * 1_000_000) <= micros:
-                # A hint is rounded down, a clock is not: come back at its exact moment.
-                early.append(entry)
-                self._exact = min(self._exact, due)
-                continue
-            line.state = _HELD
-            self._place(line, now)
-        for entry in early:
-            heapq.heappush(heap, entry)
+        self.behind = False
+        try:
+            while True:
+                if self.halted or books.in_flight >= books.max_in_flight:
+                    self.behind = True
+                    return
+                if ready and (not heap or ready[0].due <= heap[0] >> _ID_BITS):
+                    self._serve(ready.popleft(), now)
+                elif heap and heap[0] < limit:
+                    entry = heapq.heappop(heap)
+                    line = self._lines[entry & _ID_MASK]
+                    if line is not None and line.state is _TIMED and line.due == entry >> _ID_BITS:
+                        self._serve(line, now)
+                    heap = self._heap  # a sweep makes a new one
+                elif near and near[0][0] <= now:
+                    line = self._lines[heapq.heappop(near)[1]]
+                    if line is not None and line.state is _TIMED and line.due == _NEAR:
+                        self._serve(line, now)
+                else:
+                    return
+        finally:
+            self._running = False
 
     def _serve(self, line: Line, now: float) -> None:
         """Offer one turn; whatever comes of it, the line is then in its next place."""
@@ -217,27 +228,25 @@ class Turns:
             if scope.shared and (other := self._not_free(scope, now)) is not None:
                 self._park(line, other, now)
                 break
-            if self._offer(line, waiter, now) and line.first() is not None:
-                self._place(line, now)  # one turn at a time: others are ready as well
+            if self._offer(line, waiter, now) and (line.only or line.queue):
+                # One turn at a time: other hosts are ready as well.
+                if scope.in_flight < scope.settings.limit:
+                    self._place(line, now)
+                else:
+                    line.state = _HELD
                 break
         else:
             self._retire(line)
-        for other in scope.shared:
-            if other.line is not None:
+        if scope.shared:
+            for other in scope.shared:
                 self.requeue(other, now)
 
     def _offer(self, line: Line, waiter: Waiter, now: float) -> bool:
         """Offer the turn to one waiter; True if it was taken."""
         try:
             wish = waiter.offer()
-            if wish == REFETCH:
-                waiter.away = True
-                line.away += 1
-                self.books.counters.refetches += 1
-                waiter.send_away()
-                return False
-            if wish == PASSED:
-                self._served(line, waiter)
+            if wish.__class__ is not Wish:
+                self._declined(line, waiter, wish)
                 return False
             remote = self.remote
             if remote is not None and not self._reserved(line, wish, now, remote):
@@ -251,21 +260,33 @@ class Turns:
         if grant is None:
             return False
         line.reservation = None
-        self._served(line, waiter)
+        if not waiter.stays:
+            self._served(line, waiter)
+        elif line.queue is not None:
+            line.to_the_end(waiter)
         waiter.deliver(grant)
         return True
+
+    def _declined(self, line: Line, waiter: Waiter, answer: Offer) -> None:
+        """No wish: the waiter goes to fetch robots.txt, or only wanted to know."""
+        if answer == REFETCH:
+            waiter.away = True
+            line.away += 1
+            self.books.counters.refetches += 1
+            waiter.send_away()
+        else:
+            self._served(line, waiter)
 
     def _served(self, line: Line, waiter: Waiter) -> None:
         if not waiter.gone:
             waiter.gone = True
             self.waiting -= 1
-        if line.waiters and line.waiters[0][2] is waiter:
-            heapq.heappop(line.waiters)
+        line.drop(waiter)
 
     def refuse_all(self, error: Exception) -> None:
         """Nobody will get a turn any more."""
         for line in self._lines:
-            for _, _, waiter in tuple(line.waiters) if line is not None else ():
+            for waiter in line.everybody() if line is not None else ():
                 if line is not None and not waiter.gone:
                     self._served(line, waiter)
                     waiter.refuse(error)

@@ -35,7 +35,7 @@ _order = itertools.count()
 class Waiter:
     """Somebody who waits for a turn of one host. The books call the four methods."""
 
-    __slots__ = ("away", "gone", "priority", "ttl", "url")
+    __slots__ = ("away", "gone", "priority", "stays", "ttl", "url")
 
     def __init__(self, url: str, priority: float = 0.0, ttl: float | None = None) -> None:
         self.url = url
@@ -45,6 +45,8 @@ class Waiter:
         """Served, refused, cancelled or timed out: passed over when its turn comes."""
         self.away = False
         """Off to fetch robots.txt, its place kept."""
+        self.stays = False
+        """It wants another turn after this one, behind the others; `deliver` may end that."""
 
     def offer(self) -> Offer:
         """It is your turn: what does the policy ask for now? May raise a refusal.
@@ -85,18 +87,20 @@ class Line:
     """Those who wait for one scope, the most important first, then first come first served.
 
     The line of a host holds waiters; that of a shared scope holds parked lines of hosts.
+    Most lines are one long: `only` is that one, and `queue` a heap for when there are more.
     """
 
     __slots__ = (
         "away",
         "due",
         "id",
+        "only",
         "parked",
+        "queue",
         "reservation",
         "reserving",
         "scope",
         "state",
-        "waiters",
     )
 
     def __init__(self, scope: Scope, number: int) -> None:
@@ -106,7 +110,8 @@ class Line:
         self.state = LineState.HELD
         self.due = -1
         """Microseconds of the one entry in the heap that counts; others are stale."""
-        self.waiters: list[tuple[float, int, Waiter]] = []
+        self.only: Waiter | None = None
+        self.queue: list[tuple[float, int, Waiter]] | None = None
         self.parked: deque[Line] | None = None
         self.away = 0
         """Waiters off to fetch robots.txt. No page goes before they are back."""
@@ -116,20 +121,54 @@ class Line:
 
     def add(self, waiter: Waiter) -> None:
         """Join, behind those of the same priority."""
-        heapq.heappush(self.waiters, (-waiter.priority, next(_order), waiter))
+        if self.queue is None:
+            first = self.only
+            if first is None:
+                self.only = waiter
+                return
+            self.queue = [(-first.priority, next(_order), first)]
+            self.only = None
+        heapq.heappush(self.queue, (-waiter.priority, next(_order), waiter))
 
     def first(self) -> Waiter | None:
         """Who is next; those who left are dropped on the way."""
-        waiters = self.waiters
-        while waiters:
-            waiter = waiters[0][2]
+        if self.queue is None:
+            if self.only is not None and self.only.gone:
+                self.only = None
+            return self.only
+        while self.queue:
+            waiter = self.queue[0][2]
             if not waiter.gone:
                 return waiter
-            heapq.heappop(waiters)
+            heapq.heappop(self.queue)
+        self.queue = None
         return None
+
+    def everybody(self) -> list[Waiter]:
+        """All who stand here, in no order."""
+        if self.queue is not None:
+            return [entry[2] for entry in self.queue]
+        return [] if self.only is None else [self.only]
+
+    def to_the_end(self, waiter: Waiter) -> None:
+        """The first had its turn, and stays for another."""
+        if self.queue and self.queue[0][2] is waiter:
+            heapq.heapreplace(self.queue, (-waiter.priority, next(_order), waiter))
+
+    def drop(self, waiter: Waiter) -> None:
+        """It was served. If it is not the first any more, it is dropped when it comes up."""
+        if self.only is waiter:
+            self.only = None
+        elif self.queue and self.queue[0][2] is waiter:
+            heapq.heappop(self.queue)
 
     def due_at(self) -> float:
         """When its first may go, as far as this scope alone can tell; inf: after an event."""
+        if self.away or self.reserving or self.reservation is not None:
+            return self._due_later()
+        return self.scope.due_at()
+
+    def _due_later(self) -> float:
         if self.reserving:
             return _INF
         if self.away:
