@@ -8,10 +8,12 @@ from datetime import datetime
 from types import TracebackType
 from typing import Protocol
 
+from yarl import URL
+
 from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline, utc
 from gatekeeper.decision import Decision, Verdict
-from gatekeeper.errors import Deferred, Denied, InvalidURL, LeaseTimeout
+from gatekeeper.errors import Deferred, Denied, LeaseTimeout
 from gatekeeper.middleware import open_leases
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.scheduler import Scheduler
@@ -93,12 +95,10 @@ class Lease:
         """Take the lease for a request to `url`; true for the first matching claim."""
         if self._claimed or self._ended:
             return False
-        try:
-            matches = "".join(urls.split(url)) == self.url
-        except InvalidURL:
-            return False
-        self._claimed = matches
-        return matches
+        # aiohttp sends what yarl makes of a text, and yarl unescapes some of it: both sides
+        # are put into that form before they are compared.
+        self._claimed = url == self.url or _as_sent(url) == _as_sent(self.url)
+        return self._claimed
 
     def head(self) -> None:
         """The head of the response is here: the interval counts from now."""
@@ -146,6 +146,13 @@ class Lease:
             self._ended = True
             self._grant.release()
             self._on_end(self)
+
+
+def _as_sent(url: str) -> URL | None:
+    try:
+        return URL(url).with_fragment(None)
+    except ValueError:
+        return None
 
 
 class LeaseRequest:

@@ -146,6 +146,18 @@ async def test_an_open_lease_is_adopted(
     assert gate.stats().pacing.granted == 2  # robots.txt and the page
 
 
+@pytest.mark.parametrize(
+    "url", ["http://a.test/x%2Cy?q=a%26b", "http://A.test:80/%7Eann/é", "http://a.test/x#part"]
+)
+async def test_an_open_lease_is_adopted_however_the_url_is_spelt(
+    internet: FakeInternet, session: aiohttp.ClientSession, url: str
+) -> None:
+    site = internet.site("a.test").robots("").otherwise("x")
+    async with session_gate(session).lease(url), session.get(url) as response:
+        await response.read()
+    assert len(site.paths) == 2  # robots.txt and the page
+
+
 async def test_an_error_frees_the_slot(
     internet: FakeInternet, session: aiohttp.ClientSession
 ) -> None:
