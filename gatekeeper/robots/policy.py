@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from gatekeeper import urls
-from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import lines, normal, signals, timing
 from gatekeeper.robots.agents import product_token
 from gatekeeper.robots.dialects import choose
 from gatekeeper.robots.model import Candidate, Dialect, Match, Rule
 from gatekeeper.robots.ordered import PrefixesInOrder
 from gatekeeper.robots.patterns import squeeze, wild_match
-from gatekeeper.robots.rulesets import ROBOTS_TXT, RuleSet, rules_in
+from gatekeeper.robots.rulesets import ROBOTS_TXT, LongestMatch, RuleSet, rules_in, split_url
 
 if TYPE_CHECKING:
     from gatekeeper.robots.parser import RobotsTxt
@@ -28,7 +25,6 @@ V2Semantics = Literal["order", "precedence"]
 
 _BIG = 65_536
 """Octets of rules from which their places are looked up at once, not with the first answer."""
-_DOT_SEGMENT = re.compile(r"/\.\.?(?:[/?]|\Z)").search
 _MAX_RULES = 256
 """Rule objects that a policy keeps; beyond, it forgets them and makes them anew."""
 
@@ -53,12 +49,12 @@ class Policy:
 
     __slots__ = (
         "_allows",
-        "_authority",
         "_offsets",
         "_readings",
         "_rules",
         "_wishes",
         "agent",
+        "allowed",
         "conflicts",
         "dialect",
         "inherit_crawl_delay",
@@ -66,6 +62,12 @@ class Policy:
         "v2_semantics",
     )
 
+    allowed: Callable[[str], bool]
+    """allowed(url) -> bool: whether the URL may be fetched.
+
+    The URL is absolute, or a path with its query; the host is not looked at, except by the
+    1994 dialect (R94-26). Raises InvalidURL for text that is neither.
+    """
     robots: RobotsTxt
     """The file."""
     agent: str
@@ -97,8 +99,12 @@ class Policy:
             readings = readings[:1]
         self._readings = readings
         self.dialect = readings[0].dialect
-        self._allows = readings[0].allows if len(readings) == 1 else _strictest(readings)
-        self._authority = ""
+        first = readings[0]
+        self._allows = first.allows if len(readings) == 1 else _strictest(readings)
+        if isinstance(first, LongestMatch) and len(readings) == 1:
+            self.allowed = first.allows_url
+        else:
+            self.allowed = _of_urls(readings)
         self._wishes: _Wishes | None = None
         self._rules: dict[tuple[int, int], Rule] | None = None
         self._offsets: list[array[int]] | None = None
@@ -126,32 +132,9 @@ class Policy:
         readings = self._readings
         return readings[0].decide if len(readings) == 1 else None
 
-    def allowed(self, url: str) -> bool:
-        """Whether the URL may be fetched.
-
-        `url` is absolute, or a path with its query; its host is not looked at. Raises
-        InvalidURL for text that is neither.
-        """
-        # The authority of the question before was read already: what is left is the path.
-        path = url.removeprefix(self._authority)
-        if (
-            path[:1] == "/"
-            and "#" not in path
-            and ("." not in path or "/." not in path or not _DOT_SEGMENT(path))
-            and ("%" not in path or "/%" not in path)
-            and path.isprintable()
-        ):
-            return self._allows(path)
-        origin, path = _split(url)
-        if self.dialect is Dialect.R1994:
-            return self._match(path, origin).allowed
-        if url.startswith(origin + "/"):
-            self._authority = origin
-        return self._allows(path)
-
     def match(self, url: str) -> Match:
         """The answer with its reason: the deciding rule and its line. Raises as `allowed`."""
-        origin, path = _split(url)
+        origin, path = split_url(url)
         return self._match(path, origin)
 
     def match_path(self, path: str) -> Match:
@@ -245,7 +228,7 @@ class Policy:
         """
         if not self.allowed(url):
             return None  # SIG-06
-        path = normal.rfc_path(_split(url)[1])
+        path = normal.rfc_path(split_url(url)[1])
         best = -1
         views: list[dict[str, str]] = []
         for pattern, view in self._said().content_usage:
@@ -363,6 +346,16 @@ def _restore(
     )
 
 
+def _of_urls(readings: tuple[RuleSet, ...]) -> Callable[[str], bool]:
+    """The same for URLs."""
+
+    def allowed(url: str) -> bool:
+        origin, path = split_url(url)
+        return path == ROBOTS_TXT or all(_decide(each, path, origin) & 1 for each in readings)
+
+    return allowed
+
+
 def _strictest(readings: tuple[RuleSet, ...]) -> Callable[[str], bool]:
     """Allowed by all. A closure, for a bound method would keep the policy alive by itself."""
     asked = tuple(reading.allows for reading in readings)
@@ -377,15 +370,3 @@ def _decide(rules: RuleSet, path: str, origin: str) -> int:
     if isinstance(rules, PrefixesInOrder):
         return rules.decide(path, origin)  # R94-26 looks at the origin
     return rules.decide(path)
-
-
-def _split(url: str) -> tuple[str, str]:
-    """Origin, if there is one, and path with query. A path alone is read as in a URL."""
-    if url[:1] != "/":
-        try:
-            return urls.split(url)
-        except InvalidURL:
-            return "", urls.path_of(url)  # the host alone may be what is wrong with it
-    if "#" in url or "/." in url or "/%2" in url:
-        return "", urls.split("http://localhost" + url)[1]
-    return "", url
