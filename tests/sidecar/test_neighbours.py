@@ -1,0 +1,297 @@
+"""Real neighbours: nginx in front of a site, TLS, clients that dawdle, floods."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gatekeeper.sidecar import server, wire
+from tests.internet import FakeInternet
+
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+README = Path(__file__).parents[2] / "README.md"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def recipe(mark: str) -> str:
+    """The fenced block of the README that begins with the comment `# mark`."""
+    for block in README.read_text(encoding="utf-8").split("```")[1::2]:
+        if block.splitlines()[1].startswith(f"# {mark}"):
+            return block.partition("\n")[2]
+    raise AssertionError(f"the README has no recipe {mark!r}")
+
+
+@asynccontextmanager
+async def nginx(directory: Path, config: str, port: int) -> AsyncIterator[str]:
+    assert NGINX is not None
+    path = directory / "nginx.conf"
+    path.write_text(
+        f"daemon off; pid {directory}/pid; error_log stderr; worker_processes 1;\n"
+        "events { worker_connections 64; }\n"
+        f"http {{ access_log off; client_body_temp_path {directory}; proxy_temp_path {directory};\n"
+        f"fastcgi_temp_path {directory}; uwsgi_temp_path {directory};\n"
+        f"scgi_temp_path {directory};\n{config}\n}}\n",
+        encoding="utf-8",
+    )
+    process = await asyncio.create_subprocess_exec(
+        NGINX, "-c", str(path), "-e", "stderr", stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                except OSError:
+                    await asyncio.sleep(0)
+                    continue
+                writer.close()
+                await writer.wait_closed()
+                break
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+async def test_the_readmes_nginx_recipe_lets_through_what_robots_txt_allows(
+    door: Any, internet: FakeInternet, tmp_path: Path
+) -> None:
+    site = internet.site("127.0.0.1").robots("User-agent: badbot\nDisallow: /private\n")
+    site.page("/page", "the page").page("/private", "a secret")
+    origin = internet.listener().port()
+    sidecar = await door(forward_auth=True)
+    await sidecar.get("/v1/check", params={"url": f"http://127.0.0.1:{origin}/"})
+    port = free_port()
+    config = (
+        recipe("nginx")
+        .replace("listen 8080", f"listen 127.0.0.1:{port}")
+        .replace("127.0.0.1:8750", sidecar.base.removeprefix("http://"))
+        .replace("http://127.0.0.1:8000", f"http://127.0.0.1:{origin}")
+        .replace("$http_host", f"127.0.0.1:{origin}")
+    )
+    async with nginx(tmp_path, config, port) as base:
+        answers = {}
+        for agent in ("badbot/1.0", "goodbot/1.0"):
+            for path in ("/page", "/private"):
+                headers = {"User-Agent": agent}
+                async with sidecar.session.get(base + path, headers=headers) as response:
+                    answers[agent, path] = response.status
+
+    assert answers == {
+        ("badbot/1.0", "/page"): 200,
+        ("badbot/1.0", "/private"): 403,
+        ("goodbot/1.0", "/page"): 200,
+        ("goodbot/1.0", "/private"): 200,
+    }
+
+
+async def test_the_readmes_curl_recipe_works(
+    start: Any, internet: FakeInternet, tmp_path: Path
+) -> None:
+    site = internet.site("127.0.0.1").robots("User-agent: *\nDisallow: /private\n")
+    site.page("/page", "the page")
+    url = f"http://127.0.0.1:{internet.listener().port()}/page"
+    sidecar = await start()
+    script = (
+        recipe("curl")
+        .replace("http://127.0.0.1:8750", sidecar.base)
+        .replace("https://example.org/", url)
+    )
+    run = await asyncio.create_subprocess_exec(
+        "bash", "-euc", script, cwd=tmp_path, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await run.communicate()
+
+    assert run.returncode == 0
+    assert b'"verdict":"allow"' in out
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == "the page"
+    async with sidecar.session.get(sidecar.base + "/metrics") as response:
+        assert 'gatekeeper_leases_ended_total{how="reported"} 1.0' in await response.text()
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> dict[str, str]:
+    """Certificate, key and authority as files, and a client's own pair."""
+    import trustme
+
+    authority = trustme.CA()
+    ours, theirs = authority.issue_cert("127.0.0.1"), authority.issue_cert("crawler.test")
+    paths = {name: str(tmp_path / name) for name in ("ca", "crt", "key", "client")}
+    authority.cert_pem.write_to_path(paths["ca"])
+    ours.cert_chain_pems[0].write_to_path(paths["crt"])
+    ours.private_key_pem.write_to_path(paths["key"])
+    theirs.private_key_and_cert_chain_pem.write_to_path(paths["client"])
+    return paths
+
+
+async def test_t5_a_client_certificate_opens_and_its_lack_does_not(
+    start: Any, tls: dict[str, str]
+) -> None:
+    sidecar = await start(
+        env={
+            "GATEKEEPER_SERVER_TLS_CERT": tls["crt"],
+            "GATEKEEPER_SERVER_TLS_KEY": tls["key"],
+            "GATEKEEPER_SERVER_TLS_CLIENT_CA": tls["ca"],
+        }
+    )
+    assert sidecar.base.startswith("https://")
+    stranger, friend = ssl.create_default_context(cafile=tls["ca"]), None
+    friend = ssl.create_default_context(cafile=tls["ca"])
+    friend.load_cert_chain(tls["client"])
+    answers = []
+    for context in (stranger, friend):
+        for path in ("/v1/hosts", "/healthz"):
+            connector = aiohttp.TCPConnector(ssl=context)
+            async with (
+                aiohttp.ClientSession(connector=connector) as session,
+                session.get(sidecar.base + path) as response,
+            ):
+                answers.append(response.status)
+
+    assert answers == [401, 200, 200, 200]
+
+
+async def test_t9_a_client_that_never_finishes_its_head_is_shown_out(
+    door: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "FIRST_REQUEST", 0.05)
+    service = await door()
+    host, port = service.base.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: ")
+    async with asyncio.timeout(5):
+        assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_t9_a_body_that_never_ends_is_answered_408(
+    door: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "BODY_TIMEOUT", 0.05)
+    service = await door()
+    host, port = service.base.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        b"POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        b'Content-Length: 50\r\n\r\n{"urls": ["'
+    )
+    async with asyncio.timeout(5):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("length", [b"Content-Length: 99999999", b"Transfer-Encoding: chunked"])
+async def test_t8_an_oversized_body_is_refused_before_it_is_kept(door: Any, length: bytes) -> None:
+    service = await door(max_body=100)
+    host, port = service.base.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        b"POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        + length
+        + b"\r\n\r\n"
+        + (b"c8\r\n" + b"x" * 200 + b"\r\n" if b"chunked" in length else b"")
+    )
+    async with asyncio.timeout(5):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_t8_an_oversized_head_is_refused(door: Any) -> None:
+    service = await door()
+    async with service.session.get(
+        service.base + "/healthz", headers={"X-Long": "x" * 20_000}
+    ) as response:
+        assert response.status == 400
+        assert response.content_type == "application/problem+json"
+
+
+async def test_too_many_connections_are_told_so_and_the_service_recovers(
+    start: Any, tmp_path: Path
+) -> None:
+    limited = tmp_path / "limited"
+    limited.write_text(
+        "import resource, sys, runpy\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
+        "sys.argv = ['gatekeeper', 'serve', '--port', '0', '--storage', 'memory']\n"
+        "runpy.run_module('gatekeeper', run_name='__main__')\n",
+        encoding="utf-8",
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(limited),
+        env={**os.environ, "GATEKEEPER_SERVER_DRAIN_GRACE": "0"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        line = (await process.stdout.readline()).decode()
+        port = int(line.rpartition(":")[2])
+        crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+        crowd[-1].settimeout(10)
+        told = await asyncio.to_thread(crowd[-1].recv, 100)
+        assert told.startswith(b"HTTP/1.1 503")
+        for one in crowd:
+            one.close()
+        async with aiohttp.ClientSession() as session, asyncio.timeout(10):
+            while True:
+                async with session.get(f"http://127.0.0.1:{port}/healthz") as response:
+                    if response.status == 200:
+                        break
+        process.send_signal(signal.SIGTERM)
+        _, log = await process.communicate()
+        assert b"further ones get 503" in log
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+async def test_five_thousand_long_polls_wait_and_are_answered(
+    start: Any, internet: FakeInternet
+) -> None:
+    """As many as the machine's limit of open files lets this test open, 5,000 at most."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        many = min(5000, hard // 2 - 200)
+        internet.site("127.0.0.1").robots("")
+        url = f"http://127.0.0.1:{internet.listener().port()}/"
+        sidecar = await start("--storage", "memory")
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as crowd:
+
+            async def poll() -> int:
+                body = {"url": url, "wait": 2.5}
+                async with crowd.post(sidecar.base + "/v1/leases", json=body) as response:
+                    return response.status
+
+            polls = [asyncio.create_task(poll()) for _ in range(many)]
+            statuses = await asyncio.gather(*polls)
+        assert set(statuses) <= {201, 429}
+        assert statuses.count(201) == 1  # the one slot, never reported
+        async with sidecar.session.get(sidecar.base + "/metrics") as response:
+            assert 'gatekeeper_leases{state="waiting"} 0.0' in await response.text()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
