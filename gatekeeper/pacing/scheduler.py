@@ -222,6 +222,8 @@ class Scheduler(Controls):
         self._turns.run(now)
 
         def cancel() -> None:
-            self._turns.leave(scope, watch, self._clock.monotonic())
+            now = self._clock.monotonic()
+            self._turns.leave(scope, watch, now)
+            self._turns.run(now)
 
         return cancel

@@ -99,8 +99,12 @@ class Politeness(RuleBasedStateMachine):
 
         try:
             grant = await self.scheduler.acquire(
-                f"https://{host}/", host, priority=priority, timeout=patience,
-                admit=admit, refetch=refetch,  # type: ignore[arg-type]
+                f"https://{host}/",
+                host,
+                priority=priority,
+                timeout=patience,
+                admit=admit,
+                refetch=refetch,  # type: ignore[arg-type]
             )
         except LeaseTimeout:
             return
@@ -131,8 +135,12 @@ class Politeness(RuleBasedStateMachine):
             found[1].head()
             self.settle()
 
-    @rule(pick=picks, status=st.sampled_from((None, 200, 200, 200, 404, 429, 500, 503)),
-          wait=st.sampled_from((None, None, 5.0, 100.0)), hurry=st.booleans())
+    @rule(
+        pick=picks,
+        status=st.sampled_from((None, 200, 200, 200, 404, 429, 500, 503)),
+        wait=st.sampled_from((None, None, 5.0, 100.0)),
+        hurry=st.booleans(),
+    )
     def finish(self, pick: int, status: int | None, wait: float | None, hurry: bool) -> None:
         found = self.pick(pick)
         if found is None:
@@ -270,7 +278,9 @@ class Politeness(RuleBasedStateMachine):
 
 
 Politeness.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=50, deadline=None,
+    max_examples=60,
+    stateful_step_count=50,
+    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 TestPoliteness = pytest.mark.timeout(120)(Politeness.TestCase)
