@@ -42,7 +42,7 @@ def findings(robots: RobotsTxt) -> tuple[Finding, ...]:
     [(1, 'group-without-rules'), (2, 'misspelt-field')]
     """
     return lint(
-        robots._raw,
+        robots.octets,
         robots.groups,
         truncated=robots.truncated,
         bom=robots.bom,

@@ -7,6 +7,7 @@ that will never come.
 
 from __future__ import annotations
 
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RobotsTxt"]
 
+_WORTH_PACKING = 256
+"""Octets below which compressed text is no smaller."""
 _STANDARD = frozenset({"user-agent", "allow", "disallow"})
 _KNOWN = _STANDARD | {
     "clean-param",
@@ -49,16 +52,14 @@ class RobotsTxt:
 
     __slots__ = (
         "_groups",
-        "_raw",
+        "_text",
+        "_whole",
         "bom",
         "forced",
-        "lines",
         "size",
         "truncated",
     )
 
-    lines: str
-    """The lines as they are read, octets in a str; for this package's own use."""
     size: int
     """Octets of the body, as it was handed in."""
     truncated: bool
@@ -69,13 +70,13 @@ class RobotsTxt:
     """The dialect that was asked for; None lets every rule set have its own (DIA-13)."""
 
     def __init__(self, decoded: Decoded, forced: Dialect | None) -> None:
-        self._raw = decoded.text
-        self.lines = text = decoded.lines
+        self._text: str | bytes = decoded.lines
+        self._whole = None if decoded.text is decoded.lines else decoded.text
         self.size = decoded.size
         self.truncated = decoded.truncated
         self.bom = decoded.bom
         self.forced = forced
-        self._groups = find_groups(text)
+        self._groups = find_groups(decoded.lines)
 
     @classmethod
     def parse(cls, body: bytes | str, *, dialect: str = "auto", limit: int = LIMIT) -> RobotsTxt:
@@ -115,7 +116,27 @@ class RobotsTxt:
     @property
     def text(self) -> str:
         """The file as it was read: decoded, cut at the limit, every line end a `\\n`."""
-        return shown(self._raw)
+        return shown(self.octets)
+
+    @property
+    def octets(self) -> str:
+        """The same, as octets in a str; for this package's own use."""
+        return self.lines if self._whole is None else self._whole
+
+    @property
+    def lines(self) -> str:
+        """The lines as they are read, spoilt ones made comments; for this package's own use."""
+        text = self._text
+        return text if isinstance(text, str) else zlib.decompress(text).decode("latin-1")
+
+    def pack(self) -> None:
+        """Keep the text compressed from now on: a third of its size, for some 5 µs a look.
+
+        For a file that is kept for long and asked often: a policy that has answered twice has
+        no need of the text but to explain.
+        """
+        if isinstance(self._text, str) and len(self._text) > _WORTH_PACKING:
+            self._text = zlib.compress(self._text.encode("latin-1"), 1)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -145,7 +166,7 @@ class RobotsTxt:
     @property
     def extensions(self) -> tuple[Rule, ...]:
         """Every line with a field that this package does not interpret, in file order."""
-        found = self._records(0, len(self.lines))
+        found = _records(self.lines)
         return tuple(rule for rule in found if rule.field.lower() not in _KNOWN)
 
     @property
@@ -160,23 +181,25 @@ class RobotsTxt:
         return Source(self.lines, self._groups, self.forced, precedence)
 
     def _values(self, field: str) -> list[str]:
-        found = values_in(self.lines, ((0, len(self.lines)),), field)
+        text = self.lines
+        found = values_in(text, ((0, len(text)),), field)
         return list(map(shown, found))
 
     def _each_group(self) -> Iterator[Group]:
+        text = self.lines
         number, counted = 1, 0  # counted on from group to group: 10,000 of them cost one pass
-        for start, end, dialect, versioned in self._stretches():
-            number += self.lines.count("\n", counted, start)
+        for start, end, dialect, versioned in self._stretches(text):
+            number += text.count("\n", counted, start)
             counted = start
-            found = list(self._records(start, end, number, v2=dialect is Dialect.V2))
+            found = list(_records(text[start:end], number, v2=dialect is Dialect.V2))
             if found:  # a stretch between blank lines may hold no record at all
                 yield _group(found, dialect, versioned)
 
-    def _stretches(self) -> Iterator[tuple[int, int, Dialect, bool]]:
+    def _stretches(self, text: str) -> Iterator[tuple[int, int, Dialect, bool]]:
         """Start, end and dialect of each group, and whether it declares a version."""
         if self.forced in {None, Dialect.RFC9309}:
-            records = records_of(self.lines) if self._groups.versioned else ()
-            ends = (*self._groups.starts, len(self.lines))[1:]
+            records = records_of(text) if self._groups.versioned else ()
+            ends = (*self._groups.starts, len(text))[1:]
             heads = [record.start for record in records]
             for start, end in zip(self._groups.starts, ends, strict=True):
                 inside = records[bisect_right(heads, start - 1) : bisect_right(heads, end - 1)]
@@ -185,20 +208,9 @@ class RobotsTxt:
                 yield start, end, dialect, bool(declared)
         else:
             allow_ends = self.forced is not Dialect.R1994
-            for record in records_of(self.lines, allow_ends=allow_ends):
+            for record in records_of(text, allow_ends=allow_ends):
                 dialect = record.dialect if self.forced is Dialect.V2 else self.forced
                 yield record.start, record.end, dialect, record.version is not None
-
-    def _records(
-        self, start: int, end: int, number: int = 1, *, v2: bool = False
-    ) -> Iterator[Rule]:
-        """Every line with a field, of a stretch that begins with line `number`."""
-        for line, raw in enumerate(self.lines[start:end].split("\n"), number):
-            field, colon, rest = raw.partition(":")
-            field = field.strip(" \t")
-            if colon and field and "#" not in field:
-                value = value_of(rest, v2=v2)
-                yield Rule(line, shown(field), shown(value), shown(raw))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RobotsTxt) and self._key() == other._key()
@@ -214,7 +226,7 @@ class RobotsTxt:
         return f"<RobotsTxt of {self.size} octets, {len(self._groups.starts)} groups{cut}>"
 
     def _key(self) -> tuple[str, str, int, bool, str, Dialect | None]:
-        return self._raw, self.lines, self.size, self.truncated, self.bom, self.forced
+        return self.octets, self.lines, self.size, self.truncated, self.bom, self.forced
 
 
 def _group(found: list[Rule], dialect: Dialect, versioned: bool) -> Group:
@@ -234,3 +246,13 @@ def _restore(
     text: str, read: str, size: int, truncated: bool, bom: str, forced: Dialect | None
 ) -> RobotsTxt:
     return RobotsTxt(Decoded(text, read, size, truncated, bom), forced)
+
+
+def _records(text: str, number: int = 1, *, v2: bool = False) -> Iterator[Rule]:
+    """Every line with a field, of a text that begins with line `number`."""
+    for line, raw in enumerate(text.split("\n"), number):
+        field, colon, rest = raw.partition(":")
+        field = field.strip(" \t")
+        if colon and field and "#" not in field:
+            value = value_of(rest, v2=v2)
+            yield Rule(line, shown(field), shown(value), shown(raw))

@@ -48,7 +48,6 @@ class Policy:
     """
 
     __slots__ = (
-        "_allows",
         "_offsets",
         "_readings",
         "_rules",
@@ -100,7 +99,6 @@ class Policy:
         self._readings = readings
         self.dialect = readings[0].dialect
         first = readings[0]
-        self._allows = first.allows if len(readings) == 1 else _strictest(readings)
         if isinstance(first, LongestMatch) and len(readings) == 1:
             self.allowed = first.allows_url
         else:
@@ -120,7 +118,8 @@ class Policy:
         >>> allows("/x?y"), allows("/a")
         (False, True)
         """
-        return self._allows
+        readings = self._readings
+        return readings[0].allows if len(readings) == 1 else _strictest(readings)
 
     @property
     def decides_path(self) -> Callable[[str], int] | None:

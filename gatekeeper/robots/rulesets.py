@@ -254,6 +254,7 @@ class LongestMatch:
         self._escapes, self._twofold = sorted_out.escapes, sorted_out.twofold
         self._exact = sorted_out.exact or None
         self._careful = self._escapes or self._exact is not None
+        self._text = ""
         heads = self._sow(sorted_out.wild)
         # Whether a wildcard pattern can turn an Allow (1), a Disallow (2).
         verdicts = {entry >> shift & 1 for entry in sorted_out.wild.values()}
@@ -289,7 +290,7 @@ class LongestMatch:
     def _sow(self, wild: dict[str, int]) -> set[str]:
         """Takes the wildcard patterns in; gives the heads of those that begin with one."""
         self._tries: tuple[WildTrie, WildTrie] | None = None
-        self._patterns: tuple[str | None, ...] = ()
+        self._patterns: tuple[str, ...] = ()
         self._wilds: array[int] = _NONE
         if not wild:
             return set()
@@ -306,17 +307,12 @@ class LongestMatch:
         loose = [pattern for pattern in plain if pattern.startswith(("*", "/*"))]
         headed = [pattern for pattern in plain if not pattern.startswith(("*", "/*"))]
         self._literals = tuple(map(key_piece, loose))
-        self._headed = tuple(map(key_piece, headed))
+        # The head says nothing where it stands already.
+        self._headed = tuple(key_piece(pattern[pattern.index("*") :]) for pattern in headed)
         self._query = tuple(map(key_piece, query))
         self._wilds = _packed([wild[pattern] for pattern in loose + headed + query])
-        # `/*piece` needs no more than its piece: every path begins with a slash.
         self._patterns = tuple(
-            None if pattern == "/*" + literal else pattern
-            for pattern, literal in zip(
-                loose + headed + query,
-                self._literals + self._headed + self._query,
-                strict=True,
-            )
+            map(_shape, loose + headed + query, self._literals + self._headed + self._query)
         )
         return {pattern[: pattern.index("*")] for pattern in headed}
 
@@ -331,7 +327,8 @@ class LongestMatch:
             path[:1] != "/"
             or "%" in path
             or "#" in path
-            or ("/." in path and _DOT_SEGMENT(path))
+            or " " in path
+            or ("." in path and "/." in path and _DOT_SEGMENT(path))
             or not path.isprintable()
         ):
             origin, path = split_url(url)
@@ -340,11 +337,16 @@ class LongestMatch:
             return self.allows(path)
         if self._careful:
             return self.allows(path)
-        place = bisect_right(self._keys, path) - 1
-        while not path.startswith(self._keys[place]):
+        keys = self._keys
+        place = bisect_right(keys, path) - 1
+        while not path.startswith(keys[place]):
             place = self._links[place] >> 2
         link = self._links[place]
-        if self._turns & (2 - (link & 1)) and (link & _HEAD or self._may_be_wild(path)):
+        if (
+            self._turns
+            and self._turns & (2 - (link & 1))
+            and (link & _HEAD or self._may_be_wild(path))
+        ):
             return self._wildly(path, place)
         return link & 1 == 1 or path == ROBOTS_TXT
 
@@ -354,11 +356,16 @@ class LongestMatch:
             if self._asked or self._keys:
                 return self.decide(path) & 1 == 1 or path == ROBOTS_TXT
             return self._first(path) or path == ROBOTS_TXT
-        place = bisect_right(self._keys, path) - 1
-        while not path.startswith(self._keys[place]):
+        keys = self._keys
+        place = bisect_right(keys, path) - 1
+        while not path.startswith(keys[place]):
             place = self._links[place] >> 2
         link = self._links[place]
-        if self._turns & (2 - (link & 1)) and (link & _HEAD or self._may_be_wild(path)):
+        if (
+            self._turns
+            and self._turns & (2 - (link & 1))
+            and (link & _HEAD or self._may_be_wild(path))
+        ):
             return self._wildly(path, place)
         return link & 1 == 1 or path == ROBOTS_TXT
 
@@ -429,15 +436,12 @@ class LongestMatch:
 
     def _best(self, literals: tuple[str, ...], start: int, path: str, floor: int) -> int:
         """The same for the patterns from `start` on, which have these literals."""
-        if not [literal for literal in literals if literal in path]:
-            return floor
         for index, literal in enumerate(literals, start):
             if literal in path:
                 entry = self._wilds[index]
                 if entry <= floor:
                     break
-                pattern = self._patterns[index]
-                if path.find(literal, 1) > 0 if pattern is None else wild_match(pattern, path):
+                if _matches(self._patterns[index], literal, path):
                     return entry
         return floor
 
@@ -480,6 +484,27 @@ def _last_piece(value: str) -> str:
     """The end of a plain wildcard pattern, which stands in each path that it matches."""
     piece = value[value.rfind("*") + 1 :].rstrip("$ \t")
     return piece if normal.is_plain(piece) else ""
+
+
+# What is kept of the commonest patterns: every path begins with a slash, so that their
+# literal says the rest.
+_ANYWHERE, _BEHIND, _LAST = "*", "/*", "/*$"
+
+
+def _shape(pattern: str, literal: str) -> str:
+    for shape in (_ANYWHERE, _BEHIND, _LAST):
+        if pattern == shape.replace("*", "*" + literal):
+            return shape
+    return pattern
+
+
+def _matches(shape: str, literal: str, path: str) -> bool:
+    """Whether the pattern kept as `shape` matches a path in which its literal stands."""
+    if shape is _BEHIND:
+        return path.find(literal, 1) > 0
+    if shape is _LAST:
+        return path.endswith(literal, 1)
+    return shape is _ANYWHERE or wild_match(shape, path)
 
 
 def _packed(numbers: list[int]) -> array[int]:

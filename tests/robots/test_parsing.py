@@ -286,3 +286,19 @@ def deep_size(thing: object, seen: set[int] | None = None) -> int:
     slots = [slot for cls in type(thing).__mro__ for slot in getattr(cls, "__slots__", ())]
     held = [getattr(thing, slot) for slot in slots if hasattr(thing, slot)]
     return size + sum(deep_size(each, seen) for each in [*held, getattr(thing, "__self__", None)])
+
+
+def test_packed_file_answers_as_before() -> None:
+    body = b"User-agent: *\n" + b"Disallow: /b # again\n" * 50 + b"Disallow: /\0\n"
+    robots, packed = RobotsTxt.parse(body), RobotsTxt.parse(body)
+    packed.pack()
+    packed.pack()
+    assert packed == robots
+    assert hash(packed) == hash(robots)
+    assert (packed.text, packed.groups, packed.findings) == (
+        robots.text,
+        robots.groups,
+        robots.findings,
+    )
+    assert packed.policy("bot").match("/b").rule == robots.policy("bot").match("/b").rule
+    assert deep_size(packed) < deep_size(robots) - 800
