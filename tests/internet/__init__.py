@@ -48,9 +48,9 @@ Names. `internet.dns(name, *steps)`: each step an address, a list of them, or `F
 `internet.resolver.queries` is the log. Unknown names do not exist.
 
 The log. `internet.requests`, `site.requests`: `Request` with .at .method .target .path .host
-.headers .body .url .concurrent .ended .connection; `internet.connections` (those too that
-brought no request), `internet.dialled(address)`, `site.paths`, `site.gaps()`,
-`site.most_concurrent`.
+.headers .body .url .concurrent .ended .connection, and of the answer .answered .status
+.answer_header(name); `internet.connections` (those too that brought no request),
+`internet.dialled(address)`, `site.paths`, `site.gaps()`, `site.most_concurrent`.
 
 Time. Every delay is the injected clock's. With `FakeInternet(clock=VirtualClock())` (fixture
 `virtual_internet`) write `await internet.drive(something())`: virtual time moves from timer

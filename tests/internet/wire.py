@@ -58,6 +58,10 @@ class Request:
     body: bytes = b""
     ended: float | None = None
     """When the server had done with it; None while it is in flight."""
+    answered: float | None = None
+    """When the head of the answer was sent; None before."""
+    answer: bytes = b""
+    """What was sent first: the head of the answer, and with a small page its body."""
     site: Site | None = None
 
     @property
@@ -78,6 +82,21 @@ class Request:
             name, _, value = line.partition(b":")
             headers.add(name.decode("latin-1"), value.strip().decode("latin-1"))
         return headers
+
+    @property
+    def status(self) -> int | None:
+        """The status that was answered; None where none was."""
+        digits = self.answer[9:12]
+        return int(digits) if self.answer.startswith(b"HTTP/1.") and digits.isdigit() else None
+
+    def answer_header(self, name: str) -> str | None:
+        """A header of the answer."""
+        head = self.answer.partition(b"\r\n\r\n")[0]
+        for line in head.split(b"\r\n")[1:]:
+            key, _, value = line.partition(b":")
+            if key.lower() == name.lower().encode():
+                return value.strip().decode("latin-1")
+        return None
 
     def __repr__(self) -> str:
         return f"<{self.at:.3f} {self.method} {self.url}>"
@@ -123,6 +142,7 @@ class Wire(asyncio.Protocol):
         self._scheme = "https" if tls else "http"
         self._buffer = b""
         self._busy = False
+        self._request: Request | None = None
         self.writable = asyncio.Event()
         self.writable.set()
         self.gone = asyncio.Event()
@@ -167,6 +187,9 @@ class Wire(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         self._net.activity += 1
+        request = self._request
+        if request is not None and request.answered is None:
+            request.answered, request.answer = self._net.clock.monotonic(), data
         if not self._transport.is_closing():
             self._transport.write(data)
 
@@ -222,6 +245,7 @@ class Wire(asyncio.Protocol):
         return Request(now, words[0], words[1], self._scheme, host, head, self.connection)
 
     def _answer(self, request: Request) -> None:
+        self._request = request
         behaviour = self._net.arrived(request)
         reply = behaviour.reply(request)
         if reply is not None:

@@ -1,0 +1,247 @@
+"""The judge of a crawl: the sites' own logs, held against what the sites had declared.
+
+It knows nothing of gatekeeper: no parser, no clock, no book of its. A site declares its
+`Manners`; the fake internet's log says when each request arrived, when and how it was
+answered, and when it ended. `judge` lists every breach:
+
+    early    sooner after the start, or the response head, of the one before than the interval
+    crowd    while more requests of the host were in flight than it bears
+    block    before the moment that a 429 or 503 had named
+    window   outside the hours in which the site wants visitors
+    denied   a path that robots.txt forbids
+    unasked  before the robots.txt of its origin was answered with a file, or that there is none
+    hop      one of the last three, by a request that a redirect led to
+
+A request counts from its arrival, which is what a site sees: the time that a visitor spent
+on name resolution or on connecting is the visitor's own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+from urllib.parse import urljoin, urlsplit
+
+__all__ = ["Breach", "Manners", "Seen", "judge"]
+
+EPSILON = 1e-6
+"""Seconds: sums of floats, not politeness."""
+NO_FILE = frozenset(range(400, 500)) - {408, 421, 425, 429}
+"""Statuses that say: there is no robots.txt."""
+UNSAID = 60.0
+"""Seconds to stay away after a 429 or 503 that names no moment (issue 4, back-off)."""
+
+Hours = tuple[str, str]
+"""From "HHMM" to the end of the minute "HHMM", UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """What one origin asks of its visitors, and what its robots.txt says of it."""
+
+    delay: float | None = None
+    rates: tuple[tuple[int, int, Hours | None], ...] = ()
+    """Documents, seconds, and the hours in which that holds (None: outside all of them)."""
+    visits: tuple[Hours, ...] = ()
+    denied: tuple[str, ...] = ()
+    """Prefixes of paths."""
+    default: float = 1.0
+    """Seconds between requests where the file is silent or not yet read."""
+    limit: int = 1
+
+    def text(self) -> str:
+        """The robots.txt that declares it."""
+        lines = ["User-agent: *"]
+        lines += [] if self.delay is None else [f"Crawl-delay: {self.delay:g}"]
+        for documents, seconds, hours in self.rates:
+            lines.append(f"Request-rate: {documents}/{seconds}s" + (_hours(hours) if hours else ""))
+        lines += [f"Visit-time:{_hours(hours)}" for hours in self.visits]
+        lines += [f"Disallow: {path}" for path in self.denied]
+        return "\n".join((*lines, "Allow: /")) + "\n"
+
+    def interval(self, wall: float) -> float:
+        """Seconds that the file asks for at that moment."""
+        held = [s / n for n, s, hours in self.rates if hours and _within(hours, wall)]
+        wishes = held or [s / n for n, s, hours in self.rates if hours is None]
+        wishes += [] if self.delay is None else [self.delay]
+        return max(wishes, default=self.default)
+
+    def open(self, wall: float) -> bool:
+        """Whether visitors are wanted at that moment."""
+        return not self.visits or any(_within(hours, wall) for hours in self.visits)
+
+
+class Seen(Protocol):
+    """A request as the log has it: `tests.internet.Request`, or one made up."""
+
+    at: float
+    scheme: str
+    host: str
+    target: str
+    answered: float | None
+    ended: float | None
+
+    @property
+    def status(self) -> int | None:
+        """What was answered."""
+
+    def answer_header(self, name: str) -> str | None:
+        """A header of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """One promise broken by one request."""
+
+    kind: str
+    url: str
+    at: float
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.at:.3f} {self.kind}: {self.url}: {self.detail}"
+
+
+def judge(log: Iterable[Seen], manners: Mapping[str, Manners], *, wall: float) -> list[Breach]:
+    """Every breach in the log, in its order.
+
+    `manners` by origin ("http://a.test"); `wall`: the wall time at the log's second 0.
+    """
+    requests = sorted(log, key=lambda request: request.at)
+    answered = _answers(requests)
+    led = _led_to(requests)
+    breaches: list[Breach] = []
+    hosts: defaultdict[str, list[Seen]] = defaultdict(list)
+    for request in requests:
+        origin = _origin(request)
+        asked = manners.get(origin, Manners())
+        known = answered.get(origin, float("inf")) <= request.at
+        before = hosts[request.host.partition(":")[0]]
+        found = [
+            *_pace(request, before, asked, manners, known, wall),
+            *_rules(request, asked, known, led.get(_url(request)), wall),
+        ]
+        breaches += [Breach(kind, _url(request), request.at, detail) for kind, detail in found]
+        before.append(request)
+    return breaches
+
+
+def _pace(
+    request: Seen,
+    before: list[Seen],
+    asked: Manners,
+    manners: Mapping[str, Manners],
+    known: bool,
+    wall: float,
+) -> Iterable[tuple[str, str]]:
+    """What concerns the host: its clock, its slots, its blocks."""
+    interval = asked.interval(wall + request.at) if known else asked.default
+    flying = 0
+    for other in before:
+        since = max(other.at, other.answered or other.at)
+        gap = request.at - since
+        if 0 < interval and gap < interval - EPSILON:
+            yield "early", f"{gap:.3f} s after {other.target}, {interval:g} s were asked for"
+        flying += other.ended is None or other.ended > request.at + EPSILON
+        until = _blocked_until(other, manners, wall)
+        if request.at < until - EPSILON:
+            yield (
+                "block",
+                f"{until - request.at:.3f} s too soon, by the {other.status} at {since:.3f}",
+            )
+    if flying >= asked.limit:
+        yield "crowd", f"{flying} others in flight, {asked.limit} in all are borne"
+
+
+def _rules(
+    request: Seen, asked: Manners, known: bool, leader: str | None, wall: float
+) -> Iterable[tuple[str, str]]:
+    """What concerns the page: its hours, and its robots.txt."""
+    if request.target == "/robots.txt":
+        return
+    found = []
+    if not known:
+        found.append(("unasked", "its robots.txt had not been answered"))
+    if any(request.target.startswith(path) for path in asked.denied):
+        found.append(("denied", f"by {[p for p in asked.denied if request.target.startswith(p)]}"))
+    if not asked.open(wall + request.at):
+        now = datetime.fromtimestamp(wall + request.at, UTC)
+        found.append(("window", f"at {now:%H:%M:%S.%f}, open {asked.visits}"))
+    for kind, detail in found:
+        yield (kind, detail) if leader is None else ("hop", f"from {leader}: {kind}: {detail}")
+
+
+def _blocked_until(request: Seen, manners: Mapping[str, Manners], wall: float) -> float:
+    if request.status not in (429, 503) or request.answered is None:
+        return float("-inf")
+    said = request.answer_header("Retry-After")
+    if said is None:
+        return request.answered + UNSAID
+    if said.isdigit():
+        return request.answered + int(said)
+    moment = datetime.strptime(said, "%a, %d %b %Y %H:%M:%S GMT").replace(tzinfo=UTC)
+    return moment.timestamp() - wall
+
+
+def _answers(requests: list[Seen]) -> dict[str, float]:
+    """When each origin's robots.txt was first answered by a file or by its absence."""
+    first: dict[str, tuple[float, str | None]] = {}
+    for request in requests:
+        status = request.status
+        if request.answered is None or status is None:
+            continue
+        if 300 <= status < 400 and (location := request.answer_header("Location")) is not None:
+            first.setdefault(_url(request), (request.answered, urljoin(_url(request), location)))
+        elif 200 <= status < 300 or status in NO_FILE:
+            first.setdefault(_url(request), (request.answered, None))
+    found = {}
+    for url in first:
+        if url.endswith("/robots.txt") and urlsplit(url).path == "/robots.txt":
+            moment = _chase(url, first)
+            if moment is not None:
+                found[url.removesuffix("/robots.txt")] = moment
+    return found
+
+
+def _chase(url: str, first: Mapping[str, tuple[float, str | None]]) -> float | None:
+    moment = 0.0
+    for _ in range(7):
+        if url not in first:
+            return None
+        answered, location = first[url]
+        moment = max(moment, answered)
+        if location is None:
+            return moment
+        url = location
+    return None
+
+
+def _led_to(requests: list[Seen]) -> dict[str, str]:
+    """The URLs that redirects of pages led to, and from where."""
+    led = {}
+    for request in requests:
+        location = request.answer_header("Location")
+        if location is not None and request.target != "/robots.txt":
+            led.setdefault(urljoin(_url(request), location), _url(request))
+    return led
+
+
+def _origin(request: Seen) -> str:
+    return f"{request.scheme}://{request.host}"
+
+
+def _url(request: Seen) -> str:
+    return _origin(request) + request.target
+
+
+def _hours(hours: Hours) -> str:
+    return f" {hours[0]}-{hours[1]}"
+
+
+def _within(hours: Hours, wall: float) -> bool:
+    now = f"{datetime.fromtimestamp(wall, UTC):%H%M}"
+    start, end = hours
+    return start <= now <= end if start <= end else now >= start or now <= end
