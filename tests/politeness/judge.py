@@ -118,7 +118,9 @@ def judge(log: Iterable[Seen], manners: Mapping[str, Manners], *, wall: float) -
     for request in requests:
         origin = _origin(request)
         asked = manners.get(origin, Manners())
-        known = answered.get(origin, float("inf")) <= request.at
+        moment = answered.get(origin, float("inf"))
+        # The request that fetches the file can't know it.
+        known = moment < request.at or (moment == request.at and request.target != "/robots.txt")
         before = hosts[request.host.partition(":")[0]]
         found = [
             *_pace(request, before, asked, manners, known, wall),
@@ -143,7 +145,7 @@ def _pace(
     for other in before:
         since = max(other.at, other.answered or other.at)
         gap = request.at - since
-        if 0 < interval and gap < interval - EPSILON:
+        if interval > 0 and gap < interval - EPSILON:
             yield "early", f"{gap:.3f} s after {other.target}, {interval:g} s were asked for"
         flying += other.ended is None or other.ended > request.at + EPSILON
         until = _blocked_until(other, manners, wall)
