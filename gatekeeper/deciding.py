@@ -60,12 +60,12 @@ class Decider:
         # Unique between processes by the prefix, within one by the counter: no clock, no
         # random number on the way of an answer.
         self.counts: Counter[tuple[Verdict, Reason]] = Counter()
-        self._prefix = f"{os.getpid():x}{secrets.token_hex(4)}-"
-        self._counter = itertools.count(1)
+        self.prefix = f"{os.getpid():x}{secrets.token_hex(4)}-"
+        self.serial = itertools.count(1)
 
     def next_id(self) -> str:
         """A decision id: the prefix of this process and a counter."""
-        return f"{self._prefix}{next(self._counter):x}"
+        return f"{self.prefix}{next(self.serial):x}"
 
     def invalid(self, raw: str, problem: str, agent: str) -> Decision:
         """DENY for text that is no URL, where an exception would lose the others."""

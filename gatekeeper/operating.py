@@ -18,6 +18,7 @@ from gatekeeper.fetching.guard import Guard, GuardStats
 from gatekeeper.fetching.records import Record
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.scheduler import PacingStats, Scheduler
+from gatekeeper.prepared import PreparedAnswers
 from gatekeeper.robots import RobotsTxt
 
 __all__ = ["GateStats", "Operated"]
@@ -44,6 +45,7 @@ class Operated:
     guard: Guard | None
     _clock: Clock
     _directory: Directory | None
+    _answers: PreparedAnswers
     _decider: Decider
     _overrides: Overrides
     _scheduler: Scheduler
@@ -142,7 +144,7 @@ class Operated:
             guarded=self.guard is not None,
             warm_allowed=self._warm_allowed,
             warm_denied=self._warm_denied,
-            decisions=dict(self._decider.counts),
+            decisions=dict(self._decider.counts + self._answers.counts()),
             directory=self._open.stats(),
             pacing=self._scheduler.stats(),
             guard=None if self.guard is None else self.guard.stats(),

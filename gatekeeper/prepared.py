@@ -9,6 +9,7 @@ operator or a new file clears what was prepared.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
@@ -27,6 +28,16 @@ _MAX_PATTERNS = 256
 """Rules of one file whose answer is kept; a file's URLs meet few of its rules."""
 
 
+class _Pattern:
+    """An answer, and how often it was given again."""
+
+    __slots__ = ("decision", "tally")
+
+    def __init__(self, decision: Decision, tally: list[int]) -> None:
+        self.decision = decision
+        self.tally = tally
+
+
 class _Prepared:
     """The answers of one record for one agent, by the number of the rule that decides."""
 
@@ -34,7 +45,7 @@ class _Prepared:
 
     def __init__(self, decide: Callable[[str], int]) -> None:
         self.decide = decide
-        self.patterns: dict[int, tuple[Decision, tuple[Verdict, Reason]]] = {}
+        self.patterns: dict[int, _Pattern] = {}
 
 
 class PreparedAnswers:
@@ -43,37 +54,42 @@ class PreparedAnswers:
     def __init__(self, config: Config, clock: Clock, decider: Decider) -> None:
         self.warm: dict[str, Record] = {}
         self._monotonic = clock.monotonic
-        self._counts = decider.counts
-        self._next_id = decider.next_id
+        self._prefix, self._serial = decider.prefix, decider.serial
         self._max_agents = config.cache.max_agents
+        # One cell a reason, shared by all patterns: counting an answer looks nothing up.
+        self._tallies: dict[tuple[Verdict, Reason], list[int]] = {}
+
+    def counts(self) -> Counter[tuple[Verdict, Reason]]:
+        """Answers given from here, by verdict and reason."""
+        return Counter({key: tally[0] for key, tally in self._tallies.items() if tally[0]})
 
     def recall(self, url: str, agent: str) -> Decision | None:
         """The decision about the URL, if everything about it is ordinary and was met before."""
-        return self._recall(url, agent, self._monotonic())
+        return self.recall_all((url,), agent)[0]
 
     def recall_all(self, raws: Iterable[str], agent: str) -> list[Decision | None]:
         """The same for many, at one moment."""
         now = self._monotonic()
-        recall = self._recall
-        return [recall(url, agent, now) for url in raws]
-
-    def _recall(self, url: str, agent: str, now: float) -> Decision | None:
-        found = urls.split_ordinary(url)
-        if found is None:
-            return None
-        record = self.warm.get(found[0])
-        if record is None or record.prepared is None or now >= record.fresh_until:
-            return None
-        prepared: _Prepared | None = record.prepared.get(agent)
-        if prepared is None:
-            return None
-        path = found[1]
-        pattern = prepared.patterns.get(prepared.decide(path))
-        if pattern is None or path == _ROBOTS_TXT:
-            return None
-        decision, key = pattern
-        self._counts[key] += 1
-        return replace(decision, url=url, id=self._next_id())
+        split, find = urls.split_ordinary, self.warm.get
+        prefix, serial = self._prefix, self._serial
+        answers: list[Decision | None] = []
+        for url in raws:
+            answers.append(None)
+            found = split(url)
+            if found is None:
+                continue
+            record = find(found[0])
+            if record is None or record.prepared is None or now >= record.fresh_until:
+                continue
+            prepared: _Prepared | None = record.prepared.get(agent)
+            path = found[1]
+            if prepared is None or path == _ROBOTS_TXT:
+                continue
+            pattern = prepared.patterns.get(prepared.decide(path))
+            if pattern is not None:
+                pattern.tally[0] += 1
+                answers[-1] = replace(pattern.decision, url=url, id=f"{prefix}{next(serial):x}")
+        return answers
 
     def keep(self, decision: Decision, path: str, record: Record, agent: str) -> None:
         """Let the next URL that the same rule decides have its answer from this one.
@@ -83,8 +99,8 @@ class PreparedAnswers:
         prepared = self._prepared(record, agent)
         if prepared is None or path == _ROBOTS_TXT or len(prepared.patterns) >= _MAX_PATTERNS:
             return
-        key = (decision.verdict, decision.reason)
-        prepared.patterns[prepared.decide(path)] = (decision, key)
+        tally = self._tallies.setdefault((decision.verdict, decision.reason), [0])
+        prepared.patterns[prepared.decide(path)] = _Pattern(decision, tally)
 
     def _prepared(self, record: Record, agent: str) -> _Prepared | None:
         if record.prepared is None:

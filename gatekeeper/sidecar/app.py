@@ -41,7 +41,7 @@ from gatekeeper.sidecar.routes import (
     leases,
 )
 from gatekeeper.sidecar.routing import Call, Router
-from gatekeeper.sidecar.wire import QuickAnswer
+from gatekeeper.sidecar.wire import is_quick
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
@@ -204,7 +204,7 @@ class Service:
         except Exception as error:  # noqa: BLE001 - the one place where errors become answers
             response = self._problem(error, request_id).response(request_id)
         self.metrics.answered(where, _method(request), response.status)
-        if not response.prepared and type(response) is not QuickAnswer:
+        if not (response.prepared or is_quick(response)):
             response.headers["X-Request-Id"] = request_id
         return response
 

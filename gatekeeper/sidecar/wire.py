@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from email.utils import formatdate
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote_plus
 
 import msgspec
@@ -18,6 +18,8 @@ __all__ = [
     "JSON",
     "Nothing",
     "QuickAnswer",
+    "decode",
+    "is_quick",
     "json_response",
     "quick_json",
     "quick_nothing",
@@ -50,7 +52,7 @@ def read_query(text: str, kind: type[_T]) -> _T:
         if not pair:
             continue
         name, _, value = pair.partition("=")
-        name, value = _decode(name), _decode(value)
+        name, value = decode(name), decode(value)
         if name in found:
             # Two values for one name: two readers could take different ones.
             raise Problem(400, "bad-request", f"parameter {name[:40]!r} occurs twice")
@@ -61,7 +63,8 @@ def read_query(text: str, kind: type[_T]) -> _T:
         raise Problem(400, "bad-request", f"query: {error}") from None
 
 
-def _decode(text: str) -> str:
+def decode(text: str) -> str:
+    """A name or value of a query string. Raises Problem 400 for what is no UTF-8."""
     if "%" in text:
         # The two that stand in every URL. What is left over is decoded as a whole: these
         # can't bring a new `%` about.
@@ -74,26 +77,28 @@ def _decode(text: str) -> str:
         raise Problem(400, "bad-request", "query: not UTF-8") from None
 
 
-class QuickAnswer(web.StreamResponse):
+class QuickAnswer:
     """An answer written in one piece, on a connection that stays open: JSON, or no body.
 
-    A `web.Response` is made for every kind of answer; its headers cost more than a warm
-    decision does. The head of this one is always the same but for a number and the date.
+    A `web.Response` is made for every kind of answer; it and its headers cost more than a
+    warm decision does. The head of this one is always the same but for a number and the
+    date. It has what aiohttp's server asks of a response, and nothing else.
     """
 
-    def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(status=status)
-        self._json = body
+    __slots__ = ("_body", "status")
 
-    @property
-    def keep_alive(self) -> bool:
-        """The connection stays open: nobody asked otherwise (see `quick_json`)."""
-        return True
+    keep_alive = True
+    """The connection stays open: nobody asked otherwise (see `quick_json`)."""
+    prepared = False
+
+    def __init__(self, status: int, body: bytes) -> None:
+        self.status = status
+        self._body = body
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter:
         """Write head and body at once."""
         writer = request.writer
-        body = self._json
+        body = self._body
         # The writer applies back-pressure: it waits where a client does not read.
         if self.status == 204:
             await writer.write(_NO_CONTENT % _date())
@@ -127,18 +132,23 @@ def _date() -> bytes:
     return _last_date[1]
 
 
+def is_quick(response: object) -> bool:
+    """It goes out as it is: there are no headers to add to."""
+    return type(response) is QuickAnswer
+
+
 def quick_json(request: web.BaseRequest, value: Any, *, status: int = 200) -> web.StreamResponse:
     """A struct as the answer to a request, by the short way where the request allows it."""
     body = _encoder.encode(value)
     if request.version == HttpVersion11 and request.keep_alive and request.method != "HEAD":
-        return QuickAnswer(status, body)
+        return cast("web.StreamResponse", QuickAnswer(status, body))
     return json_response(body, status=status)
 
 
 def quick_nothing(request: web.BaseRequest) -> web.StreamResponse:
     """204, by the short way where the request allows it."""
     if request.version == HttpVersion11 and request.keep_alive:
-        return QuickAnswer(204, b"")
+        return cast("web.StreamResponse", QuickAnswer(204, b""))
     return web.Response(status=204)
 
 

@@ -39,6 +39,9 @@ class ScriptedGate:
 
     ready = True
 
+    def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        return None
+
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         if self.error is not None:
             raise self.error

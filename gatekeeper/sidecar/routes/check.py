@@ -10,7 +10,7 @@ from aiohttp import web
 from gatekeeper.decision import Decision
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routing import Call, Route
-from gatekeeper.sidecar.wire import quick_json, read_body, read_query
+from gatekeeper.sidecar.wire import decode, quick_json, read_body, read_query
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.app import Service
@@ -42,10 +42,20 @@ class Decisions(msgspec.Struct, frozen=True):
 
 async def check(service: Service, call: Call) -> web.StreamResponse:
     """One decision; 200 whatever the verdict."""
-    query = read_query(call.query, CheckQuery)
-    decision = await service.gate.check(query.url, user_agent=query.user_agent)
+    query = _plain_question(call.query) or read_query(call.query, CheckQuery)
+    gate, agent = service.gate, query.user_agent
+    decision = gate.recall(query.url, user_agent=agent)
+    if decision is None:
+        decision = await gate.check(query.url, user_agent=agent)
     service.decided(decision, call)
     return quick_json(call.request, decision)
+
+
+def _plain_question(text: str) -> CheckQuery | None:
+    """The usual question, of one parameter, read without a dictionary; else None."""
+    if text.startswith("url=") and "&" not in text:
+        return CheckQuery(decode(text[4:]))
+    return None
 
 
 async def check_batch(service: Service, call: Call) -> web.StreamResponse:
