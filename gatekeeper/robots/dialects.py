@@ -15,9 +15,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.model import Dialect
 from gatekeeper.robots.ordered import PrefixesInOrder, ShellRules
-from gatekeeper.robots.rulesets import LongestMatch, RuleSet
+from gatekeeper.robots.rulesets import RuleSet
 
 __all__ = ["Groups", "Record", "Source", "choose", "find_groups", "records_of"]
 

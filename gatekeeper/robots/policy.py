@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from gatekeeper.robots import lines, normal, signals, timing
 from gatekeeper.robots.agents import product_token
 from gatekeeper.robots.dialects import choose
+from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.model import Candidate, Dialect, Match, Rule
 from gatekeeper.robots.ordered import PrefixesInOrder
 from gatekeeper.robots.patterns import squeeze, wild_match
-from gatekeeper.robots.rulesets import ROBOTS_TXT, LongestMatch, RuleSet, rules_in, split_url
+from gatekeeper.robots.rulesets import ROBOTS_TXT, RuleSet, rules_in, split_url
 
 if TYPE_CHECKING:
     from gatekeeper.robots.parser import RobotsTxt
