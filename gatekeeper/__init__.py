@@ -22,6 +22,7 @@ from gatekeeper.gate import Gatekeeper
 from gatekeeper.leasing import Lease
 from gatekeeper.middleware import Gate, signals
 from gatekeeper.operating import GateStats
+from gatekeeper.pacing.queue import PoliteQueue
 from gatekeeper.robots import (
     Candidate,
     CleanParam,
@@ -76,6 +77,7 @@ __all__ = [
     "PageRules",
     "PageSignals",
     "Policy",
+    "PoliteQueue",
     "Reason",
     "Refusal",
     "RemoteGatekeeper",

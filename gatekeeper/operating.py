@@ -44,6 +44,7 @@ class Operated:
 
     guard: Guard | None
     _clock: Clock
+    _clock: Clock
     _directory: Directory | None
     _answers: PreparedAnswers
     _decider: Decider
@@ -80,6 +81,21 @@ class Operated:
         """No answer of the hot path outlives a change of the operator's word."""
         for record in self._warm.values():
             record.ready = record.prepared = None
+
+    @property
+    def clock(self) -> Clock:
+        """Where the gate reads the time."""
+        return self._clock
+
+    def when_due(
+        self, host: str, callback: Callable[[], object], *, priority: float = 0
+    ) -> Callable[[], None]:
+        """Call back once when a turn of the host can be had; returns what undoes it.
+
+        Takes no turn. The callback is called from within the scheduler, perhaps at once:
+        it must be short and must not raise.
+        """
+        return self._scheduler.when_due(host, callback, priority=priority)
 
     async def why(self, host: str) -> tuple[ClockView, ...]:
         """Every clock of the host, each with where it came from."""

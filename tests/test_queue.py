@@ -1,0 +1,52 @@
+"""`PoliteQueue` over a real gate and real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from gatekeeper import Config, Decision, Gatekeeper, PoliteQueue, VirtualClock
+from tests.internet import FakeInternet
+
+AGENT = "examplebot/1.0 (+https://example.org/bot)"
+CONFIG = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]}})
+
+
+async def test_urls_come_back_when_their_host_is_due(virtual_internet: FakeInternet) -> None:
+    internet, clock = virtual_internet, virtual_internet.clock
+    assert isinstance(clock, VirtualClock)
+    internet.site("slow.test").robots("User-agent: *\nCrawl-delay: 10\n")
+    internet.site("quick.test").robots("User-agent: *\nDisallow: /no\nCrawl-delay: 1\n")
+    got: list[tuple[str, float]] = []
+    denied: list[Decision] = []
+
+    async def crawl() -> None:
+        async with Gatekeeper(
+            AGENT, config=CONFIG, resolver=internet.resolver, clock=clock
+        ) as gate:
+            queue = PoliteQueue(gate, maxsize=100, on_denied=denied.append)
+            for n in range(3):
+                await queue.put(f"http://slow.test/{n}")
+                await queue.put(f"http://quick.test/{n}")
+            await queue.put("http://quick.test/no")
+
+            async def work() -> None:
+                while True:
+                    async with await queue.get() as lease:
+                        got.append((lease.url, clock.monotonic()))
+                        lease.report(status=200)
+
+            worker = asyncio.create_task(work())
+            await queue.join()
+            worker.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await worker
+
+    await internet.drive(crawl())
+    assert [url for url, _ in got if "slow" in url] == [f"http://slow.test/{n}" for n in range(3)]
+    starts = [at for url, at in got if "slow" in url]
+    assert all(after - before >= 10 for before, after in itertools.pairwise(starts))
+    assert {url for url, _ in got if "quick" in url} == {f"http://quick.test/{n}" for n in range(3)}
+    assert [decision.url for decision in denied] == ["http://quick.test/no"]
