@@ -44,7 +44,6 @@ class Operated:
 
     guard: Guard | None
     _clock: Clock
-    _clock: Clock
     _directory: Directory | None
     _answers: PreparedAnswers
     _decider: Decider
