@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import msgspec
 from aiohttp import hdrs
 from yarl import URL
 
@@ -25,10 +26,12 @@ from gatekeeper.cli.crawl.warc import Warc, WarcHead
 from gatekeeper.clock import Clock, deadline, utc
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Denied, InvalidURL
+from gatekeeper.middleware import signals
+from gatekeeper.robots.headers import from_headers
 
 if TYPE_CHECKING:
     from gatekeeper.leasing import Lease
-    from gatekeeper.pacing.queue import PoliteQueue
+    from gatekeeper.pacing.queue import PoliteQueue, Turn
 
 __all__ = ["Crawl", "Place"]
 
@@ -61,7 +64,6 @@ class Crawl:
         clock: Clock,
         limits: Limits,
         place: Place,
-        signals: Callable[[aiohttp.ClientResponse], dict[str, Any] | None],
         on_entry: Callable[[Entry], object],
     ) -> None:
         self.tally = Tally()
@@ -71,7 +73,6 @@ class Crawl:
         self._clock = clock
         self._limits = limits
         self._place = place
-        self._signals = signals
         self._on_entry = on_entry
         self._seen: set[bytes] = set()
         # Only URLs that were redirected or failed once; the others are what they are called.
@@ -90,7 +91,7 @@ class Crawl:
 
     async def run(self, source: AsyncIterator[str]) -> None:
         """Return when every URL has its entry, or soon after `stop`."""
-        async with asyncio.TaskGroup() as group:
+        async with self.queue, asyncio.TaskGroup() as group:
             feeders = [group.create_task(self._feed(source)), group.create_task(self._feed_again())]
             workers = [group.create_task(self._work()) for _ in range(self._limits.concurrency)]
             await self._stop.wait()
@@ -192,13 +193,14 @@ class Crawl:
                 self.tally.in_flight -= 1
                 self._busy.discard(task)
 
-    async def _ask(self, turn: Any) -> None:
+    async def _ask(self, turn: Turn) -> None:
         """One request, in its turn, and what follows from it."""
         url = turn.url
         self.hosts.drop(url)
         story = self._story(_shown(url))
         spool = self._place.warc is not None
-        with Body(url, self._place.folder, limit=self._limits.max_body, spool=spool) as body:
+        limit = self._limits.max_body
+        with Body(story.last, self._place.folder, limit=limit, spool=spool) as body:
             try:
                 async with turn as lease:
                     answer = await self._exchange(lease, body)
@@ -250,7 +252,7 @@ class Crawl:
                 elapsed=elapsed,
                 took=self._clock.monotonic() - started,
                 location=location,
-                signals=self._signals(response),
+                signals=_said(response),
                 warc=head,
             )
 
@@ -327,6 +329,18 @@ class Crawl:
         self.tally.add(entry)
         self._on_entry(entry)
         self._stop_if_done()
+
+
+_SILENT = from_headers({}, "")
+
+
+def _said(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
+    """What its header says about the use of the page; None where it says nothing."""
+    found = signals(response)
+    if found == _SILENT:
+        return None
+    plain: dict[str, Any] = msgspec.to_builtins(found)
+    return plain
 
 
 class _Once:

@@ -25,7 +25,6 @@ from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.pacing.queue import PoliteQueue
-from gatekeeper.robots.headers import PageSignals, from_headers
 from gatekeeper.session import polite_session, session_gate
 
 __all__ = ["INTERRUPTED", "Job", "crawl"]
@@ -124,10 +123,6 @@ def _work(
 ) -> Crawl:
     gate = session_gate(client)
 
-    def signals(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
-        found = from_headers(response.headers, job.identity, url=str(response.url))
-        return _plain(found)
-
     def report(entry: Entry) -> None:
         if job.as_json:
             sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
@@ -140,20 +135,8 @@ def _work(
         clock=clock,
         limits=job.limits,
         place=place,
-        signals=signals,
         on_entry=report,
     )
-
-
-def _plain(signals: PageSignals) -> dict[str, Any] | None:
-    """What the headers said; None where they said nothing."""
-    if signals == _NOTHING:
-        return None
-    plain: dict[str, Any] = msgspec.to_builtins(signals)
-    return plain
-
-
-_NOTHING = from_headers({}, "")
 
 
 @contextmanager
