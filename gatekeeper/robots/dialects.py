@@ -109,7 +109,9 @@ def _names(rest: str) -> str:
 
     Each name ends with a line feed. An empty one is nobody's.
     """
-    value = rest.partition("#")[0].strip(" \t")
+    if "#" in rest:
+        rest = rest[: rest.index("#")]
+    value = rest.strip(" \t")
     if value == "*":
         return "*\n"
     identifier = _IDENTIFIER.match(value)[0]  # type: ignore[index]

@@ -48,6 +48,7 @@ _CONTROLS = bytes(set(range(0x20)) - set(b"\t\r\n"))
 _SPOILT = re.compile(r"^(?=[^\n]*[\x00-\x08\x0b-\x1f])", re.MULTILINE)
 _V2_COMMENT = re.compile(r"[ \t]#")
 
+_MARKED = {b"\xef", b"\xff", b"\xfe", b"\x00"}
 _BOMS = (
     # The longer one first: the UTF-32 mark begins with the UTF-16 one.
     (b"\xff\xfe\x00\x00", "utf-32-le"),
@@ -109,11 +110,14 @@ def decode(body: bytes | str, limit: int = LIMIT) -> Decoded:
     last whole line (RFC-41). A byte order mark is skipped (RFC-39), UTF-16 and UTF-32 behind
     theirs are transcoded (RFC-44).
     """
-    data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
+    if isinstance(body, str):
+        data = body.encode("utf-8", "surrogatepass")
+    else:
+        data = body if type(body) is bytes else bytes(body)
     size = len(data)
     truncated = size > limit
     bom = ""
-    if data[:1] in b"\xef\xff\xfe\x00" and data:
+    if data[:1] in _MARKED:
         data, bom = _unmarked(data[:limit] if truncated else data)
     if truncated:
         data = _cut(data, len(data) if bom else limit)

@@ -91,7 +91,7 @@ class LongestMatch:
         self._headed: tuple[str, ...] = ()
         self._query: tuple[str, ...] = ()
         self._exact: dict[str, int] | None = None
-        if len(spans) > 8 or sum([high - low for low, high in spans]) > _EAGER_OCTETS:
+        if len(text) > _EAGER_OCTETS and sum([hi - lo + 64 for lo, hi in spans]) > _EAGER_OCTETS:
             self._build(text)
 
     def _first(self, text: str, path: str) -> bool:

@@ -107,7 +107,7 @@ class Policy:
         self._wishes: _Wishes | None = None
         self._rules: dict[tuple[int, int], Rule] | None = None
         self._offsets: list[array[int]] | None = None
-        if sum(high - low for low, high in readings[0].spans) > _BIG:
+        if robots.size > _BIG and sum(high - low for low, high in readings[0].spans) > _BIG:
             self._places()
 
     @property
