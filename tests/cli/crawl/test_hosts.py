@@ -1,0 +1,107 @@
+"""The hosts that a crawl waits for, and when the turn of each comes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Any
+
+from gatekeeper.cli.crawl.hosts import Hosts
+from gatekeeper.clock import VirtualClock, utc
+from gatekeeper.decision import Decision, Reason, Verdict
+
+
+class Gate:
+    """Says of each host what it was told to say."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.clocks: dict[str, list[Any]] = {}
+        self.deferred: dict[str, datetime | None] = {}
+
+    def next_turn(self, host: str, seconds: float | None, kind: str = "next") -> None:
+        until = None if seconds is None else utc(self.clock.wall() + seconds)
+        self.clocks.setdefault(host, []).append(SimpleNamespace(kind=kind, until=until))
+
+    async def why(self, host: str) -> list[Any]:
+        return self.clocks.get(host, [])
+
+    def peek(self, url: str) -> Decision | None:
+        if url not in self.deferred:
+            return None
+        return Decision(
+            verdict=Verdict.DEFER,
+            reason=Reason.SERVER_ERROR,
+            url=url,
+            origin="",
+            user_agent="bot",
+            retry_at=self.deferred[url],
+        )
+
+
+def waiting(*urls: str) -> Hosts:
+    hosts = Hosts()
+    for url in urls:
+        hosts.add(url)
+    return hosts
+
+
+async def seconds(hosts: Hosts, gate: Gate) -> dict[str, float]:
+    return {turn.host: turn.seconds for turn in await hosts.busiest(gate, gate.clock, 10)}
+
+
+async def test_the_host_whose_turn_comes_first_stands_in_front() -> None:
+    gate = Gate(VirtualClock())
+    gate.next_turn("a.test", 30)
+    gate.next_turn("b.test", 5)
+    hosts = waiting("http://a.test/1", "http://b.test/1", "http://c.test/1")
+    turns = await hosts.busiest(gate, gate.clock, 10)
+    assert [(turn.host, turn.seconds) for turn in turns] == [
+        ("c.test", 0),
+        ("b.test", 5),
+        ("a.test", 30),
+    ]
+
+
+async def test_the_latest_clock_of_a_host_counts() -> None:
+    gate = Gate(VirtualClock())
+    gate.next_turn("a.test", 5)
+    gate.next_turn("a.test", 60, "block")
+    gate.next_turn("a.test", None, "interval")
+    assert await seconds(waiting("http://a.test/1"), gate) == {"a.test": 60}
+
+
+async def test_a_paused_host_has_no_next_turn() -> None:
+    gate = Gate(VirtualClock())
+    gate.next_turn("a.test", None, "pause")
+    assert await seconds(waiting("http://a.test/1"), gate) == {"a.test": float("inf")}
+
+
+async def test_a_deferred_url_waits_until_it_may_be_asked_about_again() -> None:
+    gate = Gate(VirtualClock())
+    gate.deferred["http://a.test/1"] = utc(gate.clock.wall() + 600)
+    assert await seconds(waiting("http://a.test/1"), gate) == {"a.test": 600}
+
+
+async def test_only_the_hosts_that_most_urls_wait_for_are_shown() -> None:
+    gate = Gate(VirtualClock())
+    hosts = waiting("http://a.test/1", "http://b.test/1", "http://b.test/2")
+    turns = await hosts.busiest(gate, gate.clock, 1)
+    assert [(turn.host, turn.waiting) for turn in turns] == [("b.test", 2)]
+
+
+async def test_a_host_without_waiting_urls_is_forgotten() -> None:
+    hosts = waiting("http://a.test/1", "http://a.test/2")
+    hosts.drop("http://a.test/1")
+    assert len(hosts) == 1
+    hosts.drop("http://a.test/2")
+    hosts.drop("http://a.test/3")
+    assert len(hosts) == 0
+
+
+async def test_the_soonest_turn_of_all() -> None:
+    gate = Gate(VirtualClock())
+    gate.next_turn("a.test", 30)
+    gate.next_turn("b.test", 5)
+    hosts = waiting("http://a.test/1", "http://b.test/1")
+    assert await hosts.soonest(gate, gate.clock, 1.0) == 5
