@@ -59,6 +59,8 @@ def run(options: Options) -> list[Table]:
                 "parse: median of three. first: the first answer, the choice of the agent "
                 "included. then: the slowest of the URLs made for the shape (up to 2,000 "
                 "octets), median of five.",
+                "Who puts work off until the first answer is to be judged by parse and first "
+                "together.",
                 f"A parser that needs more than {patience:.0f} s or 3 GiB for one file is stopped.",
             ),
             {name: {shape: _plain(cost) for shape, cost in costs[name].items()} for name in names},
