@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from datetime import UTC, datetime
 
 import aiohttp
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gatekeeper import (
     Config,
@@ -24,6 +26,7 @@ from gatekeeper.clock import VirtualClock
 from tests.internet import FakeInternet, Hold, Page
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
+AUTHORITIES = ["http://a.test/", "http://a.test", "HTTP://A.test:80/", "http://u@a.test/", "/"]
 OPEN = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]}})
 
 
@@ -283,3 +286,48 @@ async def test_a_session_that_is_handed_in_is_used_as_it_is(internet: FakeIntern
         assert not session.closed
     async with aiohttp.ClientSession() as untouched:
         assert not untouched.closed
+
+
+ODD_PATHS = st.text(
+    alphabet=st.sampled_from('ab/.%2E?#&=\\ \t\x7f"<>^`{|}[]*$~éß\u2028\ud800'), max_size=20
+)
+
+
+@given(paths=st.lists(ODD_PATHS, min_size=1, max_size=30), authority=st.sampled_from(AUTHORITIES))
+@settings(max_examples=60, deadline=None)
+def test_the_hot_path_gives_the_answer_of_the_long_one(paths: list[str], authority: str) -> None:
+    """No spelling of a URL may be answered faster and differently."""
+
+    async def main() -> None:
+        async with FakeInternet() as internet:
+            internet.site("a.test").robots(
+                "User-agent: *\nDisallow: /a\nAllow: /a/b\nDisallow: /*%2E\nDisallow: /b*[\n"
+                "Disallow: /*?a\nDisallow: /ab$\nDisallow: /a%20b\nDisallow: /\\\n"
+            )
+            async with gate_on(internet) as gate:
+                await gate.check("http://a.test/")
+                for path in paths:
+                    url = f"{authority}{path}"
+                    assert await outcome(gate.allowed(url)) == await outcome(gate.check(url)), url
+
+    asyncio.run(main())
+
+
+async def outcome(question: Awaitable[object]) -> object:
+    try:
+        return bool(await question)
+    except InvalidURL as error:
+        return str(error)
+
+
+async def test_a_soft_expired_record_leaves_the_hot_path(internet: FakeInternet) -> None:
+    site = internet.site("a.test").on("/robots.txt", "User-agent: *\nDisallow: /x\n", "")
+    clock = VirtualClock()
+    async with Gatekeeper(AGENT, config=OPEN, resolver=internet.resolver, clock=clock) as gate:
+        assert not await gate.allowed("http://a.test/x")
+        assert not await gate.allowed("http://a.test/x")
+        clock.advance(23.9 * 3600)
+        assert not await gate.allowed("http://a.test/x")  # at once, by the copy; asked again
+        while len(site.paths) < 2 or not await gate.allowed("http://a.test/x"):
+            await asyncio.sleep(0)
+        assert site.paths == ["/robots.txt"] * 2

@@ -27,6 +27,7 @@ from gatekeeper.fetching.records import NO_TEXT, Answer, Record, Standing
 from gatekeeper.fetching.retrieval import Retrieval, RobotsSource, Validators
 from gatekeeper.fetching.shelf import Shelf
 from gatekeeper.fetching.texts import Text
+from gatekeeper.fetching.warmth import Sweeper
 from gatekeeper.robots import RobotsTxt
 from gatekeeper.storage.base import Storage
 
@@ -97,12 +98,11 @@ class _Flight:
 class Directory:
     """What is known of every origin's robots.txt.
 
-    `warm` is a plain dictionary of records that answer by their policy alone until their
-    `fresh_until`; whoever wants speed looks there first, and calls `get` for the rest.
+    `warm` is a plain dictionary of records that answer by their policy alone; a timer takes
+    them out when their `fresh_until` has come. Whoever wants speed looks there first, and
+    calls `get` for the rest.
 
-    >>> # record = directory.warm.get(origin)
-    >>> # if record is None or clock.monotonic() >= record.fresh_until:
-    >>> #     record = await directory.get(origin)
+    >>> # record = directory.warm.get(origin) or await directory.get(origin)
     """
 
     def __init__(
@@ -121,10 +121,16 @@ class Directory:
         self._clock = clock
         self._storage = storage
         self._faults = LocalFaults(rng)
+        self.warm: dict[str, Record] = {}
+        self._sweeper = Sweeper(self.warm, clock)
         self._shelf = Shelf(
-            config, stored=storage is not None, uptime=self._faults.uptime, on_evict=on_evict
+            config,
+            stored=storage is not None,
+            warm=self.warm,
+            on_warm=self._sweeper.expect,
+            uptime=self._faults.uptime,
+            on_evict=on_evict,
         )
-        self.warm = self._shelf.warm
         self._absorber = Absorber(
             self._shelf, self._faults, config=config, clock=clock, rng=rng, storage=storage
         )
@@ -149,6 +155,7 @@ class Directory:
     async def close(self) -> None:
         """End every flight; those who wait get GateClosed. Idempotent."""
         self._open = False
+        self._sweeper.close()
         tasks = [*self._tasks]
         if self._prober is not None:
             tasks.append(self._prober)

@@ -101,8 +101,12 @@ class Shelf:
         stored: bool,
         uptime: Callable[[float], float] = float,
         on_evict: Callable[[str], object] | None = None,
+        warm: dict[str, Record] | None = None,
+        on_warm: Callable[[float], object] | None = None,
     ) -> None:
-        self.warm: dict[str, Record] = {}
+        """`on_warm` is told until when each record that is put into `warm` is fresh."""
+        self.warm: dict[str, Record] = {} if warm is None else warm
+        self._on_warm = on_warm
         self.texts = Texts(config)
         self.evicted = 0
         """Cold records dropped so far."""
@@ -146,6 +150,8 @@ class Shelf:
         self._take_cold(origin)
         if record.policy_only:
             self.warm[origin] = record
+            if self._on_warm is not None:
+                self._on_warm(record.fresh_until)
         else:
             self.warm.pop(origin, None)
         self._hot[origin] = record
