@@ -17,7 +17,10 @@ from gatekeeper.pacing.rules import HostRules
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.urls import Target, mask
 
-__all__ = ["Decider", "Overrides"]
+__all__ = ["ON_THE_WAY", "Decider", "Overrides"]
+
+ON_THE_WAY = 1.0
+"""Seconds for which a granted request may be on its way: it must be welcome then as well."""
 
 _DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
 
@@ -96,8 +99,13 @@ class Decider:
         """DEFER: nothing usable is known of the origin, and nobody may wait for it here."""
         return self._simple(Verdict.DEFER, Reason.INTERNAL, raw, target, agent)
 
-    def by_record(self, raw: str, target: Target, record: Record, agent: str) -> Decision:
-        """What the file, or the lack of one, says about the URL at this moment."""
+    def by_record(
+        self, raw: str, target: Target, record: Record, agent: str, ahead: float = 0.0
+    ) -> Decision:
+        """What the file, or the lack of one, says about the URL at this moment.
+
+        `ahead`: seconds for which a Visit-time must go on.
+        """
         standing = record.standing(self._clock)
         if target.path == "/robots.txt":  # RFC-20, R96-16, V2-34
             return self._by_standing(
@@ -107,7 +115,7 @@ class Decider:
             verdict = standing.verdict or Verdict.DEFER
             return self._by_standing(verdict, standing.reason, standing, raw, target, agent)
         policy = self.policy(record, standing.robots, agent)
-        return self._by_policy(policy, standing, raw, target, agent)
+        return self._by_policy(policy, standing, raw, target, agent, ahead)
 
     def policy(self, record: Record, robots: RobotsTxt, agent: str) -> Policy:
         """The file as it reads for one agent; compiled once a record and agent."""
@@ -129,7 +137,13 @@ class Decider:
         return _DENY_ALL.policy(agent)
 
     def _by_policy(
-        self, policy: Policy, standing: Standing, raw: str, target: Target, agent: str
+        self,
+        policy: Policy,
+        standing: Standing,
+        raw: str,
+        target: Target,
+        agent: str,
+        ahead: float,
     ) -> Decision:
         match = policy.match_path(target.path)
         verdict = Verdict.ALLOW if match.allowed else Verdict.DENY
@@ -137,10 +151,12 @@ class Decider:
         reason = Reason.RULE if match.rule is not None else standing.reason
         retry_at = None
         if match.allowed and policy.timed:
-            now = utc(self._clock.wall())
-            if not policy.may_visit(now):  # V2-24: outside every window
-                verdict, reason = Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME
-                retry_at = policy.next_visit(now)
+            wall = self._clock.wall()
+            for moment in (utc(wall), utc(wall + ahead)):
+                if not policy.may_visit(moment):  # V2-24: outside every window
+                    verdict, reason = Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME
+                    retry_at = policy.next_visit(moment)
+                    break
         self.counts[verdict, reason] += 1
         return Decision(
             verdict=verdict,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from types import TracebackType
@@ -14,9 +15,9 @@ from aiohttp.abc import AbstractResolver
 
 from gatekeeper import urls
 from gatekeeper.batching import in_order
-from gatekeeper.clock import Clock, SystemClock, utc
+from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
-from gatekeeper.deciding import Decider, Overrides
+from gatekeeper.deciding import ON_THE_WAY, Decider, Overrides
 from gatekeeper.decision import Decision
 from gatekeeper.errors import ConfigError, GateClosed, InvalidURL
 from gatekeeper.fetching.directory import Directory
@@ -26,8 +27,7 @@ from gatekeeper.fetching.records import Record
 from gatekeeper.leasing import Lease, LeaseRequest, Lessor
 from gatekeeper.middleware import gate_middleware
 from gatekeeper.operating import Operated
-from gatekeeper.pacing.intervals import NO_RATE, Wish
-from gatekeeper.pacing.leases import Grant
+from gatekeeper.pacing.intervals import NO_RATE
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
 from gatekeeper.prepared import PreparedAnswers
@@ -35,6 +35,7 @@ from gatekeeper.robots import Policy, product_token
 from gatekeeper.storage.base import Storage
 from gatekeeper.storage.sqlite import SqliteStorage
 from gatekeeper.urls import Target
+from gatekeeper.wishes import Wishes
 
 __all__ = ["Gatekeeper"]
 
@@ -84,6 +85,7 @@ class Gatekeeper(Operated):
         self._scheduler = Scheduler(
             self.config, clock=self._clock, rng=self._rng, storage=self._storage
         )
+        self._wishes = Wishes(self._scheduler, self._decider, self._clock, self._agent)
         self._lessor = Lessor(self, self._scheduler, self._clock)
         self._middleware = gate_middleware(self)
         self._directory: Directory | None = None
@@ -113,7 +115,7 @@ class Gatekeeper(Operated):
                 config=self.config,
                 clock=self._clock,
                 rng=self._rng,
-                take_turn=self._robots_turn,
+                take_turn=self._wishes.robots_turn,
                 refuse=self._refuse_hop,
             )
             directory = Directory(
@@ -122,7 +124,10 @@ class Gatekeeper(Operated):
                 clock=self._clock,
                 rng=self._rng,
                 storage=self._storage,
+                on_learnt=self._wishes.learnt,
+                on_fault=self._wishes.local_fault,
             )
+            self._wishes.look_up = directory.recall
             await directory.open()
             stack.push_async_callback(directory.close)
             self._directory = directory
@@ -331,8 +336,10 @@ class Gatekeeper(Operated):
             return record
         return None
 
-    def _decide(self, raw: str, target: Target, record: Record, agent: str) -> Decision:
-        decision = self._decider.by_record(raw, target, record, agent)
+    def _decide(
+        self, raw: str, target: Target, record: Record, agent: str, ahead: float = 0.0
+    ) -> Decision:
+        decision = self._decider.by_record(raw, target, record, agent, ahead)
         if (
             record.ready is None
             and agent == self._agent
@@ -355,14 +362,15 @@ class Gatekeeper(Operated):
         agent = self._token_of(user_agent)
         recalled = self._answers.recall(url, agent)
         if recalled is not None:
-            return recalled, self._wish(self._warm[target.origin], agent)
+            return recalled, self._wishes.of(self._warm[target.origin], agent)
         outright = self._decider.outright(url, target, agent)
         if outright is not None:
             return outright, NO_RATE
         record = self._open.peek(target.origin)
         if record is None:
             return self._decider.unknown(url, target, agent), REFETCH
-        return self._decide(url, target, record, agent), self._wish(record, agent)
+        decision = self._decide(url, target, record, agent, ON_THE_WAY)
+        return decision, self._wishes.of(record, agent)
 
     async def learn(self, origin: str) -> None:
         """Ask the origin for its file if need be."""
@@ -373,29 +381,12 @@ class Gatekeeper(Operated):
         if self._directory is not None:
             self._directory.note_page(origin, ok)
 
-    def _wish(self, record: Record, agent: str) -> Wish:
-        """What the text asks for at this moment, with the line that says so."""
-        standing = record.standing(self._clock)
-        if standing.robots is None:
-            return NO_RATE
-        policy = self._decider.policy(record, standing.robots, agent)
-        seconds = policy.interval(utc(self._clock.wall()), standing.took)
-        return NO_RATE if seconds is None else Wish(seconds, policy.interval_source)
-
     def _refuse_hop(self, url: str) -> object | None:
         return None if self.guard is None else self.guard.refuses_url(url)
 
-    @asynccontextmanager
-    async def _robots_turn(self, url: str) -> AsyncIterator[Grant]:
-        """A robots.txt request takes the host's turn and starts its clock (promise 7)."""
-        grant = await self._scheduler.acquire_robots(url, urls.parse(url).host)
-        try:
-            yield grant
-        finally:
-            grant.release()
-
 
 _MAX_AGENTS = 4096
+_DOT_SEGMENT = re.compile(r"/\.\.?(?:[/?]|\Z)").search
 _ORDINARY = 8_000
 """Octets of a path that the hot path answers about; `check` knows the bound of a URL."""
 

@@ -20,6 +20,7 @@ from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.scheduler import PacingStats, Scheduler
 from gatekeeper.prepared import PreparedAnswers
 from gatekeeper.robots import RobotsTxt
+from gatekeeper.wishes import Wishes
 
 __all__ = ["GateStats", "Operated"]
 
@@ -49,6 +50,7 @@ class Operated:
     _decider: Decider
     _overrides: Overrides
     _scheduler: Scheduler
+    _wishes: Wishes
     _warm: dict[str, Record]
     _warm_allowed: int
     _warm_denied: int
@@ -112,6 +114,7 @@ class Operated:
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
         """No request to the host before `until` (aware datetime, or wall seconds)."""
         wall = until.timestamp() if isinstance(until, datetime) else until
+        self._wishes.unpark(host)
         self._scheduler.block(host, wall, reason)
 
     async def pause(self, host: str) -> None:

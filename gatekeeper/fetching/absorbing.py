@@ -50,6 +50,7 @@ class Absorber:
         clock: Clock,
         rng: random.Random,
         storage: Storage | None,
+        on_learnt: Callable[[Record], object],
     ) -> None:
         self._shelf = shelf
         self._faults = faults
@@ -57,6 +58,7 @@ class Absorber:
         self._clock = clock
         self._rng = rng
         self._storage = storage
+        self._on_learnt = on_learnt
         self._callbacks: list[Callable[[str, RobotsTxt | None, RobotsTxt | None], object]] = []
         self.storage_errors = 0
 
@@ -173,6 +175,7 @@ class Absorber:
     def _keep(self, record: Record) -> None:
         self._shelf.put(record)
         self._store(record)
+        self._on_learnt(record)
 
     def _restore(self, origin: str, old: Record | None) -> None:
         """Undo what was recorded of a failure that turned out to be ours."""

@@ -114,13 +114,17 @@ class Directory:
         rng: random.Random,
         storage: Storage | None = None,
         on_evict: Callable[[str], object] | None = None,
+        on_learnt: Callable[[Record], object] = lambda _record: None,
+        on_fault: Callable[[bool], object] = lambda _on: None,
     ) -> None:
-        """`on_evict(origin)` is called when a record in `warm` or handed out goes cold."""
+        """`on_evict(origin)` is called when a record in `warm` or handed out goes cold,
+        `on_learnt` with each record that a retrieval came to, `on_fault` when a fault of our
+        own network begins (True) and when it is over. They must be short and must not raise."""
         self._fetcher = fetcher
         self._config = config
         self._clock = clock
         self._storage = storage
-        self._faults = LocalFaults(rng)
+        self._faults = LocalFaults(rng, on_fault)
         self.warm: dict[str, Record] = {}
         self._sweeper = Sweeper(self.warm, clock)
         self._shelf = Shelf(
@@ -132,7 +136,13 @@ class Directory:
             on_evict=on_evict,
         )
         self._absorber = Absorber(
-            self._shelf, self._faults, config=config, clock=clock, rng=rng, storage=storage
+            self._shelf,
+            self._faults,
+            config=config,
+            clock=clock,
+            rng=rng,
+            storage=storage,
+            on_learnt=on_learnt,
         )
         self._flights: dict[str, _Flight] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -198,6 +208,10 @@ class Directory:
         if record is None or not record.usable(self._clock.monotonic()):
             return None
         return record
+
+    def recall(self, origin: str) -> Record | None:
+        """What is in memory of the origin, however old."""
+        return self._shelf.get(origin)
 
     async def refresh(self, origin: str) -> Record:
         """Ask the origin now, whatever is known. Raises GateClosed."""

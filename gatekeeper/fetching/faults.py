@@ -32,8 +32,12 @@ _MOST: Final = 10_000
 class LocalFaults:
     """Counts who failed lately; says when it is us. Times are monotonic seconds."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(
+        self, rng: random.Random, on_change: Callable[[bool], object] = lambda _on: None
+    ) -> None:
+        """`on_change` is told when a fault begins (True) and when it is over."""
         self._rng = rng
+        self._on_change = on_change
         self._tried: OrderedDict[str, float] = OrderedDict()
         """Origin -> when its last attempt ended, oldest first."""
         self._suspects: dict[str, Callable[[], object]] = {}
@@ -58,6 +62,7 @@ class LocalFaults:
         if self.active:
             self.active = False
             self._lasted += now - self._began
+            self._on_change(False)
         self._pause = _FIRST_PROBE
 
     def failed(self, origin: str, *, began: float, now: float, undo: Callable[[], object]) -> bool:
@@ -85,6 +90,7 @@ class LocalFaults:
         self._probes.extend(suspects)
         for undo_one in suspects.values():
             undo_one()
+        self._on_change(True)
         return True
 
     def uptime(self, now: float) -> float:

@@ -152,7 +152,7 @@ class Books:
         if scope.line is not None or scope.due_at() > now:
             return False
         turns = self.turns
-        if turns.halted or self.in_flight >= self.max_in_flight or turns.behind:
+        if turns.halted or self.frozen or self.in_flight >= self.max_in_flight or turns.behind:
             return False
         for other in scope.shared:
             if other.line is not None or other.due_at() > now:
@@ -171,8 +171,7 @@ class Books:
         else:
             gap = self.interval(scope, wish, now)
         if gap > scope.gap and (scope.basis + gap > now or scope.unheaded):
-            # The text asks for more than was known when the last request began.
-            scope.gap = gap
+            self.lengthen(scope, gap, now)
             return None
         expires = now + (self._ttl if ttl is None else ttl)
         grant = Grant(self, scope, url, now, expires)
@@ -198,6 +197,12 @@ class Books:
                 raise
         self.counters.granted += 1
         return grant
+
+    def lengthen(self, scope: Scope, gap: float, now: float) -> None:
+        """The text asks for more than was known when the last request began."""
+        scope.gap = gap
+        if self.keeper is not None and gap > DURABLE:
+            self.keeper.promise(scope, now)
 
     def _take_shared(self, grant: Grant, now: float) -> None:
         grant.undone = tuple(other.basis for other in grant.others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gatekeeper.pacing.explain import ClockView, explain
+from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.ledger import INF, Scope
 from gatekeeper.pacing.shell import Shell
 
@@ -60,14 +61,28 @@ class Controls(Shell):
             self._turns.run(now)
 
     def freeze(self) -> None:
-        """The fault is ours: grant nothing, record no failure against any host."""
-        self._books.frozen = self._turns.halted = True
+        """The fault is ours: no failure is recorded against any host, and no turn is granted
+        but those of robots.txt, which find out when it is over.
+        """
+        self._books.frozen = True
 
     def thaw(self) -> None:
         """Go on."""
         self._books.frozen = False
-        self._turns.halted = not self._open
-        self._turns.run(self._clock.monotonic())
+        now = self._clock.monotonic()
+        self._turns.look_again(now)
+        self._turns.run(now)
+
+    def told(self, host: str, wish: Wish) -> None:
+        """The text of a host was just read: its pace holds from the last request on, and
+        outlives the process, whether or not anybody waits for a turn.
+        """
+        scope = self._books.scopes.get(host)
+        if scope is not None:
+            now = self._clock.monotonic()
+            gap = self._books.interval(scope, wish, now)
+            if gap > scope.gap:
+                self._books.lengthen(scope, gap, now)
 
     # --- looking ------------------------------------------------------------------------
 

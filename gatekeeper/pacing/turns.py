@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.ledger import INF, Reservation, Scope
-from gatekeeper.pacing.waiters import REFETCH, Line, LineState, Offer, Waiter
+from gatekeeper.pacing.waiters import REFETCH, ROBOTS, Line, LineState, Offer, Waiter
 
 if TYPE_CHECKING:
     from gatekeeper.pacing.books import Books
@@ -53,7 +53,7 @@ class Turns:
         self.armed = INF
         """The moment for which the shell's one timer is set."""
         self.halted = False
-        """Nobody gets a turn: closing, or frozen for a local fault."""
+        """Nobody gets a turn: not open yet, or closing."""
         self.waiting = 0
         self.remote: Remote | None = None
         self._rearm = rearm
@@ -110,6 +110,12 @@ class Turns:
         line = scope.line
         if line is not None and (line.state is _HELD or line.state is _TIMED):
             self._place(line, now)
+
+    def look_again(self, now: float) -> None:
+        """Something about every scope changed. `run` must follow."""
+        for line in self._lines:
+            if line is not None:
+                self.requeue(line.scope, now)
 
     def _new_line(self, scope: Scope) -> Line:
         if self._free:
@@ -224,6 +230,9 @@ class Turns:
         while (waiter := line.first()) is not None:
             if line.due_at() > now:
                 self._place(line, now)
+                break
+            if self.books.frozen and waiter.priority != ROBOTS:
+                line.state = _HELD  # until the thaw; a robots.txt that joins is placed anew
                 break
             if scope.shared and (other := self._not_free(scope, now)) is not None:
                 self._park(line, other, now)

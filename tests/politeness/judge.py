@@ -112,20 +112,21 @@ def judge(log: Iterable[Seen], manners: Mapping[str, Manners], *, wall: float) -
     """
     requests = sorted(log, key=lambda request: request.at)
     answered = _answers(requests)
-    led = _led_to(requests)
+    files = _files(requests)
+    led = _led_to(requests, files)
     breaches: list[Breach] = []
     hosts: defaultdict[str, list[Seen]] = defaultdict(list)
     for request in requests:
         origin = _origin(request)
         asked = manners.get(origin, Manners())
         moment = answered.get(origin, float("inf"))
+        of_robots = _url(request) in files
         # The request that fetches the file can't know it.
-        known = moment < request.at or (moment == request.at and request.target != "/robots.txt")
+        known = moment < request.at or (moment == request.at and not of_robots)
         before = hosts[request.host.partition(":")[0]]
-        found = [
-            *_pace(request, before, asked, manners, known, wall),
-            *_rules(request, asked, known, led.get(_url(request)), wall),
-        ]
+        found = [*_pace(request, before, asked, known, wall)]
+        if not of_robots:
+            found += _rules(request, asked, known, led.get(_url(request)), wall)
         breaches += [Breach(kind, _url(request), request.at, detail) for kind, detail in found]
         before.append(request)
     return breaches
@@ -135,7 +136,6 @@ def _pace(
     request: Seen,
     before: list[Seen],
     asked: Manners,
-    manners: Mapping[str, Manners],
     known: bool,
     wall: float,
 ) -> Iterable[tuple[str, str]]:
@@ -148,7 +148,7 @@ def _pace(
         if interval > 0 and gap < interval - EPSILON:
             yield "early", f"{gap:.3f} s after {other.target}, {interval:g} s were asked for"
         flying += other.ended is None or other.ended > request.at + EPSILON
-        until = _blocked_until(other, manners, wall)
+        until = _blocked_until(other, wall)
         if request.at < until - EPSILON:
             yield (
                 "block",
@@ -162,8 +162,6 @@ def _rules(
     request: Seen, asked: Manners, known: bool, leader: str | None, wall: float
 ) -> Iterable[tuple[str, str]]:
     """What concerns the page: its hours, and its robots.txt."""
-    if request.target == "/robots.txt":
-        return
     found = []
     if not known:
         found.append(("unasked", "its robots.txt had not been answered"))
@@ -176,7 +174,7 @@ def _rules(
         yield (kind, detail) if leader is None else ("hop", f"from {leader}: {kind}: {detail}")
 
 
-def _blocked_until(request: Seen, manners: Mapping[str, Manners], wall: float) -> float:
+def _blocked_until(request: Seen, wall: float) -> float:
     if request.status not in (429, 503) or request.answered is None:
         return float("-inf")
     said = request.answer_header("Retry-After")
@@ -221,12 +219,22 @@ def _chase(url: str, first: Mapping[str, tuple[float, str | None]]) -> float | N
     return None
 
 
-def _led_to(requests: list[Seen]) -> dict[str, str]:
-    """The URLs that redirects of pages led to, and from where."""
-    led = {}
+def _files(requests: list[Seen]) -> set[str]:
+    """The URLs of robots.txt files, and of what their redirects lead to."""
+    files = {_url(request) for request in requests if request.target == "/robots.txt"}
     for request in requests:
         location = request.answer_header("Location")
-        if location is not None and request.target != "/robots.txt":
+        if location is not None and _url(request) in files:
+            files.add(urljoin(_url(request), location))
+    return files
+
+
+def _led_to(requests: list[Seen], files: set[str]) -> dict[str, str]:
+    """The URLs that redirects of pages led to, and from where."""
+    led: dict[str, str] = {}
+    for request in requests:
+        location = request.answer_header("Location")
+        if location is not None and _url(request) not in files:
             led.setdefault(urljoin(_url(request), location), _url(request))
     return led
 

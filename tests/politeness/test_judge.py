@@ -160,10 +160,16 @@ def test_the_file_of_another_port_is_none() -> None:
 def test_a_robots_txt_that_leads_elsewhere_is_answered_there() -> None:
     moved = Line(0.0, "/robots.txt", status=301, headers={"Location": "http://b.test/r.txt"})
     there = Line(3.0, "/r.txt", host="b.test")
-    first = Line(1.0, "/robots.txt", host="b.test")
-    assert kinds(moved, first, there, Line(4.0, "/x")) == []
-    assert kinds(moved, first, there, Line(2.0, "/x")) == ["unasked"]
+    assert kinds(moved, there, Line(4.0, "/x")) == []
+    assert kinds(moved, there, Line(2.0, "/x")) == ["unasked"]
     assert kinds(moved, Line(4.0, "/x")) == ["unasked"]
+
+
+def test_what_a_robots_txt_leads_to_has_a_clock_and_needs_no_permission() -> None:
+    moved = Line(0.0, "/robots.txt", status=301, headers={"Location": "/private/r.txt"})
+    private = Manners(denied=("/private",))
+    assert kinds(moved, Line(1.0, "/private/r.txt"), a=private) == []
+    assert kinds(moved, Line(0.9, "/private/r.txt"), a=private) == ["early"]
 
 
 def test_a_hop_that_its_own_host_denies_or_was_not_asked_about() -> None:

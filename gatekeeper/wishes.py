@@ -1,0 +1,98 @@
+"""What a robots.txt, or the want of one, means for the clocks of its host.
+
+The directory of files and the scheduler of turns are strangers to each other (DESIGN
+section 2); here they are introduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from gatekeeper import urls
+from gatekeeper.clock import Clock, utc
+from gatekeeper.deciding import ON_THE_WAY, Decider
+from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.records import Record
+from gatekeeper.pacing.intervals import NO_RATE, Wish
+from gatekeeper.pacing.leases import Grant
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.robots import RobotsTxt
+
+__all__ = ["Wishes"]
+
+PARKED: Final = "no such name"
+"""The reason of a block that only says that the host's name does not exist (row 24)."""
+
+
+class Wishes:
+    """Tells the scheduler what the files ask for, and what fetching them came to."""
+
+    def __init__(self, scheduler: Scheduler, decider: Decider, clock: Clock, agent: str) -> None:
+        self._scheduler = scheduler
+        self._decider = decider
+        self._clock = clock
+        self._agent = agent
+        self.look_up: Callable[[str], Record | None] = lambda _origin: None
+        """What is in memory of an origin, however old."""
+
+    def of(self, record: Record, agent: str) -> Wish:
+        """The pace that the text asks for at this moment, with the line that says so."""
+        standing = record.standing(self._clock)
+        if standing.robots is None:
+            return NO_RATE
+        return self._pace(record, standing.robots, standing.took, agent)
+
+    def _pace(self, record: Record, robots: RobotsTxt, took: float | None, agent: str) -> Wish:
+        policy = self._decider.policy(record, robots, agent)
+        wall = self._clock.wall()
+        seconds = policy.interval(utc(wall), took)
+        if seconds is None:
+            return NO_RATE
+        if policy.request_rates:
+            # The hours of a slower rate may begin before the request arrives.
+            soon = policy.interval(utc(wall + ON_THE_WAY), took)
+            seconds = seconds if soon is None else max(seconds, soon)
+        return Wish(seconds, policy.interval_source)
+
+    @asynccontextmanager
+    async def robots_turn(self, url: str) -> AsyncIterator[Grant]:
+        """A robots.txt request takes the host's turn and starts its clock (promise 7).
+
+        Its pace is what the origin's last known text asks for, though it may have expired.
+        """
+        target = urls.parse(url)
+        record = self.look_up(target.origin)
+        wish = NO_RATE
+        if record is not None and record.text is not None:
+            wish = self._pace(record, record.text.robots, None, self._agent)
+        self.unpark(target.host)  # asking is how one learns that the name is back
+        grant = await self._scheduler.acquire_robots(url, target.host, wish=wish)
+        try:
+            yield grant
+        finally:
+            grant.release()
+
+    def learnt(self, record: Record) -> None:
+        """An origin was asked: its pace holds from that request on, whoever comes next."""
+        host = urls.parse(record.origin).host
+        if record.current.outcome is Outcome.DNS_NXDOMAIN:
+            if self._scheduler.blocked(host) is None:
+                left = record.expires - self._clock.monotonic()
+                self._scheduler.block(host, self._clock.wall() + left, PARKED)
+        else:
+            self._scheduler.told(host, self.of(record, self._agent))
+
+    def unpark(self, host: str) -> None:
+        """Lift the block of a host whose name did not exist, and no other block."""
+        blocked = self._scheduler.blocked(host)
+        if blocked is not None and blocked[1] == PARKED:
+            self._scheduler.block(host, 0.0)
+
+    def local_fault(self, on: bool) -> None:
+        """The fault is ours: pages wait while robots.txt probes find out when it is over."""
+        if on:
+            self._scheduler.freeze()
+        else:
+            self._scheduler.thaw()

@@ -1,0 +1,118 @@
+"""Two hundred hosts, and their own logs as the judge: no promise is broken.
+
+Name resolution takes 0 to 300 ms at random, so that a clock counted from the wrong moment
+shows: a request arrives later than its turn was granted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
+from urllib.parse import urljoin
+
+import aiohttp
+import pytest
+
+from gatekeeper import Deferred, Denied, Gatekeeper, polite_session
+from gatekeeper.clock import Clock, VirtualClock
+from tests.internet import FakeInternet
+from tests.politeness.world import AGENT, WALL, World, config
+
+HOSTS = 200
+Fetch = Callable[[str], Awaitable[int]]
+
+
+@pytest.fixture
+async def internet() -> AsyncIterator[FakeInternet]:
+    async with FakeInternet(
+        clock=VirtualClock(wall=WALL), rng=random.Random(20261120), dns_delay=(0.0, 0.3)
+    ) as net:
+        yield net
+
+
+@asynccontextmanager
+async def by_session(internet: FakeInternet) -> AsyncIterator[Fetch]:
+    """`polite_session` does it all, redirects included."""
+    async with polite_session(
+        user_agent=AGENT, config=config(), resolver=internet.resolver, clock=internet.clock
+    ) as session:
+
+        async def fetch(url: str) -> int:
+            assert isinstance(session.connector, aiohttp.TCPConnector)
+            session.connector.clear_dns_cache()  # its entries live by the loop's own clock
+            async with session.get(url) as response:
+                await response.read()
+                return response.status
+
+        yield fetch
+
+
+@asynccontextmanager
+async def by_lease(internet: FakeInternet) -> AsyncIterator[Fetch]:
+    """A lease for each hop, round a session that knows nothing of it."""
+
+    def connector() -> aiohttp.TCPConnector:
+        return aiohttp.TCPConnector(
+            resolver=internet.resolver, use_dns_cache=False, force_close=True, limit=0
+        )
+
+    async with (
+        aiohttp.ClientSession(connector=connector()) as robots,
+        aiohttp.ClientSession(connector=connector()) as plain,
+        Gatekeeper(AGENT, config=config(), session=robots, clock=internet.clock) as gate,
+    ):
+
+        async def fetch(url: str) -> int:
+            for _ in range(10):
+                async with (
+                    gate.lease(url) as lease,
+                    plain.get(url, allow_redirects=False) as response,
+                ):
+                    await response.read()
+                    lease.report(
+                        status=response.status, retry_after=response.headers.get("Retry-After")
+                    )
+                if not 300 <= response.status < 400:
+                    return response.status
+                url = urljoin(url, response.headers["Location"])
+            raise AssertionError("a ring of redirects")
+
+        yield fetch
+
+
+async def crawl(fetch: Fetch, urls: list[str], clock: Clock) -> None:
+    """Fetch every URL, each by a task of its own, until it is had or denied."""
+
+    async def until_had(url: str) -> None:
+        while True:
+            try:
+                if await fetch(url) not in (429, 503):
+                    return
+            except Deferred as refusal:
+                assert isinstance(refusal.retry_at, datetime)
+                await clock.sleep(max(0.0, refusal.retry_at.timestamp() - clock.wall()))
+            except Denied:
+                return
+
+    async with asyncio.TaskGroup() as tasks:
+        for url in urls:
+            tasks.create_task(until_had(url))
+
+
+@pytest.mark.parametrize("way", [by_session, by_lease])
+async def test_no_promise_is_broken_and_every_page_is_had_once(
+    internet: FakeInternet,
+    way: Callable[[FakeInternet], AbstractAsyncContextManager[Fetch]],
+) -> None:
+    world = World(internet, HOSTS)
+
+    async def run() -> None:
+        async with way(internet) as fetch:
+            await crawl(fetch, world.seeds, internet.clock)
+
+    await internet.drive(run())
+    assert [str(breach) for breach in world.breaches()] == []
+    assert world.fetched() == sorted(world.welcome)
