@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
@@ -70,7 +71,6 @@ class Gatekeeper(Operated):
         self.config = config or Config()
         self.user_agent = user_agent
         self._agent = _token(user_agent)
-        self._agents: dict[str, str] = {user_agent: self._agent}
         self._session = session
         self._resolver = resolver
         self._clock = clock or SystemClock()
@@ -318,16 +318,7 @@ class Gatekeeper(Operated):
     # -- inside ----------------------------------------------------------------------
 
     def _token_of(self, user_agent: str | None) -> str:
-        """The product token, memoised for the few agents that a process speaks for."""
-        if user_agent is None:
-            return self._agent
-        token = self._agents.get(user_agent)
-        if token is None:
-            token = _token(user_agent)
-            if len(self._agents) >= _MAX_AGENTS:
-                self._agents.clear()
-            self._agents[user_agent] = token
-        return token
+        return self._agent if user_agent is None else _token(user_agent)
 
     def _fresh(self, origin: str) -> Record | None:
         """The record, if nothing about it is due to be asked again."""
@@ -385,12 +376,12 @@ class Gatekeeper(Operated):
         return None if self.guard is None else self.guard.refuses_url(url)
 
 
-_MAX_AGENTS = 4096
 _DOT_SEGMENT = re.compile(r"/\.\.?(?:[/?]|\Z)").search
 _ORDINARY = 8_000
 """Octets of a path that the hot path answers about; `check` knows the bound of a URL."""
 
 
+@functools.lru_cache(maxsize=4096)  # a process speaks for few agents
 def _token(user_agent: str) -> str:
     token = product_token(user_agent)
     if not token:
