@@ -6,15 +6,23 @@ whatever is written against it runs over either.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from typing import Protocol
 
-from aiohttp import ClientHandlerType, ClientMiddlewareType, ClientRequest, ClientResponse
+from aiohttp import (
+    ClientError,
+    ClientHandlerType,
+    ClientMiddlewareType,
+    ClientRequest,
+    ClientResponse,
+)
 from aiohttp.hdrs import RETRY_AFTER, USER_AGENT
 
 from gatekeeper.decision import Decision
+from gatekeeper.errors import Denied
 from gatekeeper.robots import PageSignals, page_signals, product_token
 
 __all__ = ["Gate", "HeldLease", "adopt", "gate_middleware", "open_leases", "signals"]
@@ -85,6 +93,8 @@ class Gate(Protocol):
         """The right to send one request, once the host's turn has come."""
 
 
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
 open_leases: ContextVar[tuple[HeldLease, ...]] = ContextVar("gatekeeper_open_leases", default=())
 """The leases that `async with gate.lease(...)` holds open in this context, oldest first."""
 
@@ -111,17 +121,18 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
 
     async def polite(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         url = str(request.url)
-        lease = adopt(url)
-        if lease is not None:
-            # Its owner's `async with` ends it: that block may outlive the connection.
-            return await _send(request, handler, lease)
-        turn = gate.lease(url)
-        lease = await _enter_detached(turn)
+        adopted = adopt(url)
+        lease = await _enter_detached(gate.lease(url)) if adopted is None else adopted
         try:
             response = await _send(request, handler, lease)
         except BaseException:
+            # One that was adopted too: a second attempt (aiohttp makes one by itself where
+            # a kept connection broke) takes a turn of its own, and would wait for this one.
             lease.end()
             raise
+        if adopted is not None and response.status not in _REDIRECTS:
+            return response  # its owner's block ends it, which may outlive the connection
+        # The next hop takes a turn of its own; to hold this one meanwhile could wait for ever.
         connection = response.connection
         if connection is None:
             lease.end()
@@ -149,12 +160,15 @@ async def _send(
     request: ClientRequest, handler: ClientHandlerType, lease: HeldLease
 ) -> ClientResponse:
     """Send under the lease, and report what came of it."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
     try:
         response = await handler(request)
-    except BaseException:
-        # It may have left, so it counts as sent; the clock runs from the failure.
-        lease.head()
-        lease.report()
+    except BaseException as error:
+        # It may have left, so it counts as sent; the clock runs from the failure. What the
+        # guard refused or the caller cancelled says nothing about the host.
+        failed = isinstance(error, ClientError | OSError) and not isinstance(error, Denied)
+        lease.report(elapsed=loop.time() - started if failed else None)
         raise
     lease.head()
     headers = response.headers

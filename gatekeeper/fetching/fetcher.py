@@ -16,7 +16,7 @@ import msgspec
 
 from gatekeeper.clock import Clock
 from gatekeeper.config import Config
-from gatekeeper.errors import GateClosed, InvalidURL
+from gatekeeper.errors import GateClosed, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.fetching.asking import Ask, Reply, Watch, ask, robots_session, trace_of_phases
 from gatekeeper.fetching.freshness import lifetime, wait_of
 from gatekeeper.fetching.outcomes import Outcome
@@ -74,7 +74,9 @@ class Fetcher:
         try:
             async with robots_session(self._session, self._trace) as session:
                 retrieval = await _Journey(self, session, origin, validators).run()
-        except GateClosed as error:
+        except LeaseTimeout as error:  # row 28: too many wait for turns
+            return Retrieval(outcome=Outcome.OVERLOADED, detail=str(error))
+        except (GateClosed, StorageError) as error:
             return Retrieval(outcome=Outcome.OURS, detail=str(error))  # row 28
         if self._session.closed and not retrieval.outcome.good:
             return Retrieval(outcome=Outcome.OURS, detail="the session was closed meanwhile")

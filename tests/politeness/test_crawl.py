@@ -18,6 +18,8 @@ import pytest
 
 from gatekeeper import Deferred, Denied, Gatekeeper, polite_session
 from gatekeeper.clock import Clock, VirtualClock
+from gatekeeper.pacing.books import Books
+from gatekeeper.pacing.leases import Grant
 from tests.internet import FakeInternet
 from tests.politeness.world import AGENT, WALL, World, config
 
@@ -102,17 +104,41 @@ async def crawl(fetch: Fetch, urls: list[str], clock: Clock) -> None:
             tasks.create_task(until_had(url))
 
 
-@pytest.mark.parametrize("way", [by_session, by_lease])
-async def test_no_promise_is_broken_and_every_page_is_had_once(
-    internet: FakeInternet,
-    way: Callable[[FakeInternet], AbstractAsyncContextManager[Fetch]],
-) -> None:
-    world = World(internet, HOSTS)
+Way = Callable[[FakeInternet], AbstractAsyncContextManager[Fetch]]
+
+
+async def crawled(internet: FakeInternet, way: Way, hosts: int) -> World:
+    """A world after its crawl."""
+    world = World(internet, hosts)
 
     async def run() -> None:
         async with way(internet) as fetch:
             await crawl(fetch, world.seeds, internet.clock)
 
     await internet.drive(run())
+    return world
+
+
+@pytest.mark.parametrize("way", [by_session, by_lease])
+async def test_no_promise_is_broken_and_every_page_is_had_once(
+    internet: FakeInternet, way: Way
+) -> None:
+    world = await crawled(internet, way, HOSTS)
     assert [str(breach) for breach in world.breaches()] == []
     assert world.fetched() == sorted(world.welcome)
+
+
+async def test_a_clock_counted_from_the_grant_would_show(
+    internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof is worth something: what it is to find, it finds."""
+    honest = Books._head
+
+    def forgetful(books: Books, grant: Grant, now: float) -> None:
+        basis = grant.scope.basis
+        honest(books, grant, now)
+        grant.scope.basis = basis
+
+    monkeypatch.setattr(Books, "_head", forgetful)
+    world = await crawled(internet, by_session, 12)
+    assert {breach.kind for breach in world.breaches()} == {"early"}
