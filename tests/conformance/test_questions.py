@@ -181,8 +181,7 @@ async def test_a_slow_origin_delays_no_other(internet: FakeInternet, open_gate: 
     slow = asyncio.create_task(gate.allowed("http://slow.test/"))
     assert await gate.allowed("http://b.test/")
     assert not slow.done()
-    while not hold.waiting:
-        await asyncio.sleep(0)
+    await hold.waiting.acquire()
     hold.release()
     assert await slow
 
@@ -192,8 +191,7 @@ async def test_a_thousand_questions_cost_one_fetch(internet: FakeInternet, open_
     site = internet.site("a.test").robots(hold)
     gate = await open_gate(internet)
     questions = [asyncio.create_task(gate.allowed(f"http://a.test/{i}")) for i in range(1000)]
-    while not hold.waiting:
-        await asyncio.sleep(0)
+    await hold.waiting.acquire()
     hold.release()
     assert all(await asyncio.gather(*questions))
     assert site.paths == ["/robots.txt"]
@@ -204,8 +202,7 @@ async def test_a_cancelled_asker_takes_nobody_along(internet: FakeInternet, open
     internet.site("a.test").robots(hold)
     gate = await open_gate(internet)
     first, second = (asyncio.create_task(gate.allowed("http://a.test/x")) for _ in range(2))
-    while not hold.waiting:
-        await asyncio.sleep(0)
+    await hold.waiting.acquire()
     first.cancel()
     hold.release()
     assert await second

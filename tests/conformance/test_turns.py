@@ -1,0 +1,281 @@
+"""Leases, turns and the middleware, judged by what the origins saw."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gatekeeper import Deferred, Denied, LeaseTimeout
+from gatekeeper.clock import utc
+from gatekeeper.middleware import gate_middleware
+from tests.internet import FakeInternet, Hold, Page, Reset, redirect
+
+DENYING = "User-agent: *\nDisallow: /private\n"
+PACED = {"pacing": {"default_interval": 2.0}}
+
+
+def session_on(internet: FakeInternet, gate: Any) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(resolver=internet.resolver, ssl=internet.client_ssl)
+    return aiohttp.ClientSession(connector=connector, middlewares=(gate_middleware(gate),))
+
+
+async def test_a_lease_says_what_it_is_for(internet: FakeInternet, open_gate: Any) -> None:
+    internet.site("a.test").robots(DENYING)
+    gate = await open_gate(internet)
+    async with gate.lease("http://A.test/x#top", timeout=10) as lease:
+        assert (lease.url, lease.host) == ("http://a.test/x", "a.test")
+        assert lease.decision
+        assert lease.expires_at > utc(internet.clock.wall())
+        assert not lease.ended
+        lease.report(status=200, elapsed=0.1, size=2)
+    assert lease.ended
+
+
+async def test_a_denied_url_gets_no_lease(internet: FakeInternet, open_gate: Any) -> None:
+    internet.site("a.test").robots(DENYING)
+    gate = await open_gate(internet)
+    with pytest.raises(Denied) as caught:
+        async with gate.lease("http://a.test/private"):
+            pass
+    assert not isinstance(caught.value, Deferred)
+    assert caught.value.decision.rule is not None
+    assert caught.value.decision.rule.line == 2
+
+
+async def test_an_unreachable_file_defers_a_lease(internet: FakeInternet, open_gate: Any) -> None:
+    internet.site("a.test").robots(Page("", status=503))
+    gate = await open_gate(internet)
+    with pytest.raises(Deferred) as caught:
+        await gate.acquire("http://a.test/x")
+    assert caught.value.retry_at is not None
+
+
+async def test_a_turn_that_does_not_come_in_time(internet: FakeInternet, open_gate: Any) -> None:
+    internet.site("a.test").robots("")
+    gate = await open_gate(internet)
+    held = await gate.acquire("http://a.test/1", owned=False)
+    with pytest.raises(LeaseTimeout) as caught:
+        await gate.acquire("http://a.test/2", timeout=0, owned=False)
+    assert caught.value.url == "http://a.test/2"
+    held.end()
+
+
+async def test_a_task_that_would_wait_for_itself_is_told_at_once(
+    internet: FakeInternet, open_gate: Any
+) -> None:
+    internet.site("a.test").robots("")
+    gate = await open_gate(internet)
+    async with gate.lease("http://a.test/one"):
+        with pytest.raises(LeaseTimeout) as caught:
+            await gate.acquire("http://a.test/two")
+    assert "http://a.test/one" in str(caught.value)
+    assert "http://a.test/two" in str(caught.value)
+
+
+async def test_a_lease_ends_once_and_frees_the_slot(internet: FakeInternet, open_gate: Any) -> None:
+    internet.site("a.test").robots("")
+    gate = await open_gate(internet)
+    for _ in range(3):
+        lease = await gate.acquire("http://a.test/x", timeout=10, owned=False)
+        lease.end()
+        lease.end()
+        lease.report(status=500)
+    assert lease.ended
+
+
+async def test_an_error_in_the_block_frees_the_slot(internet: FakeInternet, open_gate: Any) -> None:
+    internet.site("a.test").robots("")
+    gate = await open_gate(internet)
+    with pytest.raises(RuntimeError, match="mine"):
+        async with gate.lease("http://a.test/1"):
+            raise RuntimeError("mine")
+    async with gate.lease("http://a.test/2", timeout=10):
+        pass
+
+
+async def test_a_lease_given_back_leaves_the_turn_to_the_next(
+    internet: FakeInternet, open_gate: Any
+) -> None:
+    internet.site("a.test").robots("")
+    gate = await open_gate(internet)
+    lease = await gate.acquire("http://a.test/1", owned=False)
+    lease.give_back()
+    second = await gate.acquire("http://a.test/2", timeout=10, owned=False)
+    second.end()
+
+
+async def test_a_cancelled_waiter_leaves_its_place(internet: FakeInternet, open_gate: Any) -> None:
+    internet.site("a.test").robots("")
+    gate = await open_gate(internet)
+    held = await gate.acquire("http://a.test/1", owned=False)
+    waiter = asyncio.create_task(gate.acquire("http://a.test/2", owned=False))
+    await internet.settle()
+    waiter.cancel()
+    await asyncio.wait([waiter])
+    assert waiter.cancelled()
+    held.end()
+    third = await gate.acquire("http://a.test/3", timeout=10, owned=False)
+    third.end()
+
+
+async def test_leases_are_paced(virtual_internet: FakeInternet, open_gate: Any) -> None:
+    site = virtual_internet.site("a.test").robots("User-agent: *\nCrawl-delay: 10\n").page("/")
+    gate = await open_gate(virtual_internet)
+
+    async def crawl(session: aiohttp.ClientSession) -> None:
+        async with gate.lease("http://a.test/") as lease, session.get("http://a.test/") as page:
+            lease.report(status=page.status)
+
+    async with virtual_internet.session() as session:
+        await virtual_internet.drive(asyncio.gather(*(crawl(session) for _ in range(6))))
+    assert site.paths == ["/robots.txt", *["/"] * 6]
+    assert min(site.gaps()[1:]) >= 10.0
+    assert max(site.gaps()[1:]) < 11.0
+
+
+async def test_a_host_s_turns_are_its_own(virtual_internet: FakeInternet, open_gate: Any) -> None:
+    for name in ("a", "b", "c"):
+        virtual_internet.site(f"{name}.test").robots("User-agent: *\nCrawl-delay: 10\n")
+    gate = await open_gate(virtual_internet)
+
+    async def crawl(name: str) -> None:
+        for _ in range(3):
+            async with gate.lease(f"http://{name}.test/"):
+                pass
+
+    start = virtual_internet.clock.monotonic()
+    await virtual_internet.drive(asyncio.gather(*map(crawl, "abc")))
+    assert virtual_internet.clock.monotonic() - start < 35.0
+
+
+async def test_retry_after_is_obeyed(virtual_internet: FakeInternet, open_gate: Any) -> None:
+    site = virtual_internet.site("a.test").robots("")
+    site.on("/x", Page("", status=429, headers={"Retry-After": "120"}), "ok")
+    gate = await open_gate(virtual_internet)
+
+    async def crawl() -> list[int]:
+        statuses = []
+        async with session_on(virtual_internet, gate) as session:
+            for _ in range(2):
+                async with session.get(
+                    "http://a.test/x", timeout=aiohttp.ClientTimeout(total=None)
+                ) as page:
+                    statuses.append(page.status)
+        return statuses
+
+    assert await virtual_internet.drive(crawl()) == [429, 200]
+    assert site.gaps()[-1] >= 120.0
+
+
+async def test_a_turn_beyond_the_timeout_is_refused_at_once(
+    virtual_internet: FakeInternet, open_gate: Any
+) -> None:
+    virtual_internet.site("a.test").robots("")
+    gate = await open_gate(virtual_internet)
+    clock = virtual_internet.clock
+    drive = virtual_internet.drive
+    await drive(gate.check("http://a.test/x"))
+    await drive(gate.block("a.test", clock.wall() + 1000))
+    before = clock.monotonic()
+    with pytest.raises((LeaseTimeout, Deferred)):
+        await drive(gate.acquire("http://a.test/x", timeout=500, owned=False))
+    assert clock.monotonic() - before < 2.0
+
+
+async def test_a_block_is_waited_out(virtual_internet: FakeInternet, open_gate: Any) -> None:
+    virtual_internet.site("a.test").robots("")
+    gate = await open_gate(virtual_internet)
+    clock = virtual_internet.clock
+    drive = virtual_internet.drive
+    await drive(gate.check("http://a.test/x"))
+    until_ = clock.wall() + 1000
+    await drive(gate.block("a.test", utc(until_)))
+    lease = await drive(gate.acquire("http://a.test/x", owned=False))
+    assert 0.0 <= clock.wall() - until_ < 2.0
+    lease.end()
+
+
+async def test_the_middleware_decides_every_hop(internet: FakeInternet, open_gate: Any) -> None:
+    internet.site("a.test").robots("").on("/x", redirect("http://b.test/private"))
+    other = internet.site("b.test").robots(DENYING)
+    gate = await open_gate(internet)
+    async with session_on(internet, gate) as session:
+        with pytest.raises(Denied) as caught:
+            await session.get("http://a.test/x")
+    assert caught.value.decision.origin == "http://b.test"
+    assert other.paths == ["/robots.txt"]
+
+
+async def test_the_middleware_paces_every_hop(
+    virtual_internet: FakeInternet, open_gate: Any
+) -> None:
+    site = virtual_internet.site("a.test").robots("")
+    site.on("/1", redirect("/2")).on("/2", redirect("/3")).page("/3", "there")
+    gate = await open_gate(virtual_internet, **PACED)
+
+    async def crawl() -> str:
+        async with (
+            session_on(virtual_internet, gate) as session,
+            session.get("http://a.test/1", timeout=aiohttp.ClientTimeout(total=None)) as page,
+        ):
+            return await page.text()
+
+    assert await virtual_internet.drive(crawl()) == "there"
+    assert site.paths == ["/robots.txt", "/1", "/2", "/3"]
+    assert min(site.gaps()) >= 2.0
+
+
+async def test_one_request_at_a_time_until_the_body_is_read(
+    internet: FakeInternet, open_gate: Any
+) -> None:
+    hold = Hold(Page("slow"))
+    site = internet.site("a.test").robots("").on("/slow", hold).page("/", "quick")
+    gate = await open_gate(internet)
+
+    async with session_on(internet, gate) as session:
+
+        async def get(path: str) -> str:
+            async with session.get(f"http://a.test{path}") as response:
+                return await response.text()
+
+        first = asyncio.create_task(get("/slow"))
+        await hold.waiting.acquire()
+        second = asyncio.create_task(get("/"))
+        await internet.settle()
+        assert "/" not in site.paths
+        hold.release()
+        assert await asyncio.gather(first, second) == ["slow", "quick"]
+    assert site.most_concurrent == 1
+
+
+async def test_an_open_lease_is_adopted(internet: FakeInternet, open_gate: Any) -> None:
+    site = internet.site("a.test").robots("").page("/x", "mine")
+    gate = await open_gate(internet)
+    async with session_on(internet, gate) as session, gate.lease("http://a.test/x") as lease:
+        async with session.get("http://a.test/x") as response:
+            assert await response.text() == "mine"
+        assert not lease.ended
+    assert lease.ended
+    assert site.paths == ["/robots.txt", "/x"]
+
+
+async def test_a_failed_request_frees_the_slot(internet: FakeInternet, open_gate: Any) -> None:
+    internet.site("a.test").robots("").on("/broken", Reset()).page("/", "ok")
+    gate = await open_gate(internet)
+    async with session_on(internet, gate) as session:
+        with pytest.raises(aiohttp.ClientError):
+            await session.get("http://a.test/broken")
+        async with session.get("http://a.test/") as response:
+            assert response.status == 200
+
+
+async def test_a_denied_request_sends_no_byte(internet: FakeInternet, open_gate: Any) -> None:
+    site = internet.site("a.test").robots(DENYING)
+    gate = await open_gate(internet)
+    async with session_on(internet, gate) as session:
+        with pytest.raises(Denied):
+            await session.get("http://a.test/private")
+    assert site.paths == ["/robots.txt"]

@@ -1,0 +1,88 @@
+"""What the conformance suite shares: settings, and a sidecar in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from gatekeeper import Config, Gatekeeper, RemoteGatekeeper
+from gatekeeper.clock import VirtualClock
+from gatekeeper.sidecar.app import Service
+from gatekeeper.sidecar.auth import ANY_LITERAL, Tokens
+from gatekeeper.sidecar.server import Server
+from tests.internet import FakeInternet
+
+AGENT = "examplebot/1.0 (+https://example.org/bot)"
+AnyGate = Gatekeeper | RemoteGatekeeper
+Open = Callable[..., Awaitable[AnyGate]]
+
+
+def settings(**tables: Any) -> Config:
+    return Config.from_dict(
+        {
+            "guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]},
+            "pacing": {"default_interval": 0.0},
+            "server": {"log_decisions": "none"},
+        }
+        | tables
+    )
+
+
+class Sidecar:
+    """The service in this process; it can be stopped and started in the same place."""
+
+    def __init__(self, internet: FakeInternet, config: Config, socket: Path | None) -> None:
+        self.internet = internet
+        self.config = config
+        self.socket = socket
+        self.port = 0
+        self.gate: Gatekeeper
+        self.service: Service
+        self.seen: list[tuple[str, str]] = []
+        """Method and path of every request."""
+        self.tokens = Tokens()
+        self._stack = AsyncExitStack()
+
+    @property
+    def where(self) -> str:
+        return f"unix:{self.socket}" if self.socket else f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        clock = self.internet.clock
+        given = {"clock": clock} if isinstance(clock, VirtualClock) else {}
+        self.gate = await self._stack.enter_async_context(
+            Gatekeeper(AGENT, config=self.config, resolver=self.internet.resolver, **given)
+        )
+        hosts = None if self.socket else frozenset([ANY_LITERAL])
+        self.service = Service(self.gate, self.config, hosts=hosts, tokens=self.tokens, clock=clock)
+        self.service.phase = "serving"
+        self._stack.push_async_callback(self.service.close)
+        runner = web.ServerRunner(Server(self._handle, header=16_384), shutdown_timeout=0.01)
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        if self.socket:
+            await web.UnixSite(runner, str(self.socket)).start()
+        else:
+            await web.TCPSite(runner, "127.0.0.1", self.port).start()
+            self.port = runner.addresses[0][1]
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.seen.append((request.method, request.path))
+        return await self.service.handle(request)
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+    def count(self, path: str) -> int:
+        return sum(1 for _, seen in self.seen if seen.endswith(path))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop run until it holds; the test's own timeout is the limit."""
+    while not condition():
+        await asyncio.sleep(0)
