@@ -1,0 +1,128 @@
+"""The client and a sidecar that is a process of its own, killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from gatekeeper import RemoteGatekeeper, Verdict
+from tests.internet import FakeInternet
+
+ROBOTS = "User-agent: *\nCrawl-delay: 0.4\nDisallow: /private\n"
+
+
+class Process:
+    """`gatekeeper serve` with its state in one place, on one socket."""
+
+    def __init__(self, directory: Path) -> None:
+        self.socket = directory / "gate.sock"
+        self._directory = directory
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def where(self) -> str:
+        return f"unix:{self.socket}"
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "gatekeeper", "serve", "--socket", str(self.socket)),
+            *("--user-agent", "examplebot/1.0", "--allow-address", "127.0.0.0/8"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={
+                **os.environ,
+                "GATEKEEPER_SERVER_DRAIN_GRACE": "0",
+                "XDG_STATE_HOME": str(self._directory),
+            },
+        )
+        assert self._process.stdout is not None
+        assert await self._process.stdout.readline()  # it says where it listens
+
+    async def end(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+        await self._process.wait()
+
+    async def close(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            await self.end(signal.SIGKILL)
+
+
+@pytest.fixture
+async def process(short: Path) -> AsyncIterator[Process]:
+    process = Process(short)
+    await process.start()
+    yield process
+    await process.close()
+
+
+@pytest.fixture
+async def crawl(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[None]]]:
+    """`await crawl(gate, url)`: one page, under a lease."""
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(internet.session())
+
+        async def one(gate: RemoteGatekeeper, url: str) -> None:
+            async with gate.lease(url, timeout=20) as lease, session.get(url) as page:
+                lease.report(status=page.status)
+
+        yield one
+
+
+def origin(internet: FakeInternet) -> str:
+    internet.site("127.0.0.1").robots(ROBOTS).page("/page")
+    return f"http://127.0.0.1:{internet.listener().port()}"
+
+
+async def test_questions_and_turns(
+    internet: FakeInternet, process: Process, crawl: Callable[..., Awaitable[None]]
+) -> None:
+    base = origin(internet)
+    async with RemoteGatekeeper(process.where) as gate:
+        decisions = await gate.check_all([f"{base}/private/x", f"{base}/page"])
+        assert [d.verdict for d in decisions] == [Verdict.DENY, Verdict.ALLOW]
+        await asyncio.gather(*(crawl(gate, f"{base}/page") for _ in range(4)))
+    site = internet.sites["127.0.0.1"]
+    assert site.paths == ["/robots.txt", *["/page"] * 4]
+    assert min(site.gaps()) >= 0.4
+
+
+async def test_a_lease_outlives_its_sidecar_and_its_report_is_taken_once(
+    internet: FakeInternet, process: Process, crawl: Callable[..., Awaitable[None]]
+) -> None:
+    base = origin(internet)
+    async with RemoteGatekeeper(process.where, patience=30.0) as gate:
+        lease = await gate.acquire(f"{base}/page", owned=False)
+        waiting = asyncio.create_task(crawl(gate, f"{base}/page"))
+        await process.end(signal.SIGKILL)
+        await process.start()
+        # The new process holds the slot for the old lease: nobody else has a turn yet.
+        assert not waiting.done()
+        assert internet.sites["127.0.0.1"].paths == ["/robots.txt"]
+        lease.report(status=200)
+        lease.end()
+        await waiting
+    stats = gate.stats()
+    assert (stats.dropped, stats.untold) == (0, 0)
+    assert internet.sites["127.0.0.1"].paths.count("/page") == 1
+
+
+async def test_a_sidecar_told_to_end_still_takes_the_report(
+    internet: FakeInternet, process: Process
+) -> None:
+    base = origin(internet)
+    async with RemoteGatekeeper(process.where) as gate:
+        lease = await gate.acquire(f"{base}/page", owned=False)
+        ending = asyncio.create_task(process.end(signal.SIGTERM))
+        lease.report(status=200)
+        lease.end()
+        await ending
+    assert gate.stats().told == 1
