@@ -10,13 +10,12 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import datetime
 from urllib.parse import urljoin
 
 import aiohttp
 import pytest
 
-from gatekeeper import Deferred, Denied, Gatekeeper, polite_session
+from gatekeeper import Deferred, Denied, Gatekeeper, PoliteQueue, polite_session
 from gatekeeper.clock import Clock, VirtualClock
 from gatekeeper.pacing.books import Books
 from gatekeeper.pacing.leases import Grant
@@ -52,20 +51,28 @@ async def by_session(internet: FakeInternet) -> AsyncIterator[Fetch]:
         yield fetch
 
 
+def plain_session(internet: FakeInternet) -> aiohttp.ClientSession:
+    """A session without manners, which resolves every name anew."""
+    connector = aiohttp.TCPConnector(
+        resolver=internet.resolver, use_dns_cache=False, force_close=True, limit=0
+    )
+    return aiohttp.ClientSession(connector=connector)
+
+
+@asynccontextmanager
+async def gate_over(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
+    """A gate that fetches its files through such a session."""
+    async with (
+        plain_session(internet) as session,
+        Gatekeeper(AGENT, config=config(), session=session, clock=internet.clock) as gate,
+    ):
+        yield gate
+
+
 @asynccontextmanager
 async def by_lease(internet: FakeInternet) -> AsyncIterator[Fetch]:
     """A lease for each hop, round a session that knows nothing of it."""
-
-    def connector() -> aiohttp.TCPConnector:
-        return aiohttp.TCPConnector(
-            resolver=internet.resolver, use_dns_cache=False, force_close=True, limit=0
-        )
-
-    async with (
-        aiohttp.ClientSession(connector=connector()) as robots,
-        aiohttp.ClientSession(connector=connector()) as plain,
-        Gatekeeper(AGENT, config=config(), session=robots, clock=internet.clock) as gate,
-    ):
+    async with plain_session(internet) as plain, gate_over(internet) as gate:
 
         async def fetch(url: str) -> int:
             for _ in range(10):
@@ -94,8 +101,8 @@ async def crawl(fetch: Fetch, urls: list[str], clock: Clock) -> None:
                 if await fetch(url) not in (429, 503):
                     return
             except Deferred as refusal:
-                assert isinstance(refusal.retry_at, datetime)
-                await clock.sleep(max(0.0, refusal.retry_at.timestamp() - clock.wall()))
+                at = refusal.retry_at
+                await clock.sleep(1.0 if at is None else max(0.0, at.timestamp() - clock.wall()))
             except Denied:
                 return
 
@@ -124,6 +131,42 @@ async def test_no_promise_is_broken_and_every_page_is_had_once(
     internet: FakeInternet, way: Way
 ) -> None:
     world = await crawled(internet, way, HOSTS)
+    assert [str(breach) for breach in world.breaches()] == []
+    assert world.fetched() == sorted(world.welcome)
+
+
+async def test_a_queue_of_everything_breaks_no_promise_either(internet: FakeInternet) -> None:
+    world = World(internet, HOSTS)
+
+    async def work(queue: PoliteQueue, session: aiohttp.ClientSession) -> None:
+        while True:
+            async with (
+                await queue.get() as lease,
+                session.get(lease.url, allow_redirects=False) as response,
+            ):
+                await response.read()
+                after = response.headers.get("Retry-After")
+                lease.report(status=response.status, retry_after=after)
+                if response.status in (429, 503):
+                    await queue.put(lease.url)
+                elif "Location" in response.headers:
+                    await queue.put(urljoin(lease.url, response.headers["Location"]))
+
+    async def run() -> None:
+        async with (
+            plain_session(internet) as session,
+            gate_over(internet) as gate,
+            PoliteQueue(gate) as queue,
+        ):
+            for url in world.seeds:
+                await queue.put(url)
+            workers = [asyncio.create_task(work(queue, session)) for _ in range(50)]
+            await queue.join()
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    await internet.drive(run())
     assert [str(breach) for breach in world.breaches()] == []
     assert world.fetched() == sorted(world.welcome)
 
