@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from gatekeeper.fetching.judging import Guard, GuardStats, Refusal
 
 if TYPE_CHECKING:
     from aiohttp import ClientRequest, ClientTimeout
+    from aiohttp.client_proto import ResponseHandler
     from aiohttp.connector import AddrInfoType, Connection
     from aiohttp.tracing import Trace
 
@@ -149,20 +150,27 @@ class GuardedConnector(aiohttp.TCPConnector):
         self.guard.dialled()
         return socket.socket(family, kind, proto)
 
-    async def connect(
-        self,
-        req: ClientRequest,
-        traces: list[Trace],
-        timeout: ClientTimeout,
-    ) -> Connection:
-        """Judge the URL of the hop, then connect; on pooled connections too."""
-        refuse_proxy(self.guard.mode, req.proxy)
-        if self.guard.refuses_url(str(req.url)) is not None:
+    def connect(
+        self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
+    ) -> Coroutine[Any, Any, Connection]:
+        """Judge the URL of the hop, then connect; on pooled connections too.
+
+        Raises at the call, before there is anything to await: a coroutine less a request.
+        """
+        if req.proxy is not None:
+            refuse_proxy(self.guard.mode, req.proxy)
+        if self.guard.refuses_request(req.url) is not None:
             raise _denied(req)
+        return super().connect(req, traces, timeout)
+
+    async def _create_connection(
+        self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
+    ) -> ResponseHandler:
+        """Where no pooled connection serves: dial, and keep a record of the attempt."""
         attempt = _Attempt(req.url.raw_host or "", proxied=req.proxy is not None)
         token = _attempt.set(attempt)
         try:
-            return await super().connect(req, traces, timeout)
+            return await super()._create_connection(req, traces, timeout)
         except aiohttp.ClientConnectorError as error:
             # Nothing was dialled, and not for want of an address: the guard's refusal, however
             # the errors were merged on their way here. The resolver's error is typed where a

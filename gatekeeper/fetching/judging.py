@@ -6,6 +6,7 @@ Nothing here touches the network; guard.py puts it where no request gets past.
 from __future__ import annotations
 
 import logging
+import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from ipaddress import (
     ip_network,
 )
 from typing import Final
+
+from yarl import URL
 
 from gatekeeper import urls
 from gatekeeper.config import Config
@@ -41,6 +44,8 @@ _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
 _MAX_REMEMBERED = 50_000  # origins whose verdict is kept; emptied when full
+_ORDINARY = 8_000  # octets of a path that is not looked at twice
+_ODD = re.compile(r"[^!-~]").search
 _MAX_LOGGED = 1_024  # refusals that are logged once until so many others were
 _MAX_LABEL, _MAX_NAME = 63, 253  # RFC 1035 section 2.3.4
 
@@ -106,6 +111,7 @@ class Guard:
         self._is_local = is_local or _is_local
         self._listeners: set[tuple[_Address, int]] = set()
         self._verdicts: dict[str, Refusal | None] = {}
+        self._passed: set[tuple[str, str]] = set()
         self._logged: set[Refusal] = set()
         self._refused: Counter[str] = Counter()
         self._dialled = 0
@@ -121,6 +127,21 @@ class Guard:
         else:
             refusal = self._judge_text(raw)
         return refusal if refusal is None else self._note(refusal)
+
+    def refuses_request(self, url: URL) -> Refusal | None:
+        """The same of a URL that is about to be requested, each time."""
+        key = (url.scheme, url.raw_authority)
+        path = url.raw_path_qs
+        # A verdict is about the authority; of the rest only malformed text is refused.
+        if key in self._passed and len(path) < _ORDINARY and not _ODD(path):
+            return None
+        raw = str(url)
+        refusal = self.refuses_url(raw)
+        if refusal is None and "@" not in key[1]:
+            if len(self._passed) >= _MAX_REMEMBERED:
+                self._passed.clear()
+            self._passed.add(key)
+        return refusal
 
     def refuses_target(self, target: urls.Target) -> Refusal | None:
         """The same of a URL that was read already, such as where a redirect leads.
@@ -150,6 +171,7 @@ class Guard:
             raise ConfigError(f"{address!r} is no numeric address to listen on") from None
         self._listeners.add((_unmapped(own), port))
         self._verdicts.clear()
+        self._passed.clear()
 
     def stats(self) -> GuardStats:
         """What was refused and what was dialled, counted since the guard was made."""
