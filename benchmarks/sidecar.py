@@ -111,6 +111,7 @@ class _Server:
 
     def __init__(self, process: subprocess.Popen[str], port: int, origins: list[str]) -> None:
         self._pid = process.pid
+        self.port = port
         self.origins = origins
         self._connections = [
             socket.create_connection(("127.0.0.1", port)) for _ in range(CONNECTIONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from cachetools import LRUCache
@@ -9,7 +10,7 @@ from cachetools import LRUCache
 from gatekeeper.clock import Clock
 from gatekeeper.decision import Decision, State, Verdict
 
-__all__ = ["Answers", "lifetime"]
+__all__ = ["Answers", "Key", "lifetime"]
 
 _SHORT = 5.0
 """Seconds that a word of the operator or of the guard is kept: it can change at any time,
@@ -17,6 +18,7 @@ and nobody tells the clients."""
 _MINUTE = 60.0
 _ORIGINS = 65_536
 Key = tuple[str, str | None]
+"""URL and agent."""
 
 
 def lifetime(decision: Decision, wall: float, cap: float) -> float:
@@ -49,7 +51,9 @@ class Answers:
         self._cap = cap
         self._size = size
         self._kept: LRUCache[Key, tuple[float, Decision]] = LRUCache(max(1, size))
-        self._prompt: LRUCache[str, float] = LRUCache(_ORIGINS)
+        # Emptied when full, which costs a batch of its own an origin; to move each origin
+        # to the end of a row would cost every question a write.
+        self._prompt: dict[str, float] = {}
         self._monotonic = clock.monotonic
 
     def __len__(self) -> int:
@@ -65,20 +69,26 @@ class Answers:
         del self._kept[key]
         return None
 
-    def keep(self, key: Key, origin: str, decision: Decision) -> None:
-        """Remember it for as long as it holds, and that its origin answers at once."""
-        wall = self._clock.wall()
-        seconds = lifetime(decision, wall, self._cap)
-        if seconds <= 0:
-            return
-        now = self._monotonic()
-        if self._size:
-            self._kept[key] = (now + seconds, decision)
-        if now >= self._prompt.get(origin, 0.0):
-            if decision.verdict is not Verdict.DEFER:
-                # Longer than the answer itself: the sidecar keeps the whole file.
-                seconds = max(seconds, _left(decision.expires_at, wall))
-            self._prompt[origin] = now + seconds
+    def keep(self, answered: Iterable[tuple[Key, str, Decision]]) -> None:
+        """Remember each for as long as it holds, and that its origin answers at once.
+
+        `answered`: key, origin and decision, all of this moment.
+        """
+        wall, now, cap = self._clock.wall(), self._monotonic(), self._cap
+        kept, prompt = self._kept if self._size else None, self._prompt
+        for key, origin, decision in answered:
+            seconds = lifetime(decision, wall, cap)
+            if seconds <= 0:
+                continue
+            if kept is not None:
+                kept[key] = (now + seconds, decision)
+            if now >= prompt.get(origin, 0.0):
+                if decision.verdict is not Verdict.DEFER:
+                    # Longer than the answer itself: the sidecar keeps the whole file.
+                    seconds = max(seconds, _left(decision.expires_at, wall))
+                if len(prompt) >= _ORIGINS:
+                    prompt.clear()
+                prompt[origin] = now + seconds
 
     def is_prompt(self, origin: str) -> bool:
         """Whether the sidecar knows the origin, as far as is known here."""

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 
 from gatekeeper.decision import Decision
 from gatekeeper.errors import GateClosed, GatekeeperError
-from gatekeeper.remote.answers import Answers
+from gatekeeper.remote.answers import Answers, Key
 from gatekeeper.remote.line import Unreached
 from gatekeeper.remote.tasks import Tasks
 from gatekeeper.remote.wire import BATCH
@@ -35,21 +35,23 @@ class Question:
     """One URL that somebody wants to know about; each waiter has a future of its own, so
     that one who is cancelled takes none of the others along."""
 
-    __slots__ = ("agent", "origin", "url", "waiters")
+    __slots__ = ("agent", "key", "origin", "url", "waiters")
 
-    def __init__(self, url: str, origin: str, agent: str | None) -> None:
-        self.url = url
+    def __init__(self, key: Key, origin: str) -> None:
+        self.key = key
+        self.url, self.agent = key
         self.origin = origin
-        self.agent = agent
         self.waiters: list[asyncio.Future[Decision]] = []
 
     @property
     def wanted(self) -> bool:
         """Somebody still waits."""
-        return any(not waiter.done() for waiter in self.waiters)
+        waiters = self.waiters
+        return not waiters[0].done() or any(not waiter.done() for waiter in waiters)
 
 
 LaneKey = tuple[str, str | None]
+"""Origin, or empty for all those that answer at once; and agent."""
 
 
 class _Lane:
@@ -97,7 +99,7 @@ class Questions:
         self._answers = answers
         self._tasks = tasks
         self._unanswered = unanswered
-        self._asked: dict[tuple[str, str | None], Question] = {}
+        self._asked: dict[Key, Question] = {}
         self._prompt = _Lane(_PROMPT_AT_ONCE, _PROMPT_AT_ONCE)
         self._cold = _Lane(_COLD_AT_ONCE, 1)
         self._scheduled = False
@@ -113,9 +115,10 @@ class Questions:
         `origin` is empty for text that is no URL, which needs nobody to be asked.
         """
         loop = asyncio.get_running_loop()
-        question = self._asked.get((url, agent))
+        key = (url, agent)
+        question = self._asked.get(key)
         if question is None:
-            question = self._asked[url, agent] = Question(url, origin, agent)
+            question = self._asked[key] = Question(key, origin)
             self._line_up(question)
             if not self._scheduled:
                 self._scheduled = True
@@ -162,7 +165,7 @@ class Questions:
                     break
                 batch.append(question)
             else:
-                del self._asked[question.url, question.agent]
+                del self._asked[question.key]
             queue.popleft()
         return batch
 
@@ -175,22 +178,23 @@ class Questions:
         except Exception as error:  # noqa: BLE001 - whoever asked is told
             self._fail(batch, error)
         else:
+            answered = zip(batch, decisions, strict=True)
+            self._answers.keep((q.key, q.origin, decision) for q, decision in answered)
             for question, decision in zip(batch, decisions, strict=True):
-                self._answers.keep((question.url, question.agent), question.origin, decision)
                 self._settle(question, decision)
         finally:
             lane.came_back(key)
             self._let_go(lane)
 
     def _settle(self, question: Question, decision: Decision) -> None:
-        del self._asked[question.url, question.agent]
+        del self._asked[question.key]
         for waiter in question.waiters:
             if not waiter.done():
                 waiter.set_result(decision)
 
     def _fail(self, batch: list[Question], error: Exception) -> None:
         for question in batch:
-            del self._asked[question.url, question.agent]
+            del self._asked[question.key]
             for waiter in question.waiters:
                 if not waiter.done():
                     # One each: an exception collects the traceback of everybody it meets.
