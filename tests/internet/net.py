@@ -268,7 +268,9 @@ class FakeInternet:
         return site.choose(request).chosen(request)
 
     def ended(self, request: Request) -> None:
-        """The server has done with a request."""
+        """The server has done with a request, or its client has gone."""
+        if request.ended is not None:
+            return
         request.ended = self.clock.monotonic()
         if request.site is not None:
             request.site.in_flight -= 1

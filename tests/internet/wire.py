@@ -57,7 +57,7 @@ class Request:
     """Requests of this host in flight when it arrived, this one included."""
     body: bytes = b""
     ended: float | None = None
-    """When the server had done with it; None while it is in flight."""
+    """When the server had done with it, or its client had gone; None while it is in flight."""
     answered: float | None = None
     """When the head of the answer was sent; None before."""
     answer: bytes = b""
@@ -165,6 +165,8 @@ class Wire(asyncio.Protocol):
         self._net.activity += 1
         self.connection.closed = self._net.clock.monotonic()
         self._net.wires.discard(self)
+        if self._busy and self._request is not None:
+            self._net.ended(self._request)
         self.gone.set()
         self.writable.set()
 
@@ -188,10 +190,11 @@ class Wire(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         self._net.activity += 1
         request = self._request
+        if self._transport.is_closing():
+            return
         if request is not None and request.answered is None:
             request.answered, request.answer = self._net.clock.monotonic(), data
-        if not self._transport.is_closing():
-            self._transport.write(data)
+        self._transport.write(data)
 
     def close(self) -> None:
         self._transport.close()
