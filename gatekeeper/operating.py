@@ -81,7 +81,7 @@ class Operated:
     def _forget_ready(self) -> None:
         """No answer of the hot path outlives a change of the operator's word."""
         for record in self._warm.values():
-            record.ready = record.prepared = None
+            record.retire()
 
     @property
     def clock(self) -> Clock:

@@ -56,6 +56,7 @@ _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _UNSENDABLE = re.compile(rf"{_LONE_PERCENT.pattern}|[^A-Za-z0-9\-._~!$&'()*+,;=:@/?%]+")
 _MAYBE_DOTS = re.compile(r"/(?:\.|%2[eE])")
+_DOT_SEGMENT = re.compile(r"/\.\.?(?:[/?#]|\Z)")
 _PORT = re.compile(r"[0-9]{0,5}\Z")  # yarl takes `:+80` and `:０８０`, being int()
 _NOT_A_NAME = re.compile(r"[^a-z0-9\-._~!$&'()*+,;=]")
 _NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
@@ -167,7 +168,7 @@ def split_ordinary(raw: str) -> tuple[str, str] | None:
     if origin is None or len(raw) > MAX_URL:
         return None
     path = raw[end:]
-    if not path.isascii() or "/." in path:  # `/.` may begin a dot segment
+    if not path.isascii() or ("/." in path and _DOT_SEGMENT.search(path)):
         return None
     # Taking every plain octet away in C is faster than searching for one that is not.
     odd = path.encode().translate(None, _PLAIN)

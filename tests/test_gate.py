@@ -27,6 +27,14 @@ from tests.internet import FakeInternet, Hold, Page
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
 AUTHORITIES = ["http://a.test/", "http://a.test", "HTTP://A.test:80/", "http://u@a.test/", "/"]
+FILES = [
+    "",
+    "User-agent: *\nDisallow: /a\nDisallow: /b/\nDisallow: /~\n",
+    "User-agent: *\nDisallow: /\n",
+    "User-agent: *\nDisallow: /a\nAllow: /a/b\nDisallow: /*%2E\nDisallow: /b*[\n"
+    "Disallow: /*?a\nDisallow: /ab$\nDisallow: /a%20b\nDisallow: /\\\n",
+    "User-agent: *\nRobot-version: 2.0\nDisallow: /a*\n",
+]
 OPEN = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]}})
 
 
@@ -293,17 +301,20 @@ ODD_PATHS = st.text(
 )
 
 
-@given(paths=st.lists(ODD_PATHS, min_size=1, max_size=30), authority=st.sampled_from(AUTHORITIES))
-@settings(max_examples=60, deadline=None)
-def test_the_hot_path_gives_the_answer_of_the_long_one(paths: list[str], authority: str) -> None:
+@given(
+    paths=st.lists(ODD_PATHS, min_size=1, max_size=30),
+    authority=st.sampled_from(AUTHORITIES),
+    robots=st.sampled_from(FILES),
+)
+@settings(max_examples=100, deadline=None)
+def test_the_hot_path_gives_the_answer_of_the_long_one(
+    paths: list[str], authority: str, robots: str
+) -> None:
     """No spelling of a URL may be answered faster and differently."""
 
     async def main() -> None:
         async with FakeInternet() as internet:
-            internet.site("a.test").robots(
-                "User-agent: *\nDisallow: /a\nAllow: /a/b\nDisallow: /*%2E\nDisallow: /b*[\n"
-                "Disallow: /*?a\nDisallow: /ab$\nDisallow: /a%20b\nDisallow: /\\\n"
-            )
+            internet.site("a.test").robots(robots)
             async with gate_on(internet) as gate:
                 await gate.check("http://a.test/")
                 for path in paths:

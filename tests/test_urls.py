@@ -417,10 +417,13 @@ def test_the_short_road_is_for_ordinary_text_alone(raw: str) -> None:
 @pytest.mark.parametrize("path", ["/", "/a/b.html?c=d&e", "/%C3%BC", "/a/.b", "/" + "a" * 999])
 def test_the_short_road_is_taken_for_ordinary_text(path: str) -> None:
     split("https://example.com/")
-    if path != "/a/.b":
-        assert split_ordinary("https://example.com" + path) == ("https://example.com", path)
-    else:
-        assert split_ordinary("https://example.com" + path) is None
+    assert split_ordinary("https://example.com" + path) == ("https://example.com", path)
+
+
+@pytest.mark.parametrize("path", ["/a/./b", "/a/..", "/..?x", "/%2e/a"])
+def test_the_short_road_is_not_taken_round_a_dot_segment(path: str) -> None:
+    split("https://example.com/")
+    assert split_ordinary("https://example.com" + path) is None
 
 
 def test_authorities_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

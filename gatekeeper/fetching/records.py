@@ -21,6 +21,7 @@ from gatekeeper.fetching.ladder import Holds, holds_meanwhile
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.texts import Text
 from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.robots.quick import QuickAnswer
 
 __all__ = ["NO_TEXT", "Answer", "Record", "Standing"]
 
@@ -126,11 +127,11 @@ class Record:
         speaks = NO_TEXT if text is None else text.robots
         self.robots: RobotsTxt | None = speaks if self.reachable else None
         self.policies: dict[str, Policy] = {} if text is None else text.policies
-        self.ready: Callable[[str], bool] | None = None
+        self.ready: QuickAnswer | None = None
         self.prepared: dict[str, Any] | None = None
-        """Both set by whoever decides, for use until `fresh_until`; a new record begins
-        without. `ready` answers for a path, for the agent of the house; `prepared` holds
-        whole answers, by agent."""
+        """Both set by whoever decides; a new record begins without, and one that leaves
+        `Directory.warm` loses them. `ready` answers about the text behind the authority, for
+        the agent of the house; `prepared` holds whole answers, by agent."""
 
     @property
     def reachable(self) -> bool:
@@ -210,6 +211,10 @@ class Record:
             hops=answer.hops,
             took=answer.took,
         )
+
+    def retire(self) -> None:
+        """It is no longer warm: whoever still holds it has to look at the clock."""
+        self.ready = self.prepared = None
 
     def __repr__(self) -> str:
         return f"Record({self.origin!r}, {self.current.outcome.row.name}, step={self.step})"

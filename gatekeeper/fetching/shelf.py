@@ -148,25 +148,30 @@ class Shelf:
         """Keep it, in place of what was there."""
         origin = record.origin
         self._take_cold(origin)
+        if self.warm.get(origin) is not record:
+            self._chill(origin)
         if record.policy_only:
             self.warm[origin] = record
             if self._on_warm is not None:
                 self._on_warm(record.fresh_until)
-        else:
-            self.warm.pop(origin, None)
         self._hot[origin] = record
         while len(self._hot) > self._config.cache.hot_records:
             self._hot.popitem()
 
     def drop(self, origin: str) -> None:
         """Forget it."""
-        self.warm.pop(origin, None)
+        self._chill(origin)
         self._hot.pop(origin, None)
         self._take_cold(origin)
 
+    def _chill(self, origin: str) -> None:
+        record = self.warm.pop(origin, None)
+        if record is not None:
+            record.retire()
+
     def _cool(self, record: Record) -> None:
         """A record leaves the hot ones: nobody but the cold ones has it from here on."""
-        self.warm.pop(record.origin, None)
+        self._chill(record.origin)
         packed = self._pack(record)
         if record.reachable or self._stored:
             self._cold[record.origin] = packed

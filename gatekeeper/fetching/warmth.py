@@ -39,7 +39,8 @@ class Sweeper:
 
     def close(self) -> None:
         """Forget everything, and the timer."""
-        self._warm.clear()
+        while self._warm:
+            self._warm.popitem()[1].retire()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -48,7 +49,7 @@ class Sweeper:
         self._timer = None
         now = self._clock.monotonic()
         for origin in [o for o, record in self._warm.items() if record.fresh_until <= now]:
-            del self._warm[origin]
+            self._warm.pop(origin).retire()
         if self._warm:
             earliest = min(record.fresh_until for record in self._warm.values())
             self.expect(max(earliest, now + _LEAST * (1 + len(self._warm) // _AT_ONCE)))

@@ -262,6 +262,18 @@ class LongestMatch:
             return self._wildly(path, place)
         return link & 1 == 1 or path == ROBOTS_TXT
 
+    def suspects(self) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Prefixes and pieces: a path that begins with none of the former and holds none of
+        the latter is allowed. Its octets have to be in their normal form. None: no telling.
+        """
+        if self._text is not None:
+            self._ready()
+        if self._escapes or self._tries:
+            return None
+        # Not those that allow, unless a wildcard pattern begins with them.
+        prefixes = [key for key, link in zip(self._keys, self._links, strict=True) if link & 3 != 1]
+        return (*prefixes, *(self._exact or ())), self._literals + self._query
+
     def _may_be_wild(self, path: str) -> bool:
         """A piece of some wildcard pattern stands in the path."""
         for literal in self._literals:

@@ -14,6 +14,7 @@ from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.model import Candidate, Dialect, Match, Rule
 from gatekeeper.robots.ordered import PrefixesInOrder
 from gatekeeper.robots.patterns import squeeze, wild_match
+from gatekeeper.robots.quick import QuickAnswer, at_a_glance, in_general, welcome
 from gatekeeper.robots.rulesets import ROBOTS_TXT, RuleSet, rules_in, split_url
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ V2Semantics = Literal["order", "precedence"]
 
 _BIG = 65_536
 """Octets of rules from which their places are looked up at once, not with the first answer."""
+_FEW = 24
+"""Prefixes or pieces up to which trying each in turn is faster than looking them up."""
 _MAX_RULES = 256
 """Rule objects that a policy keeps; beyond, it forgets them and makes them anew."""
 
@@ -121,6 +124,24 @@ class Policy:
         """
         readings = self._readings
         return readings[0].allows if len(readings) == 1 else _strictest(readings)
+
+    def quick_answer(self) -> QuickAnswer:
+        """A function for a hot path: `answer(text behind the authority)` is the verdict, or
+        None where the text needs to be read as a URL first.
+
+        >>> from gatekeeper.robots import RobotsTxt
+        >>> answer = RobotsTxt.parse("User-agent: *\\nDisallow: /x").policy("bot").quick_answer()
+        >>> answer("/x?y"), answer("/a"), answer("/a/../x")
+        (False, True, None)
+        """
+        first, allows = self._readings[0], self.allows_path
+        if isinstance(first, LongestMatch) and len(self._readings) == 1:
+            suspects = first.suspects()
+            if suspects == ((), ()):
+                return welcome
+            if suspects is not None and len(suspects[0]) <= _FEW and len(suspects[1]) <= _FEW:
+                return at_a_glance(*suspects, allows)
+        return in_general(allows)
 
     @property
     def decides_path(self) -> Callable[[str], int] | None:

@@ -1,0 +1,77 @@
+"""Answers for a hot path: from the text behind a URL's authority straight to the verdict.
+
+A path as it stands in a URL is not always what a rule is compared with: it may hold escapes,
+dot segments, a fragment, or characters that no URL may hold. Most paths hold none of these,
+and most files hold few rules; so what has to be looked at, and how, is settled once a policy.
+The answer is None where the text needs the long road.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+__all__ = ["QuickAnswer", "at_a_glance", "in_general", "welcome"]
+
+QuickAnswer = Callable[[str], bool | None]
+"""Takes what follows the authority in a URL, as written, beginning with `/`. True, False, or
+None: ask again with the whole URL, which may be no URL at all."""
+
+_LONG = 8_000
+"""Characters that are answered about; the reader of URLs knows their bound."""
+_dot_segment = re.compile(r"/\.\.?(?:[/?#]|\Z)").search
+
+
+def welcome(path: str) -> bool | None:
+    """No rule speaks to the agent: only what is no URL has to be told from the rest."""
+    if path.isprintable() and " " not in path and len(path) < _LONG:
+        return True
+    return None
+
+
+def at_a_glance(
+    prefixes: tuple[str, ...], pieces: tuple[str, ...], allows: Callable[[str], bool]
+) -> QuickAnswer:
+    """Only what begins with one of a few prefixes, or holds one of a few pieces, can be denied.
+
+    Both are plain octets without escapes, and hold no `#`: so neither a fragment nor a
+    character that would be escaped can make a path match one of them that it does not match
+    as it stands, and these need no look. `allows` answers about those that do match.
+    """
+
+    def answer(path: str) -> bool | None:
+        if (
+            "%" in path
+            or " " in path
+            or not path.isprintable()
+            or ("/." in path and _dot_segment(path))
+            or len(path) >= _LONG
+        ):
+            return None
+        if path.startswith(prefixes):
+            return allows(path) if path.isascii() and "#" not in path else None
+        for piece in pieces:
+            if piece in path:
+                return allows(path) if path.isascii() and "#" not in path else None
+        return True
+
+    return answer
+
+
+def in_general(allows: Callable[[str], bool]) -> QuickAnswer:
+    """Any other policy: `allows` takes a path and query in which nothing is escaped."""
+
+    def answer(path: str) -> bool | None:
+        if (
+            path.isascii()
+            and path.isprintable()
+            and "%" not in path
+            and "#" not in path
+            and " " not in path
+            and ("/." not in path or not _dot_segment(path))
+            and len(path) < _LONG
+        ):
+            return allows(path)
+        return None
+
+    return answer
