@@ -19,21 +19,19 @@ ROBOTS = "User-agent: *\nCrawl-delay: 0.4\nDisallow: /private\n"
 
 
 class Process:
-    """`gatekeeper serve` with its state in one place, on one socket."""
+    """`gatekeeper serve` with its state in one place."""
 
-    def __init__(self, directory: Path) -> None:
-        self.socket = directory / "gate.sock"
+    def __init__(self, directory: Path, way: str) -> None:
+        socket = str(directory / "gate.sock")
+        self._listen = ("--socket", socket) if way == "unix" else ("--port", "0")
         self._directory = directory
         self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def where(self) -> str:
-        return f"unix:{self.socket}"
+        self.where = ""
 
     async def start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "gatekeeper", "serve", "--socket", str(self.socket)),
+            *("-m", "gatekeeper", "serve", *self._listen),
             *("--user-agent", "examplebot/1.0", "--allow-address", "127.0.0.0/8"),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -44,7 +42,8 @@ class Process:
             },
         )
         assert self._process.stdout is not None
-        assert await self._process.stdout.readline()  # it says where it listens
+        said = (await self._process.stdout.readline()).decode().strip()
+        self.where = said.removeprefix("gatekeeper: listening on ")
 
     async def end(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -57,8 +56,8 @@ class Process:
 
 
 @pytest.fixture
-async def process(short: Path) -> AsyncIterator[Process]:
-    process = Process(short)
+async def process(request: pytest.FixtureRequest, short: Path) -> AsyncIterator[Process]:
+    process = Process(short, getattr(request, "param", "unix"))
     await process.start()
     yield process
     await process.close()
@@ -82,6 +81,7 @@ def origin(internet: FakeInternet) -> str:
     return f"http://127.0.0.1:{internet.listener().port()}"
 
 
+@pytest.mark.parametrize("process", ["tcp", "unix"], indirect=True)
 async def test_questions_and_turns(
     internet: FakeInternet, process: Process, crawl: Callable[..., Awaitable[None]]
 ) -> None:

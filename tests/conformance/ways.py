@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gatekeeper import Config, Gatekeeper, RemoteGatekeeper
+from gatekeeper import Config, Decision, Gatekeeper, Reason, RemoteGatekeeper, State, Verdict
 from gatekeeper.clock import VirtualClock
 from gatekeeper.sidecar.app import Service
 from gatekeeper.sidecar.auth import ANY_LITERAL, Tokens
@@ -86,3 +86,41 @@ async def until(condition: Callable[[], object]) -> None:
     """Let the loop run until it holds; the test's own timeout is the limit."""
     while not condition():
         await asyncio.sleep(0)
+
+
+class World:
+    """A fake internet in virtual time, a sidecar on it, and clients of the sidecar."""
+
+    def __init__(self, internet: FakeInternet, stack: AsyncExitStack) -> None:
+        self.internet = internet
+        self.stack = stack
+        self.clock: Any = internet.clock
+        self.drive = internet.drive
+
+    async def sidecar(self, *, tokens: Tokens | None = None, **tables: Any) -> Sidecar:
+        sidecar = Sidecar(self.internet, settings(**tables), None)
+        sidecar.tokens = tokens or Tokens()
+        await sidecar.start()
+        self.stack.push_async_callback(sidecar.stop)
+        return sidecar
+
+    async def client(self, where: str, **options: Any) -> RemoteGatekeeper:
+        gate = RemoteGatekeeper(where, clock=self.clock, **options)
+        return await self.stack.enter_async_context(gate)
+
+    def scripted(self, path: str, *acts: Any) -> str:
+        """A server that is no sidecar but answers one path as told."""
+        self.internet.site("127.0.0.1").on(path, *acts)
+        return f"http://127.0.0.1:{self.internet.listener().port()}"
+
+
+def decided(verdict: Verdict, **fields: Any) -> Decision:
+    values: dict[str, Any] = {
+        "verdict": verdict,
+        "reason": Reason.RULE,
+        "url": "https://a.example/x",
+        "origin": "https://a.example",
+        "user_agent": "bot",
+        "state": State.PARSED,
+    }
+    return Decision(**(values | fields))

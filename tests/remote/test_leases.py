@@ -1,0 +1,254 @@
+"""Leases held through a sidecar: renewed, reported, given back, told of after an absence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+
+from gatekeeper import (
+    LeaseTimeout,
+    RemoteGatekeeper,
+    SidecarError,
+    Verdict,
+)
+from tests.conformance.ways import World, decided, until
+from tests.internet import Hold, Page
+
+TOKEN = "s3cr3t" * 8
+
+
+async def test_a_held_lease_is_renewed_in_time(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    lease = await gate.acquire("http://a.test/x")
+    await world.clock.elapse(300.0, turns=60)
+    assert len(sidecar.service.leases) == 1
+    assert sidecar.count("/renew") == 10
+    lease.end()
+    await until(lambda: not len(sidecar.service.leases))
+    assert sidecar.service.leases.ended == {"reported": 1, "given_back": 0, "expired": 0}
+
+
+async def test_a_forgotten_lease_is_not_renewed_for_ever(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    lease = await gate.acquire("http://a.test/x")
+    await world.clock.elapse(601.0, turns=60)
+    assert sidecar.service.leases.ended["expired"] == 1
+    assert gate.stats().held == 0
+    lease.end()
+
+
+async def test_its_owner_can_renew_a_lease(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    lease = await gate.acquire("http://a.test/x")
+    lease.renew(1000.0)
+    await world.clock.elapse(900.0, turns=60)
+    assert len(sidecar.service.leases) == 1
+    lease.renew(10.0)
+    await world.clock.elapse(11.0, turns=60)
+    assert len(sidecar.service.leases) == 0
+
+
+async def test_held_leases_need_no_task_each(world: World) -> None:
+    for n in range(30):
+        world.internet.site(f"h{n}.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    before = len(asyncio.all_tasks())
+    leases = [await gate.acquire(f"http://h{n}.test/x") for n in range(30)]
+    await world.clock.settle()
+    # Each client connection is a task of the server's; the client has none.
+    assert not [t for t in asyncio.all_tasks() if "gatekeeper/remote" in str(t.get_coro())]
+    assert len(asyncio.all_tasks()) <= before + 8
+    for lease in leases:
+        lease.end()
+
+
+async def test_what_came_of_it_reaches_the_scheduler(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    lease = await gate.acquire("http://a.test/x")
+    lease.report(status=429, retry_after="300", size=12)
+    # A complaint does not wait for the body: the host is blocked from now on.
+    await until(lambda: gate.stats().told)
+    views = await gate.why("a.test")
+    assert any(view.kind == "block" and 290 < (view.seconds or 0) <= 301 for view in views)
+    lease.end()
+    await world.clock.settle()
+    assert sidecar.count("/report") == 1
+
+
+async def test_a_report_waits_for_the_end_of_the_lease(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    lease = await gate.acquire("http://a.test/x")
+    lease.head()
+    lease.report(status=200)
+    lease.report(status=500)
+    await world.clock.settle()
+    assert len(sidecar.service.leases) == 1
+    lease.end()
+    await until(lambda: not len(sidecar.service.leases))
+
+
+async def test_measurements_that_are_none_do_not_cost_the_report(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    lease = await gate.acquire("http://a.test/x")
+    lease.report(
+        status=7, elapsed=float("nan"), retry_after="x" * 300, size=-1, rate_limit="y" * 300
+    )
+    lease.end()
+    await until(lambda: gate.stats().told)
+    assert sidecar.service.leases.ended["reported"] == 1
+
+
+async def test_leaving_tells_the_last_reports(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    async with RemoteGatekeeper(sidecar.where, clock=world.clock) as gate:
+        await gate.acquire("http://a.test/x")  # held when the gate closes: it counts as used
+    assert sidecar.service.leases.ended["reported"] == 1
+    assert gate.stats().dropped == 0
+
+
+async def test_a_report_outlives_the_sidecar_s_absence(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    lease = await gate.acquire("http://a.test/x")
+    await sidecar.stop()
+    lease.end()
+    await world.clock.elapse(120.0)
+    assert gate.stats().untold == 1
+    await sidecar.start()
+    await world.clock.elapse(5.0, turns=60)
+    assert (gate.stats().untold, gate.stats().dropped, gate.stats().told) == (0, 0, 1)
+
+
+async def test_a_report_nobody_can_take_is_given_up(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where, token=TOKEN)
+    lease = await gate.acquire("http://a.test/x")
+    await sidecar.stop()
+    lease.end()
+    await world.clock.elapse(700.0)
+    assert (gate.stats().untold, gate.stats().dropped) == (0, 1)
+    assert "given up" in caplog.text
+    assert TOKEN not in caplog.text
+
+
+async def test_who_is_cancelled_in_a_long_poll_leaves_the_line(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    held = await gate.acquire("http://a.test/1", owned=False)
+    waiter = asyncio.create_task(gate.acquire("http://a.test/2", owned=False))
+    await until(lambda: sidecar.gate.stats().pacing.waiting)
+    waiter.cancel()
+    await until(lambda: not sidecar.gate.stats().pacing.waiting)
+    assert waiter.cancelled()
+    held.end()
+
+
+async def test_a_lease_that_arrives_with_the_cancellation_is_given_back(world: World) -> None:
+    given = {"id": "abc", "url": "http://a.test/x", "decision": decided(Verdict.ALLOW)}
+    hold = Hold(Page(msgspec.json.encode(given), status=201))
+    where = world.scripted("/v1/leases", hold)
+    gate = await world.client(where)
+    waiter = asyncio.create_task(gate.acquire("http://a.test/x"))
+    await hold.waiting.acquire()
+    polls = list(gate._tasks._tasks)
+    hold.release()
+    # The answer has been read, and the waiter has not run since: now it is cancelled.
+    polls[0].add_done_callback(lambda _: waiter.cancel())
+    await asyncio.wait([waiter])
+    assert waiter.cancelled()
+    site = world.internet.sites["127.0.0.1"]
+    await until(lambda: "/v1/leases/abc" in site.paths)
+    assert site.requests[-1].method == "DELETE"
+
+
+async def test_long_polls_are_bounded_here_too(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where, most_polls=1)
+    held = await gate.acquire("http://a.test/1", owned=False)
+    first = asyncio.create_task(gate.acquire("http://a.test/2", owned=False))
+    await until(lambda: sidecar.gate.stats().pacing.waiting)
+    with pytest.raises(LeaseTimeout, match="others of this client"):
+        await world.drive(gate.acquire("http://a.test/3", timeout=1.0, owned=False))
+    held.end()
+    (await first).end()
+
+
+async def test_a_poll_that_ends_is_put_again(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where, poll=50.0)
+    held = await gate.acquire("http://a.test/1", owned=False)
+    waiter = asyncio.create_task(gate.acquire("http://a.test/2", owned=False))
+    await world.clock.elapse(220.0, turns=60)
+    assert sidecar.count("/v1/leases") == 6
+    held.end()
+    (await world.drive(waiter)).end()
+
+
+async def test_a_lease_is_asked_for_again_when_the_sidecar_starts_again(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    held = await gate.acquire("http://a.test/1", owned=False)
+    waiter = asyncio.create_task(gate.acquire("http://a.test/2", owned=False))
+    await until(lambda: sidecar.gate.stats().pacing.waiting)
+    await sidecar.stop()
+    await until(lambda: gate.stats().failures)
+    await sidecar.start()
+    (await world.drive(waiter)).end()
+    held.end()
+
+
+async def test_two_clients_share_the_host_s_turns(world: World) -> None:
+    site = world.internet.site("a.test").robots("User-agent: *\nCrawl-delay: 5\n").page("/")
+    sidecar = await world.sidecar()
+    gates = [await world.client(sidecar.where) for _ in range(2)]
+
+    async def crawl(gate: RemoteGatekeeper) -> None:
+        async with world.internet.session() as session:
+            for _ in range(4):
+                turn = gate.lease("http://a.test/")
+                async with turn as lease, session.get("http://a.test/") as page:
+                    lease.report(status=page.status)
+
+    await world.drive(asyncio.gather(*map(crawl, gates)))
+    assert len(site.gaps()) == 8
+    assert min(site.gaps()) >= 5.0
+
+
+async def test_the_body_of_a_poll_says_what_was_asked(world: World) -> None:
+    where = world.scripted("/v1/leases", Page("{}", status=400))
+    gate = await world.client(where, user_agent="mybot/1.0")
+    with pytest.raises(SidecarError):
+        await world.drive(gate.acquire("http://a.test/x", priority=5000, timeout=7.0))
+    body = json.loads(world.internet.requests[-1].body)
+    assert body == {
+        "url": "http://a.test/x",
+        "wait": 7.0,
+        "ttl": 60.0,
+        "priority": 1000,
+        "user_agent": "mybot/1.0",
+    }
