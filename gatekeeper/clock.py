@@ -219,21 +219,22 @@ class Deadline:
             self._timer.cancel()
             self._timer = None
         if seconds is not None and not (self.fired or self._ended):
-            self._timer = self._clock.call_at(self._clock.monotonic() + seconds, self._fire)
+            self._timer = self._clock.call_at(self._clock.monotonic() + seconds, self.fire)
 
     def end(self) -> None:
         """In force no more, and not to be moved: the task goes on to other things."""
         self.move(None)
         self._ended = True
 
-    def _fire(self) -> None:
+    def fire(self) -> None:
+        """The time is over: cancel the task, which finds `fired` set."""
         if self._ended:
             return
         loop = self._task.get_loop()
         if asyncio.current_task(loop) is self._task:
             # The body moved a virtual clock itself. Cancelled while it runs, a task meets
             # the cancellation at its next await, which may be long after this deadline.
-            self._timer = loop.call_soon(self._fire)
+            self._timer = loop.call_soon(self.fire)
             return
         self.fired = True
         self._task.cancel()

@@ -7,7 +7,7 @@ whatever is written against it runs over either.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from typing import Protocol
@@ -21,6 +21,7 @@ from aiohttp import (
 )
 from aiohttp.hdrs import RETRY_AFTER, USER_AGENT
 
+from gatekeeper.allowance import Allowance, allowance
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Denied
 from gatekeeper.robots import PageSignals, page_signals, product_token
@@ -48,6 +49,11 @@ class HeldLease(Protocol):
 
     def head(self) -> None:
         """The head of the response is here: the interval counts from now."""
+
+    def answered(
+        self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
+    ) -> None:
+        """`head` and `report` in one: the head is here, and says so much."""
 
     def report(
         self,
@@ -94,6 +100,7 @@ class Gate(Protocol):
 
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_RATE_LIMIT = "RateLimit"
 
 open_leases: ContextVar[tuple[HeldLease, ...]] = ContextVar("gatekeeper_open_leases", default=())
 """The leases that `async with gate.lease(...)` holds open in this context, oldest first."""
@@ -107,7 +114,9 @@ def adopt(url: str) -> HeldLease | None:
     return None
 
 
-def gate_middleware(gate: Gate) -> ClientMiddlewareType:
+def gate_middleware(
+    gate: Gate, take: Callable[[str], HeldLease | None] | None = None
+) -> ClientMiddlewareType:
     """A client middleware: every hop is decided, paced and reported.
 
     aiohttp calls it once a redirect hop, so a hop to another host is decided by that
@@ -117,27 +126,36 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
 
     Raises Denied or Deferred before a byte is sent, LeaseTimeout where waiting could
     never end, InvalidURL for a URL that is not http or https.
+
+    `take` is the gate's short road, if it has one: a lease that can be had at once, in no
+    context's list, or None where `gate.lease` has to be asked.
     """
 
     async def polite(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         url = str(request.url)
-        adopted = adopt(url)
-        lease = await _enter_detached(gate.lease(url)) if adopted is None else adopted
+        adopted = adopt(url) if open_leases.get() else None
+        lease = adopted or (None if take is None else take(url))
+        if lease is None:
+            lease = await _enter_detached(gate.lease(url))
+        own = allowance.get()
         try:
-            response = await _send(request, handler, lease)
+            response = await _send(request, handler, lease, own)
         except BaseException:
             # One that was adopted too: a second attempt (aiohttp makes one by itself where
             # a kept connection broke) takes a turn of its own, and would wait for this one.
             lease.end()
             raise
-        if adopted is not None and response.status not in _REDIRECTS:
-            return response  # its owner's block ends it, which may outlive the connection
         # The next hop takes a turn of its own; to hold this one meanwhile could wait for ever.
-        connection = response.connection
-        if connection is None:
-            lease.end()
-        else:
-            connection.add_callback(lease.end)
+        # Else the owner's block ends an adopted one: that may outlive the connection.
+        ends = adopted is None or response.status in _REDIRECTS
+        if own is not None:
+            own.watch(response, lease.end if ends else None)
+        elif ends:
+            connection = response.connection
+            if connection is None:
+                lease.end()
+            else:
+                connection.add_callback(lease.end)
         return response
 
     return polite
@@ -157,25 +175,31 @@ async def _enter_detached(turn: AbstractAsyncContextManager[HeldLease]) -> HeldL
 
 
 async def _send(
-    request: ClientRequest, handler: ClientHandlerType, lease: HeldLease
+    request: ClientRequest, handler: ClientHandlerType, lease: HeldLease, own: Allowance | None
 ) -> ClientResponse:
     """Send under the lease, and report what came of it."""
-    loop = asyncio.get_running_loop()
-    started = loop.time()
+    clock = asyncio.get_running_loop().time
+    started = clock()
     try:
+        if own is not None:
+            own.begin()
         response = await handler(request)
     except BaseException as error:
+        late = own is not None and own.ran_out(error)
         # It may have left, so it counts as sent; the clock runs from the failure. What the
         # guard refused or the caller cancelled says nothing about the host.
-        failed = isinstance(error, ClientError | OSError) and not isinstance(error, Denied)
-        lease.report(elapsed=loop.time() - started if failed else None)
+        failed = late or (
+            isinstance(error, ClientError | OSError) and not isinstance(error, Denied)
+        )
+        lease.report(elapsed=clock() - started if failed else None)
+        if late:
+            raise TimeoutError from None
         raise
-    lease.head()
     headers = response.headers
-    lease.report(
-        status=response.status,
+    lease.answered(
+        response.status,
         retry_after=headers.get(RETRY_AFTER),
-        rate_limit=headers.get("RateLimit"),
+        rate_limit=headers.get(_RATE_LIMIT),
     )
     return response
 

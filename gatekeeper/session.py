@@ -6,16 +6,16 @@ Also the names of the guard, for sessions of one's own: `guarded_connector`, `Gu
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import aiohttp
-from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
+from aiohttp import ClientResponse
 
-from gatekeeper.clock import Clock, SystemClock, Timer, deadline
+from gatekeeper.allowance import Allowance, Allowances, allowance
+from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError
 from gatekeeper.fetching.guard import Guard, Refusal, guarded_connector
@@ -76,13 +76,17 @@ async def polite_session(
         session = aiohttp.ClientSession(
             connector=gate.guarded_connector(),
             headers=headers,
-            middlewares=(*inner, gate.middleware, _network_time),
+            middlewares=(*inner, gate.middleware),
             **session_arguments,
         )
-        _keep_to_the_gate(session, gate, clock)
+        times = Allowances(clock)
+        _keep_to_the_gate(session, gate, times)
         _gates[session] = gate
-        async with session:
-            yield session
+        try:
+            async with session:
+                yield session
+        finally:
+            times.cancel()
 
 
 def _refuse_ways_round(config: Config, arguments: dict[str, Any]) -> None:
@@ -105,7 +109,7 @@ def _refuse_proxy(config: Config, proxy: object) -> None:
         )
 
 
-def _keep_to_the_gate(session: aiohttp.ClientSession, gate: Gatekeeper, clock: Clock) -> None:
+def _keep_to_the_gate(session: aiohttp.ClientSession, gate: Gatekeeper, times: Allowances) -> None:
     """See every request's own timeout, proxy and middlewares before aiohttp does.
 
     aiohttp starts the total timeout before the middlewares run and has no public way to
@@ -113,30 +117,38 @@ def _keep_to_the_gate(session: aiohttp.ClientSession, gate: Gatekeeper, clock: C
     are settled here, on this one session; its class stays aiohttp's.
     """
     plain = session._request
-    inherited = session.timeout
+    usual, usual_unhurried = session.timeout, _unhurried(session.timeout)
 
     @functools.wraps(plain)
-    async def request(method: str, url: Any, **arguments: Any) -> ClientResponse:
-        _refuse_proxy(gate.config, arguments.get("proxy"))
-        own = arguments.pop("middlewares", None)
-        if own is not None:
-            arguments["middlewares"] = (*own, gate.middleware, _network_time)
-        wanted = _as_timeout(arguments.pop("timeout", inherited), inherited)
-        mark = _budget.set(_Budget(clock, wanted.total))
+    async def request(
+        method: str,
+        url: Any,
+        *,
+        timeout: Any = _NOT_GIVEN,
+        middlewares: Any = None,
+        proxy: Any = None,
+        **arguments: Any,
+    ) -> ClientResponse:
+        if proxy is not None:
+            _refuse_proxy(gate.config, proxy)
+            arguments["proxy"] = proxy
+        if middlewares is not None:
+            arguments["middlewares"] = (*middlewares, gate.middleware)
+        wanted, unhurried = usual, usual_unhurried
+        if timeout is not _NOT_GIVEN:
+            wanted = _as_timeout(timeout, usual)
+            unhurried = _unhurried(wanted)
+        mark = allowance.set(Allowance(times, wanted.total))
         try:
-            unhurried = aiohttp.ClientTimeout(
-                total=None,
-                connect=wanted.connect,
-                sock_connect=wanted.sock_connect,
-                sock_read=wanted.sock_read,
-                ceil_threshold=wanted.ceil_threshold,
-            )
             return await plain(method, url, timeout=unhurried, **arguments)
         finally:
-            _budget.reset(mark)
+            allowance.reset(mark)
 
     # object's own: in asyncio's debug mode ClientSession warns of foreign attributes.
     object.__setattr__(session, "_request", request)
+
+
+_NOT_GIVEN: Final = object()
 
 
 def _as_timeout(given: Any, inherited: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:
@@ -147,47 +159,12 @@ def _as_timeout(given: Any, inherited: aiohttp.ClientTimeout) -> aiohttp.ClientT
     return inherited  # aiohttp's own mark for "not given"
 
 
-class _Budget:
-    """The seconds that one request, with its redirects, may still spend on the network."""
-
-    __slots__ = ("clock", "left")
-
-    def __init__(self, clock: Clock, total: float | None) -> None:
-        self.clock = clock
-        self.left = total or None  # aiohttp: 0 and None are no limit
-
-    def watch(self, response: ClientResponse, started: float) -> None:
-        """Let the same seconds cover the body: at their end the connection is closed."""
-        connection = response.connection
-        if connection is None or self.left is None:
-            return
-        timer = self.clock.call_at(started + self.left, _expire, response)
-        connection.add_callback(self._spend(timer, started))
-
-    def _spend(self, timer: Timer, started: float) -> Callable[[], None]:
-        def settle() -> None:
-            timer.cancel()
-            if self.left is not None:
-                self.left = max(0.0, self.left - (self.clock.monotonic() - started))
-
-        return settle
-
-
-def _expire(response: ClientResponse) -> None:
-    response.content.set_exception(TimeoutError())
-    response.close()
-
-
-_budget: ContextVar[_Budget | None] = ContextVar("gatekeeper_network_budget", default=None)
-
-
-async def _network_time(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-    """The innermost middleware: count the time on the network, and nothing else."""
-    budget = _budget.get()
-    if budget is None or budget.left is None:
-        return await handler(request)
-    started = budget.clock.monotonic()
-    async with deadline(budget.clock, budget.left):
-        response = await handler(request)
-    budget.watch(response, started)
-    return response
+def _unhurried(wanted: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:
+    """The same without its total, which an Allowance keeps."""
+    return aiohttp.ClientTimeout(
+        total=None,
+        connect=wanted.connect,
+        sock_connect=wanted.sock_connect,
+        sock_read=wanted.sock_read,
+        ceil_threshold=wanted.ceil_threshold,
+    )

@@ -109,6 +109,13 @@ class RemoteLease:
         if self._head_at is None:
             self._head_at = self._clock.monotonic()
 
+    def answered(
+        self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
+    ) -> None:
+        """`head` and `report` in one: the head is here, and says so much."""
+        self.head()
+        self.report(status=status, retry_after=retry_after, rate_limit=rate_limit)
+
     def report(
         self,
         *,

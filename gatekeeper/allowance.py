@@ -1,0 +1,148 @@
+"""How long a request may take on the network, when only its time there is to count.
+
+aiohttp's own total timeout runs from the call to the last byte, and so counts the waiting
+for a turn as well. An `Allowance` runs while a hop is under way or its body is read, and
+stands still between hops. One timer serves all of a session's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
+
+from aiohttp import ClientResponse
+
+from gatekeeper.clock import Clock, Deadline, Timer
+
+__all__ = ["Allowance", "Allowances", "allowance"]
+
+_INF = float("inf")
+
+
+class Allowances:
+    """The allowances that run, and the one timer that looks after them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.running: dict[Allowance, None] = {}
+        self._timer: Timer | None = None
+        self.armed = _INF
+        """No allowance that runs ends before that moment."""
+
+    def arm(self, moment: float) -> None:
+        """Look at them then."""
+        self.cancel()
+        self.armed = moment
+        self._timer = self.clock.call_at(moment, self._look)
+
+    def cancel(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.armed = _INF
+
+    def _look(self) -> None:
+        self._timer = None
+        self.armed = _INF
+        now = self.clock.monotonic()
+        for over in [one for one in self.running if one.ends <= now]:
+            over.expire()
+        # Nearly all are done long before their end: what runs now is few, and met anew.
+        if self.running:
+            self.arm(min(one.ends for one in self.running))
+
+
+class Allowance:
+    """The seconds that one request, with its redirects, may still spend on the network."""
+
+    __slots__ = ("_all", "_before", "_deadline", "_response", "_task", "_then", "ends", "left")
+
+    _task: asyncio.Task[object]
+    _before: int
+
+    def __init__(self, among: Allowances, seconds: float | None) -> None:
+        self._all = among
+        self.left = seconds or None  # aiohttp: 0 and None are no limit
+        self.ends = _INF
+        self._deadline: Deadline | None = None
+        self._response: ClientResponse | None = None
+        self._then: Callable[[], None] | None = None
+
+    def begin(self) -> None:
+        """A hop goes out, from the current task: the seconds run."""
+        if self.left is None:
+            return
+        task = asyncio.current_task()
+        if task is None:  # pragma: no cover - a coroutine that awaits aiohttp runs in a task
+            return
+        self._task, self._before = task, task.cancelling()
+        self._response = None
+        among = self._all
+        self.ends = ends = among.clock.monotonic() + self.left
+        among.running[self] = None
+        if ends < among.armed:
+            among.arm(ends)
+
+    def watch(self, response: ClientResponse, then: Callable[[], None] | None) -> None:
+        """The head is here: they run on until the connection is free, and `then` follows."""
+        self._response, self._then = response, then
+        connection = response.connection
+        if connection is None:
+            self.stop()
+        else:
+            connection.add_callback(self.stop)
+            if self._deadline is not None and self._fired():
+                self.expire()  # whoever caught our cancellation and went on
+
+    def stop(self) -> None:
+        """They stand still."""
+        among = self._all
+        if among.running.pop(self, self) is None and self.left is not None:
+            self.left = max(0.0, self.ends - among.clock.monotonic())
+        self._response = None
+        then = self._then
+        if then is not None:
+            self._then = None
+            then()
+
+    def ran_out(self, error: BaseException) -> bool:
+        """The hop failed with that error; whether it did because the time was over.
+
+        A cancellation that came from elsewhere in the same moment is not swallowed.
+        """
+        self.stop()
+        return (
+            self._deadline is not None
+            and self._fired()
+            and self._task.cancelling() <= self._before
+            and isinstance(error, asyncio.CancelledError)
+        )
+
+    def _fired(self) -> bool:
+        """Whether the task was cancelled by us, which is taken back."""
+        limit, self._deadline = self._deadline, None
+        if limit is None:
+            return False
+        limit.end()
+        if not limit.fired:
+            return False
+        self._task.uncancel()
+        return True
+
+    def expire(self) -> None:
+        """The time is over: end what is under way, the hop or the body."""
+        self._all.running.pop(self, None)
+        self.left = 0.0
+        response = self._response
+        if response is None:
+            self._deadline = Deadline(self._all.clock, self._task)
+            self._deadline.fire()
+        else:
+            response.content.set_exception(TimeoutError())
+            response.close()
+
+
+allowance: ContextVar[Allowance | None] = ContextVar("gatekeeper_allowance", default=None)
+"""That of the request which is made in this context."""
