@@ -52,7 +52,10 @@ def _table(name: str, factory: LoopFactory, options: Options) -> Table:
         "allowed(): at least 1/8 (0.125) of the rate of an empty coroutine",
         (
             "Warm origins on loopback with real files; every URL is asked about once, over "
-            "all rounds, in random order of origins.",
+            "all rounds, in random order of origins: a file, a policy and a memory line that "
+            "no question before has touched.",
+            "one median origin: the file of the median site (seven plain prefixes), asked about "
+            "one fresh page of it after another, as a crawler sifts the links of a page.",
             "by hand: urlsplit, a dictionary of origins, Protego; no lifetime, no await.",
         ),
         figures,
@@ -118,16 +121,39 @@ async def _measure(options: Options) -> dict[str, list[float]]:
         guard=GuardConfig(allow=("127.0.0.0/8",)), pacing=PacingConfig(default_interval=0.0)
     )
     async with AsyncExitStack() as stack:
-        bases = await _Origins(sites).serve(stack)
+        bases = await _Origins([*sites, _MEDIAN]).serve(stack)
         gate = await stack.enter_async_context(Gatekeeper(AGENT, config=config))
         warm = [decision async for decision in gate.check_many(f"{base}/" for base in bases)]
         assert all(str(decision.state) == "parsed" for decision in warm), warm
-        urls = _urls(bases, sites, rng)
-        contenders = _contenders(gate, bases, sites)
-        return await _rounds(contenders, urls, size, options.rounds(quick=5, full=15), rng)
+        mixed = _urls(bases[:-1], sites, rng)
+        contenders = {
+            name: (work, mixed) for name, work in _contenders(gate, bases[:-1], sites).items()
+        }
+        one = contenders["await gate.allowed(url)"][0]
+        contenders["await gate.allowed(url), one median origin"] = (one, _pages(bases[-1]))
+        return await _rounds(contenders, size, options.rounds(quick=5, full=15), rng)
 
 
 Work = Callable[[list[str]], Awaitable[None]]
+
+# What half of all files hold for an unnamed robot, or less: seven plain prefixes.
+_MEDIAN = Site(
+    "median.example",
+    b"User-agent: *\n"
+    + b"".join(
+        b"Disallow: /%b/\n" % name
+        for name in (b"admin", b"cgi-bin", b"search", b"login", b"tmp", b"private", b"cart")
+    ),
+    (),
+)
+
+
+def _pages(base: str) -> Iterator[str]:
+    """Pages of one site, none twice."""
+    number = 0
+    while True:
+        yield f"{base}/articles/{number % 97}/page-{number}.html"
+        number += 1
 
 
 def _contenders(gate: object, bases: list[str], sites: list[Site]) -> dict[str, Work]:
@@ -182,19 +208,20 @@ def _by_hand(bases: list[str], sites: list[Site]) -> dict[str, Work]:
 
 
 async def _rounds(
-    contenders: dict[str, Work], urls: Iterator[str], size: int, rounds: int, rng: random.Random
+    contenders: dict[str, tuple[Work, Iterator[str]]], size: int, rounds: int, rng: random.Random
 ) -> dict[str, list[float]]:
     names = list(contenders)
     taken: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds + 1):
         rng.shuffle(names)
         for name in names:
+            work, urls = contenders[name]
             batch = list(islice(urls, size))
             await asyncio.sleep(0)
             gc.collect()
             gc.freeze()
             start = time.process_time()
-            await contenders[name](batch)
+            await work(batch)
             spent = time.process_time() - start
             gc.unfreeze()
             if turn:
