@@ -78,6 +78,12 @@ async def test_operators_are_told_plainly(world: World) -> None:
         await world.drive(gate.pause("a.test"))
 
 
+async def test_a_refresh_that_goes_on_is_no_error(world: World) -> None:
+    where = world.scripted("/v1/hosts/a.test/refresh", Page('{"clocks":[]}', status=202))
+    gate = await world.client(where)
+    await world.drive(gate.refresh("http://a.test"))
+
+
 async def test_it_waits_for_a_sidecar_that_starts_again(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()

@@ -58,7 +58,10 @@ class Controlled:
         return read(answer, HostBody).clocks
 
     async def refresh(self, origin: str) -> None:
-        """Ask the origin (or the origin of that URL) again now. Raises InvalidURL."""
+        """Ask the origin (or the origin of that URL) again now. Raises InvalidURL.
+
+        Where the host's turn is far off it returns before, and the sidecar goes on.
+        """
         target = urls.parse(origin)
         await self._control(target.host, "refresh", encode(RefreshBody(target.origin)))
         self._answers.forget()

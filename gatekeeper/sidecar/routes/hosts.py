@@ -138,14 +138,12 @@ async def refresh(service: Service, call: Call) -> web.StreamResponse:
         target = urls.parse(asked.origin)
         if target.host != host:
             raise Problem(400, "bad-request", "body: `origin` is of another host")
-        await service.gate.refresh(target.origin)
-        return json_response(await _body(service, host))
-    known = [
-        origin
-        for origin in (f"https://{host}", f"http://{host}")
-        if service.gate.peek(origin + "/") is not None
-    ]
-    started = [service.background(service.gate.refresh(o)) for o in known or [f"https://{host}"]]
+        wanted = [target.origin]
+    else:
+        schemes = (f"https://{host}", f"http://{host}")
+        known = [o for o in schemes if service.gate.peek(o + "/") is not None]
+        wanted = known or [f"https://{host}"]
+    started = [service.background(service.gate.refresh(origin)) for origin in wanted]
     tasks = {task for task in started if task is not None}
     # The fetch waits for the host's turn, which a pause or block can put off for long.
     going_on = (await asyncio.wait(tasks, timeout=_REFRESH))[1] if tasks else {None}
