@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -19,19 +18,18 @@ from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
 from gatekeeper.deciding import ON_THE_WAY, Decider, Overrides
 from gatekeeper.decision import Decision
-from gatekeeper.errors import ConfigError, GateClosed, InvalidURL
+from gatekeeper.errors import GateClosed, InvalidURL
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import Guard, guarded_connector
 from gatekeeper.fetching.records import Record
 from gatekeeper.leasing import Lease, LeaseRequest, Lessor
 from gatekeeper.middleware import gate_middleware
-from gatekeeper.operating import Operated
+from gatekeeper.operating import Operated, token_of
 from gatekeeper.pacing.intervals import NO_RATE
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
-from gatekeeper.prepared import PreparedAnswers
-from gatekeeper.robots import Policy, product_token
+from gatekeeper.prepared import Pattern, Prepared, PreparedAnswers
 from gatekeeper.robots.quick import QuickAnswer
 from gatekeeper.storage.base import Storage
 from gatekeeper.storage.sqlite import SqliteStorage
@@ -70,7 +68,7 @@ class Gatekeeper(Operated):
     ) -> None:
         self.config = config or Config()
         self.user_agent = user_agent
-        self._agent = _token(user_agent)
+        self._agent = token_of(user_agent)
         self._session = session
         self._resolver = resolver
         self._clock = clock or SystemClock()
@@ -86,11 +84,13 @@ class Gatekeeper(Operated):
             self.config, clock=self._clock, rng=self._rng, storage=self._storage
         )
         self._wishes = Wishes(self._scheduler, self._decider, self._clock, self._agent)
-        self._lessor = Lessor(self, self._scheduler, self._clock)
-        self._middleware = gate_middleware(self)
+        self._lessor = Lessor(self, self._scheduler, self._clock, self._decider.serial)
+        self._middleware = gate_middleware(self, self._lessor.take)
         self._directory: Directory | None = None
         self._warm: dict[str, Record] = {}
-        self._answers = PreparedAnswers(self.config, self._clock, self._decider)
+        self._answers = PreparedAnswers(
+            self.config, self._clock, self._decider, self._wishes.at_any_hour
+        )
         self._stack = AsyncExitStack()
         # The authority of the last question to `allowed`, with the slash behind it, where
         # that slash stands, and the record. At first one that no URL begins with.
@@ -225,6 +225,9 @@ class Gatekeeper(Operated):
         agent = self._token_of(user_agent)
 
         def answer(raw: str) -> Decision | str:
+            decision = self._answers.recall(raw, agent)
+            if decision is not None:
+                return decision
             try:
                 target = urls.parse(raw)
             except InvalidURL as error:
@@ -249,6 +252,9 @@ class Gatekeeper(Operated):
         None: nothing usable is known of the origin.
         """
         agent = self._token_of(user_agent)
+        decision = self._answers.recall(url, agent)
+        if decision is not None:
+            return decision
         target = urls.parse(url)
         decision = self._decider.outright(url, target, agent)
         if decision is None:
@@ -256,19 +262,6 @@ class Gatekeeper(Operated):
             if record is not None:
                 decision = self._decide(url, target, record, agent)
         return decision
-
-    async def policy(self, url: str, *, user_agent: str | None = None) -> Policy:
-        """The file as it reads for the agent. Raises InvalidURL.
-
-        Where there is no file it allows everything, and where the file can't be had it
-        allows nothing (RFC-36, RFC-37).
-        """
-        agent = self._token_of(user_agent)
-        record = await self._open.get(urls.parse(url).origin)
-        standing = record.standing(self._clock)
-        if standing.robots is None:
-            return self._decider.closed_policy(agent)
-        return self._decider.policy(record, standing.robots, agent)
 
     # -- turns -----------------------------------------------------------------------
 
@@ -286,9 +279,7 @@ class Gatekeeper(Operated):
         `timeout` is seconds for the file and the turn together, None waits for as long as
         it takes. Entering raises InvalidURL, Denied, Deferred, or LeaseTimeout.
         """
-        return LeaseRequest(
-            lambda: self.acquire(url, priority=priority, timeout=timeout, user_agent=user_agent)
-        )
+        return LeaseRequest(self._lessor, url, priority, timeout, user_agent)
 
     async def acquire(
         self,
@@ -314,9 +305,6 @@ class Gatekeeper(Operated):
         return self._middleware
 
     # -- inside ----------------------------------------------------------------------
-
-    def _token_of(self, user_agent: str | None) -> str:
-        return self._agent if user_agent is None else _token(user_agent)
 
     def _fresh(self, origin: str) -> Record | None:
         """The record, if nothing about it is due to be asked again."""
@@ -352,9 +340,10 @@ class Gatekeeper(Operated):
         REFETCH where the file is hard-expired: the turn goes to it. Never waits.
         """
         agent = self._token_of(user_agent)
-        recalled = self._answers.recall(url, agent)
-        if recalled is not None:
-            return recalled, self._wishes.of(self._warm[target.origin], agent)
+        found = self._answers.find(url, agent)
+        if found is not None:
+            pace = found[0].wish or self._wishes.of(self._warm[target.origin], agent)
+            return self._answers.tell(url, found[1]), pace
         outright = self._decider.outright(url, target, agent)
         if outright is not None:
             return outright, NO_RATE
@@ -363,6 +352,10 @@ class Gatekeeper(Operated):
             return self._decider.unknown(url, target, agent), REFETCH
         decision = self._decide(url, target, record, agent, ON_THE_WAY)
         return decision, self._wishes.of(record, agent)
+
+    def find(self, url: str, user_agent: str | None) -> tuple[Prepared, Pattern, str] | None:
+        """What was prepared for the URL, and its path; never waits."""
+        return self._answers.find(url, self._token_of(user_agent))
 
     async def learn(self, origin: str) -> None:
         """Ask the origin for its file if need be."""
@@ -377,21 +370,10 @@ class Gatekeeper(Operated):
         return None if self.guard is None else self.guard.refuses_url(url)
 
 
-@functools.lru_cache(maxsize=4096)  # a process speaks for few agents
 class _Nowhere:
     """The record of no origin: it has no answer ready."""
 
     ready: QuickAnswer | None = None
-
-
-def _token(user_agent: str) -> str:
-    token = product_token(user_agent)
-    if not token:
-        raise ConfigError(
-            f"user agent {user_agent!r} holds no product token; "
-            'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
-        )
-    return token
 
 
 def _storage_of(config: Config, clock: Clock) -> Storage | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 from datetime import datetime
 from types import TracebackType
 from typing import Protocol
@@ -15,6 +15,7 @@ from gatekeeper.clock import Clock, deadline, utc
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import Deferred, Denied, LeaseTimeout
 from gatekeeper.middleware import open_leases
+from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
@@ -39,42 +40,44 @@ class Lease:
     """
 
     __slots__ = (
+        "_answer",
+        "_asked",
         "_claimed",
-        "_clock",
+        "_decision",
         "_ended",
         "_grant",
         "_head_at",
-        "_on_end",
-        "_on_report",
-        "_reported",
-        "decision",
+        "_lessor",
+        "_number",
         "host",
+        "origin",
         "owner",
         "url",
     )
 
-    def __init__(
-        self,
-        target: Target,
-        decision: Decision,
-        grant: Grant,
-        *,
-        clock: Clock,
-        on_report: Callable[[Lease, int | None], None],
-        on_end: Callable[[Lease], None],
-    ) -> None:
-        self.url = target.url
-        self.host = target.host
-        self.decision = decision
+    def __init__(self, lessor: Lessor, asked: str, origin: str, host: str, path: str) -> None:
+        self.url = origin + path
+        self.origin = origin
+        self.host = host
         self.owner: asyncio.Task[object] | None = None
-        self._grant = grant
-        self._clock = clock
-        self._on_report = on_report
-        self._on_end = on_end
+        self._asked = asked
+        self._lessor = lessor
         self._head_at: float | None = None
         self._claimed = False
-        self._reported = False
         self._ended = False
+        self._decision: Decision | None = None
+
+    _grant: Grant
+    _answer: Answer
+    _number: int
+
+    @property
+    def decision(self) -> Decision:
+        """The answer at the moment of the grant."""
+        # Few look at it, so it is written out when somebody does.
+        if self._decision is None:
+            self._decision = self._answer.again(self._asked, self._number)
+        return self._decision
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else f"until {self.expires_at:%H:%M:%SZ}"
@@ -83,8 +86,8 @@ class Lease:
     @property
     def expires_at(self) -> datetime:
         """When the lease ends by itself and counts as used (aware, UTC)."""
-        left = self._grant.expires_at - self._clock.monotonic()
-        return utc(self._clock.wall() + left)
+        clock = self._lessor.clock
+        return utc(clock.wall() + self._grant.expires_at - clock.monotonic())
 
     @property
     def ended(self) -> bool:
@@ -103,14 +106,15 @@ class Lease:
     def head(self) -> None:
         """The head of the response is here: the interval counts from now."""
         if self._head_at is None:
-            self._head_at = self._clock.monotonic()
+            self._head_at = self._lessor.clock.monotonic()
             self._grant.head()
 
     def answered(
         self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
     ) -> None:
         """`head` and `report` in one: the head is here, and says so much."""
-        self.head()
+        if self._head_at is None:
+            self._head_at = self._lessor.clock.monotonic()
         self.report(status=status, retry_after=retry_after, rate_limit=rate_limit)
 
     def report(
@@ -128,13 +132,14 @@ class Lease:
         head, `retry_after` the Retry-After header as it came, or seconds, `size` bytes,
         `rate_limit` the RateLimit header as it came (HTTP-11; Retry-After goes first).
         """
-        if self._reported or self._ended:
+        grant = self._grant
+        if grant.reported or self._ended:
             return
-        self._reported = True
         if elapsed is None and self._head_at is not None:
-            elapsed = self._head_at - self._grant.start_at
-        self._on_report(self, status)
-        self._grant.report(status, elapsed, retry_after, size, rate_limit=rate_limit)
+            elapsed = self._head_at - grant.start_at
+        if status is not None:
+            self._lessor.answers.note_page(self.origin, ok=200 <= status < 400)
+        grant.report(status, elapsed, retry_after, size, rate_limit=rate_limit)
 
     def renew(self, seconds: float) -> None:
         """Put the end `seconds` from now."""
@@ -145,14 +150,14 @@ class Lease:
         if not self._ended:
             self._ended = True
             self._grant.give_back()
-            self._on_end(self)
+            self._lessor.holdings.drop(self)
 
     def end(self) -> None:
         """The connection is free again: the slot goes to the next in line."""
         if not self._ended:
             self._ended = True
             self._grant.release()
-            self._on_end(self)
+            self._lessor.holdings.drop(self)
 
 
 def _as_sent(url: str) -> URL | None:
@@ -165,14 +170,25 @@ def _as_sent(url: str) -> URL | None:
 class LeaseRequest:
     """What `gate.lease()` returns: entering waits for the turn, leaving ends the lease."""
 
-    __slots__ = ("_acquire", "_lease")
+    __slots__ = ("_agent", "_lease", "_lessor", "_priority", "_timeout", "_url")
 
-    def __init__(self, acquire: Callable[[], Awaitable[Lease]]) -> None:
-        self._acquire = acquire
+    def __init__(
+        self, lessor: Lessor, url: str, priority: int, timeout: float | None, agent: str | None
+    ) -> None:
+        self._lessor = lessor
+        self._url = url
+        self._priority = priority
+        self._timeout = timeout
+        self._agent = agent
         self._lease: Lease | None = None
 
     async def __aenter__(self) -> Lease:
-        lease = await self._acquire()
+        # A coroutine less where the turn can be had at once.
+        lease = self._lessor.take(self._url, self._agent)
+        if lease is None:
+            lease = await self._lessor.acquire(
+                self._url, priority=self._priority, timeout=self._timeout, user_agent=self._agent
+            )
         self._lease = lease
         open_leases.set((*open_leases.get(), lease))
         return lease
@@ -186,7 +202,11 @@ class LeaseRequest:
         lease = self._lease
         if lease is None:
             return
-        open_leases.set(tuple(held for held in open_leases.get() if held is not lease))
+        held = open_leases.get()
+        if held[-1:] == (lease,):
+            open_leases.set(held[:-1])
+        else:
+            open_leases.set(tuple(other for other in held if other is not lease))
         # Without a report it counts as sent and unanswered: fail closed.
         lease.report()
         lease.end()
@@ -227,11 +247,33 @@ class Holdings:
             )
 
 
+class Answer(Protocol):
+    """An answer that is given again and again."""
+
+    tally: list[int]
+    """One number: how often."""
+
+    @property
+    def welcome(self) -> bool:
+        """It is ALLOW."""
+
+    def again(self, url: str, number: int) -> Decision:
+        """The same about another URL; `number` makes its id."""
+
+
+class Origin(Protocol):
+    """What a prepared answer's origin is, and asks for."""
+
+    origin: str
+    host: str
+    wish: Wish | None
+
+
 class Answers(Protocol):
     """What a lessor asks of its gate."""
 
-    def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """The decision, where it was prepared; never waits."""
+    def find(self, url: str, user_agent: str | None) -> tuple[Origin, Answer, str] | None:
+        """What was prepared for the URL, and its path; never waits."""
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """The decision, waiting for the file if need be."""
@@ -249,11 +291,38 @@ class Answers(Protocol):
 class Lessor:
     """Joins the answer and the turn into leases."""
 
-    def __init__(self, answers: Answers, scheduler: Scheduler, clock: Clock) -> None:
-        self._answers = answers
+    def __init__(
+        self, answers: Answers, scheduler: Scheduler, clock: Clock, serial: Iterator[int]
+    ) -> None:
+        """`serial` numbers the decisions."""
+        self.answers = answers
+        self._serial = serial
+        self.clock = clock
+        self.holdings = Holdings()
         self._scheduler = scheduler
-        self._clock = clock
-        self._holdings = Holdings()
+
+    def take(self, url: str, user_agent: str | None = None, *, owned: bool = True) -> Lease | None:
+        """The lease that can be had at once, where its answer is prepared; else None.
+
+        The check before and the check at the grant are the same moment here.
+        """
+        found = self.answers.find(url, user_agent)
+        if found is None:
+            return None
+        origin, answer, path = found
+        if origin.wish is None or not answer.welcome:
+            return None
+        grant = self._scheduler.take(url, origin.host, origin.wish)
+        if grant is None:
+            return None
+        answer.tally[0] += 1
+        lease = Lease(self, url, origin.origin, origin.host, path)
+        lease._grant = grant
+        lease._answer = answer
+        lease._number = next(self._serial)
+        if owned:
+            self.holdings.add(lease)
+        return lease
 
     async def acquire(
         self,
@@ -262,21 +331,26 @@ class Lessor:
         priority: int,
         timeout: float | None,
         user_agent: str | None,
-        owned: bool,
+        owned: bool = True,
     ) -> Lease:
         """Decide, wait for the turn, decide again at the grant. See `Gatekeeper.acquire`."""
+        lease = self.take(url, user_agent, owned=owned)
+        if lease is not None:
+            return lease
         target = urls.parse(url)
         if owned:
             limit = self._scheduler.limit_of(target.host)
-            self._holdings.refuse_waiting_for_itself(target.host, target.url, limit)
-        end = None if timeout is None else self._clock.monotonic() + timeout
-        decision = await self._decide_within(url, target, timeout, user_agent)
-        refuse(decision)
+            self.holdings.refuse_waiting_for_itself(target.host, target.url, limit)
+        end = None if timeout is None else self.clock.monotonic() + timeout
+        found = self.answers.find(url, user_agent)
+        if found is None or not found[1].welcome:
+            refuse(await self._decide_within(url, target, timeout, user_agent))
+        decision: Decision | None = None
 
         def admit() -> Offer:
             # Called at the moment of the grant; no await lies between it and the books.
             nonlocal decision
-            decision, offer = self._answers.offer(url, target, user_agent)
+            decision, offer = self.answers.offer(url, target, user_agent)
             if offer is not REFETCH:
                 refuse(decision)
             return offer
@@ -285,38 +359,26 @@ class Lessor:
             target.url,
             target.host,
             priority=priority,
-            timeout=None if end is None else max(0.0, end - self._clock.monotonic()),
+            timeout=None if end is None else max(0.0, end - self.clock.monotonic()),
             admit=admit,
-            refetch=lambda: self._answers.learn(target.origin),
+            refetch=lambda: self.answers.learn(target.origin),
         )
-        lease = Lease(
-            target,
-            decision,
-            grant,
-            clock=self._clock,
-            on_report=self._reported,
-            on_end=self._holdings.drop,
-        )
+        lease = Lease(self, url, target.origin, target.host, target.path)
+        lease._grant = grant
+        lease._decision = decision
         if owned:
-            self._holdings.add(lease)
+            self.holdings.add(lease)
         return lease
 
     async def _decide_within(
         self, url: str, target: Target, timeout: float | None, user_agent: str | None
     ) -> Decision:
-        decision = self._answers.recall(url, user_agent=user_agent)
-        if decision is not None:
-            return decision
         if timeout is None:
-            return await self._answers.check(url, user_agent=user_agent)
+            return await self.answers.check(url, user_agent=user_agent)
         try:
-            async with deadline(self._clock, timeout):
-                return await self._answers.check(url, user_agent=user_agent)
+            async with deadline(self.clock, timeout):
+                return await self.answers.check(url, user_agent=user_agent)
         except TimeoutError:
             raise LeaseTimeout(
                 target.url, f"{target.url}: its robots.txt did not come within {timeout:g} s"
             ) from None
-
-    def _reported(self, lease: Lease, status: int | None) -> None:
-        if status is not None:
-            self._answers.note_page(lease.decision.origin, ok=200 <= status < 400)

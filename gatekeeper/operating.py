@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from datetime import datetime
 
@@ -19,10 +20,22 @@ from gatekeeper.fetching.records import Record
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.scheduler import PacingStats, Scheduler
 from gatekeeper.prepared import PreparedAnswers
-from gatekeeper.robots import RobotsTxt
+from gatekeeper.robots import Policy, RobotsTxt, product_token
 from gatekeeper.wishes import Wishes
 
-__all__ = ["GateStats", "Operated"]
+__all__ = ["GateStats", "Operated", "token_of"]
+
+
+@functools.lru_cache(maxsize=4096)  # a process speaks for few agents
+def token_of(user_agent: str) -> str:
+    """The product token that chooses the group in robots.txt. Raises ConfigError for none."""
+    token = product_token(user_agent)
+    if not token:
+        raise ConfigError(
+            f"user agent {user_agent!r} holds no product token; "
+            'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
+        )
+    return token
 
 
 class GateStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +57,7 @@ class Operated:
     """The operator's methods of a gate."""
 
     guard: Guard | None
+    _agent: str
     _clock: Clock
     _directory: Directory | None
     _answers: PreparedAnswers
@@ -61,6 +75,9 @@ class Operated:
             raise GateClosed("open the gate first: async with Gatekeeper(...) as gate")
         return self._directory
 
+    def _token_of(self, user_agent: str | None) -> str:
+        return self._agent if user_agent is None else token_of(user_agent)
+
     async def robots(self, url: str) -> RobotsTxt | None:
         """The robots.txt that speaks for the URL's origin; None where there is none to read.
 
@@ -69,6 +86,19 @@ class Operated:
         record = await self._open.get(urls.parse(url).origin)
         standing = record.standing(self._clock)
         return standing.robots if record.text is not None else None
+
+    async def policy(self, url: str, *, user_agent: str | None = None) -> Policy:
+        """The file as it reads for the agent. Raises InvalidURL.
+
+        Where there is no file it allows everything, and where the file can't be had it
+        allows nothing (RFC-36, RFC-37).
+        """
+        agent = self._token_of(user_agent)
+        record = await self._open.get(urls.parse(url).origin)
+        standing = record.standing(self._clock)
+        if standing.robots is None:
+            return self._decider.closed_policy(agent)
+        return self._decider.policy(record, standing.robots, agent)
 
     async def source(self, url: str) -> bytes | None:
         """The octets of the robots.txt that `robots` is parsed from; None where there is none.

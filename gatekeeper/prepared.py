@@ -20,39 +20,58 @@ from gatekeeper.config import Config
 from gatekeeper.deciding import Decider
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.fetching.records import Record
+from gatekeeper.pacing.intervals import Wish
 
-__all__ = ["PreparedAnswers"]
+__all__ = ["Pattern", "Prepared", "PreparedAnswers"]
 
 _ROBOTS_TXT = "/robots.txt"
 _MAX_PATTERNS = 256
 """Rules of one file whose answer is kept; a file's URLs meet few of its rules."""
 
 
-class _Pattern:
+class Pattern:
     """An answer, and how often it was given again."""
 
-    __slots__ = ("decision", "tally")
+    __slots__ = ("_prefix", "decision", "tally", "welcome")
 
-    def __init__(self, decision: Decision, tally: list[int]) -> None:
+    def __init__(self, decision: Decision, tally: list[int], prefix: str) -> None:
         self.decision = decision
+        self.welcome = decision.verdict is Verdict.ALLOW
         self.tally = tally
+        self._prefix = prefix
+
+    def again(self, url: str, number: int) -> Decision:
+        """The same answer about another URL."""
+        return replace(self.decision, url=url, id=f"{self._prefix}{number:x}")
 
 
-class _Prepared:
+class Prepared:
     """The answers of one record for one agent, by the number of the rule that decides."""
 
-    __slots__ = ("decide", "patterns")
+    __slots__ = ("decide", "host", "origin", "patterns", "wish")
 
-    def __init__(self, decide: Callable[[str], int]) -> None:
+    def __init__(self, origin: str, decide: Callable[[str], int], wish: Wish | None) -> None:
+        self.origin = origin
+        self.host = urls.host_of(origin)
         self.decide = decide
-        self.patterns: dict[int, _Pattern] = {}
+        self.wish = wish
+        """The pace that the text asks for; None where that changes with the hour."""
+        self.patterns: dict[int, Pattern] = {}
 
 
 class PreparedAnswers:
     """What `check` has answered and may answer again. `warm` is the directory's own dict."""
 
-    def __init__(self, config: Config, clock: Clock, decider: Decider) -> None:
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        decider: Decider,
+        pace: Callable[[Record, str], Wish | None] = lambda _record, _agent: None,
+    ) -> None:
+        """`pace(record, agent)`: what a text asks for at any hour."""
         self.warm: dict[str, Record] = {}
+        self._pace = pace
         self._monotonic = clock.monotonic
         self._prefix, self._serial = decider.prefix, decider.serial
         self._max_agents = config.cache.max_agents
@@ -65,7 +84,28 @@ class PreparedAnswers:
 
     def recall(self, url: str, agent: str) -> Decision | None:
         """The decision about the URL, if everything about it is ordinary and was met before."""
-        return self.recall_all((url,), agent)[0]
+        found = self.find(url, agent)
+        return None if found is None else self.tell(url, found[1])
+
+    def tell(self, url: str, pattern: Pattern) -> Decision:
+        """The decision that was found, counted."""
+        pattern.tally[0] += 1
+        return pattern.again(url, next(self._serial))
+
+    def find(self, url: str, agent: str) -> tuple[Prepared, Pattern, str] | None:
+        """What the decision about the URL is made of, uncounted; with the URL's path."""
+        ordinary = urls.split_ordinary(url)
+        if ordinary is None:
+            return None
+        record = self.warm.get(ordinary[0])
+        if record is None or record.prepared is None or self._monotonic() >= record.fresh_until:
+            return None
+        prepared: Prepared | None = record.prepared.get(agent)
+        path = ordinary[1]
+        if prepared is None or path == _ROBOTS_TXT:
+            return None
+        pattern = prepared.patterns.get(prepared.decide(path))
+        return None if pattern is None else (prepared, pattern, path)
 
     def recall_all(self, raws: Iterable[str], agent: str) -> list[Decision | None]:
         """The same for many, at one moment."""
@@ -81,7 +121,7 @@ class PreparedAnswers:
             record = find(found[0])
             if record is None or record.prepared is None or now >= record.fresh_until:
                 continue
-            prepared: _Prepared | None = record.prepared.get(agent)
+            prepared: Prepared | None = record.prepared.get(agent)
             path = found[1]
             if prepared is None or path == _ROBOTS_TXT:
                 continue
@@ -100,16 +140,18 @@ class PreparedAnswers:
         if prepared is None or path == _ROBOTS_TXT or len(prepared.patterns) >= _MAX_PATTERNS:
             return
         tally = self._tallies.setdefault((decision.verdict, decision.reason), [0])
-        prepared.patterns[prepared.decide(path)] = _Pattern(decision, tally)
+        prepared.patterns[prepared.decide(path)] = Pattern(decision, tally, self._prefix)
 
-    def _prepared(self, record: Record, agent: str) -> _Prepared | None:
+    def _prepared(self, record: Record, agent: str) -> Prepared | None:
         if record.prepared is None:
             record.prepared = {}
-        prepared: _Prepared | None = record.prepared.get(agent)
+        prepared: Prepared | None = record.prepared.get(agent)
         if prepared is None and len(record.prepared) < self._max_agents:
             policy = record.policies.get(agent)
             decide = None if policy is None else policy.decides_path
             # Visit-time is asked of the clock each time: it has no answer to keep.
             if policy is not None and decide is not None and not policy.timed:
-                prepared = record.prepared[agent] = _Prepared(decide)
+                prepared = record.prepared[agent] = Prepared(
+                    record.origin, decide, self._pace(record, agent)
+                )
         return prepared

@@ -44,6 +44,11 @@ class Wishes:
             return NO_RATE
         return self._pace(record, standing.robots, standing.took, agent)
 
+    def at_any_hour(self, record: Record, agent: str) -> Wish | None:
+        """The same where it is the same at any hour of the record's soft life, else None."""
+        policy = record.policies.get(agent)
+        return None if policy is None or policy.request_rates else self.of(record, agent)
+
     def _pace(self, record: Record, robots: RobotsTxt, took: float | None, agent: str) -> Wish:
         policy = self._decider.policy(record, robots, agent)
         wall = self._clock.wall()

@@ -87,6 +87,18 @@ class Scheduler(Controls):
                     return grant
         return await self._wait(TaskWaiter(scope, url, priority, ttl, admit), timeout, refetch)
 
+    def take(self, url: str, host: str, wish: Wish) -> Grant | None:
+        """The turn, if it can be had at once and the host is known; None says nothing.
+
+        The caller has decided at this moment, and `wish` is what the text asks for now.
+        """
+        books = self._books
+        scope = books.scopes.get(host)
+        if scope is None or self._pacing.dry_run:
+            return None
+        now = self._clock.monotonic()
+        return books.try_take(scope, wish, now, url, None) if books.free_now(scope, now) else None
+
     async def acquire_robots(
         self,
         url: str,
