@@ -20,7 +20,7 @@ from gatekeeper.errors import GatekeeperError
 from gatekeeper.pacing import headers
 from gatekeeper.pacing.blocks import Report
 from gatekeeper.pacing.expiry import OpenLeases
-from gatekeeper.pacing.intervals import Interval, Settings, Wish, interval_for, jittered
+from gatekeeper.pacing.intervals import LONGEST, Interval, Settings, Wish, interval_for, jittered
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.ledger import INF, MemoryLedger, Scope
 from gatekeeper.pacing.rules import Rules
@@ -81,6 +81,9 @@ class Books:
         """After a crash: no unknown host is asked before that moment."""
         self.frozen = False
         """The fault is ours: nothing is recorded against hosts."""
+        self.mixed: dict[str, float] = {}
+        """Hosts whose origins ask for different paces: the longer one, which must be kept to
+        should the next run begin with that origin."""
         self.turns = Turns(self, rearm)
         self.counters = Counters()
         self.on_idle: Callable[[], None] | None = None
@@ -119,8 +122,9 @@ class Books:
 
     def _begin(self, scope: Scope) -> None:
         if self.floor_until > -INF:
-            # Clocks up to a second ahead were not kept: such a scope may just have been used.
-            scope.not_before(self.floor_until)
+            # Clocks up to a second ahead were not kept: such a scope counts as just used.
+            scope.basis = self.floor_until - DURABLE
+            scope.gap = DURABLE
 
     def share(self, scope: Scope, extra: tuple[str, ...]) -> None:
         """Learn which scopes a host shares now: those configured, and the caller's."""
@@ -173,6 +177,8 @@ class Books:
         if gap > scope.gap and (scope.basis + gap > now or scope.unheaded):
             self.lengthen(scope, gap, now)
             return None
+        if gap <= DURABLE < scope.gap < LONGEST:
+            self.mixed[scope.name] = scope.gap
         expires = now + (self._ttl if ttl is None else ttl)
         grant = Grant(self, scope, url, now, expires)
         grant.undo = scope.basis
@@ -234,7 +240,7 @@ class Books:
         """Make the clocks of a lease durable where they lie more than a second ahead."""
         if self.keeper is None:
             return
-        if grant.scope.gap > DURABLE:
+        if grant.scope.gap > DURABLE or grant.scope.name in self.mixed:
             self.keeper.promise(grant.scope, now)
         for other in grant.others:
             if other.gap > DURABLE:

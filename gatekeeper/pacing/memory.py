@@ -58,6 +58,7 @@ class Memory:
         for scope in list(scopes.values()):
             if scope not in shared and self._idle(scope) and not self._owed(scope, now):
                 del scopes[scope.name]
+                self._books.mixed.pop(scope.name, None)
                 self.evicted += 1
         if len(scopes) <= goal:
             return
@@ -68,6 +69,7 @@ class Memory:
                 if scope not in shared and self._idle(scope):
                     self._promises.keep(scope, now)
                     del scopes[scope.name]
+                    self._books.mixed.pop(scope.name, None)
                     self.spilled += 1
         if len(scopes) >= self._max:
             raise LeaseTimeout(
@@ -79,6 +81,9 @@ class Memory:
         return scope.line is None and not scope.in_flight
 
     def _owed(self, scope: Scope, now: float) -> bool:
-        if scope.clock_at() > now or self._books.rules.overridden(scope.name):
+        mixed = self._books.mixed.get(scope.name, 0.0)
+        if max(scope.clock_at(), scope.basis + mixed) > now or self._books.rules.overridden(
+            scope.name
+        ):
             return True
         return scope.history is not None and scope.history.owes(now, self._books.pacing)

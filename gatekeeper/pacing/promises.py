@@ -18,7 +18,8 @@ __all__ = ["Promises"]
 
 RUNNING = "gatekeeper:running"
 """A record that is there while a scheduler runs; found at the start, it tells of a crash."""
-_OPEN = re.compile(r"in flight, interval ([0-9.e+]+)(?:; (.*))?\Z", re.DOTALL)
+_CLOCK = re.compile(r"(in flight, )?interval ([0-9.e+-]+)(?:; (.*))?\Z", re.DOTALL)
+"""How a record's reason begins: what `next_at` is made of, and whether a lease was open."""
 _JUMP = 1.0
 """Seconds by which the wall clock must have moved against the monotonic one to be a jump."""
 _SHARED = ("domain:", "address:", "group:")
@@ -54,12 +55,16 @@ class Promises:
         shift = now - self._clock.wall()
         ahead = max(0.0, record.next_at + shift - now)
         reason = record.block_reason
-        if (found := _OPEN.match(reason)) is not None:
-            # Open at a crash: the request may have left at the last moment.
-            reason = found[2] or ""
-            scope.basis, scope.gap = now, max(ahead, float(found[1]))
-        elif ahead > 0:
+        if (found := _CLOCK.match(reason)) is None:
             scope.not_before(now + ahead)
+        else:
+            gap, reason = float(found[2]), found[3] or ""
+            if found[1]:
+                # Open at a crash: the request may have left at the last moment.
+                scope.basis, scope.gap = now, max(ahead, gap)
+            else:
+                # No request lies ahead, whatever the wall clock did since it was written.
+                scope.basis, scope.gap = min(record.next_at + shift - gap, now), gap
         blocked = record.blocked_until + shift
         if blocked > now or record.failures or record.safe_interval or record.paused:
             history = scope.past()
@@ -75,19 +80,20 @@ class Promises:
     def record(self, scope: Scope, now: float) -> ClockRecord:
         """The scope as it is kept."""
         shift = self._clock.wall() - now
-        clock = scope.basis + scope.gap
+        gap = self._gap(scope)
+        clock = scope.basis + gap
         next_at = clock + shift if clock > -INF else 0.0
         history = scope.history
-        opened = f"in flight, interval {scope.gap:g}" if scope.unheaded else ""
+        made_of = f"{'in flight, ' if scope.unheaded else ''}interval {gap!r}"
         if history is None:
-            return ClockRecord(scope=scope.name, next_at=next_at, block_reason=opened)
+            return ClockRecord(scope=scope.name, next_at=next_at, block_reason=made_of)
         blocked = history.blocked_until > now
         reason = history.reason if blocked else ""
         return ClockRecord(
             scope=scope.name,
             next_at=next_at,
             blocked_until=history.blocked_until + shift if blocked else 0.0,
-            block_reason="; ".join(part for part in (opened, reason) if part),
+            block_reason=f"{made_of}; {reason}" if reason else made_of,
             failures=history.failures,
             last_failure_at=history.failed_at + shift if history.failures else 0.0,
             safe_interval=history.safe,
@@ -111,15 +117,19 @@ class Promises:
             return
         self._offset = offset
         for scope in self._books.scopes.values():
-            if self._owed(scope, now):
+            # Also blocks that are past: after a jump back they would lie ahead again.
+            if scope.history is not None or self._owed(scope, now):
                 self.made += 1
                 self._storage.promise(self.record(scope, now))
+
+    def _gap(self, scope: Scope) -> float:
+        return max(scope.gap, self._books.mixed.get(scope.name, 0.0))
 
     def _owed(self, scope: Scope, now: float) -> bool:
         history = scope.history
         return (
-            (bool(scope.unheaded) and scope.gap > DURABLE)
-            or scope.basis + scope.gap > now + DURABLE
+            (bool(scope.unheaded) and self._gap(scope) > DURABLE)
+            or scope.basis + self._gap(scope) > now + DURABLE
             or (history is not None and history.owes(now, self._books.pacing))
         )
 

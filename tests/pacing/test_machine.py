@@ -27,6 +27,7 @@ GROUPED = ("b.example", "c.example")
 CONFIG = Config(
     pacing=PacingConfig(max_in_flight=5, lease_ttl=40.0, backoff_jitter=0.0),
     host=(
+        HostRule(match="a.example", concurrency=2),
         *(HostRule(match=host, group="g") for host in GROUPED),
         HostRule(match="d.example", interval=0.0, concurrency=2),
     ),
@@ -47,11 +48,11 @@ class Politeness(RuleBasedStateMachine):
         self.wishes = dict.fromkeys(HOSTS, Wish())
         self.stale = dict.fromkeys(HOSTS, False)
         self.accounts = {host: Account(1.0) for host in HOSTS}
+        self.accounts["a.example"].limit = 2
         self.accounts["d.example"] = Account(0.0, 2)
         self.accounts["g"] = Account(1.5, 2)
         self.tasks: list[asyncio.Task[None]] = []
         self.open: list[tuple[str, Grant]] = []
-        self.served = 0
         self.loop.run_until_complete(self.start())
 
     async def start(self) -> None:
@@ -72,7 +73,7 @@ class Politeness(RuleBasedStateMachine):
         for account in self.books(host):
             self.judge.start(account, self.clock.monotonic())
         self.open.append((host, grant))
-        self.served += 1
+        self.clock.call_at(grant.expires_at - 1e-7, self.expiring, host, grant)
 
     def ended(self, host: str, grant: Grant) -> None:
         for account in self.books(host):
@@ -85,7 +86,9 @@ class Politeness(RuleBasedStateMachine):
             return REFETCH if self.stale[host] else self.wishes[host]
 
         async def refetch() -> None:
-            grant = await self.scheduler.acquire_robots(f"https://{host}/robots.txt", host)
+            grant = await self.scheduler.acquire_robots(
+                f"https://{host}/robots.txt", host, wish=self.wishes[host]
+            )
             self.started(host, grant)
             try:
                 await self.clock.sleep(0.7)
@@ -112,6 +115,8 @@ class Politeness(RuleBasedStateMachine):
 
     @rule(host=hosts, priority=st.integers(0, 2), patience=st.sampled_from((None, None, 0.0, 3.0)))
     def ask(self, host: str, priority: int, patience: float | None) -> None:
+        if sum(not task.done() for task in self.tasks) >= 10:
+            return
         self.tasks.append(self.loop.create_task(self.visit(host, priority, patience)))
         self.settle()
 
@@ -146,6 +151,9 @@ class Politeness(RuleBasedStateMachine):
         if found is None:
             return
         host, grant = found
+        self.settle()
+        if not grant.open:
+            return
         self.ended(host, grant)
         now = self.clock.monotonic()
         if wait is not None and (status is None or status >= 300):
@@ -173,23 +181,17 @@ class Politeness(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((0.01, 0.5, 1.0, 1.5, 7.0, 30.0, 90.0)))
     def pass_time(self, seconds: float) -> None:
-        self.loop.run_until_complete(self.tick(seconds))
+        self.loop.run_until_complete(self.clock.elapse(seconds))
 
-    async def tick(self, seconds: float) -> None:
-        end = self.clock.monotonic() + seconds
-        while (now := self.clock.monotonic()) < end:
-            over = [(h, g) for h, g in self.open if g.open]
-            until = min([end, *(max(now, g.expires_at) for _, g in over)])
-            await self.clock.elapse(max(0.0, until - now - 1e-7))
-            # A lease that nobody ends is over at its expiry, for the site as well.
-            for host, grant in [(h, g) for h, g in self.open if g.open]:
-                if grant.expires_at <= until + 1e-6:
-                    self.ended(host, grant)
-                    self.open.remove((host, grant))
-            await self.clock.elapse(max(0.0, until - self.clock.monotonic()))
+    def expiring(self, host: str, grant: Grant) -> None:
+        """A lease that nobody ends is over at its expiry, for the site as well."""
+        if grant.open and (host, grant) in self.open:
+            self.ended(host, grant)
+            self.open.remove((host, grant))
 
     @rule(host=hosts, seconds=delays)
     def new_text(self, host: str, seconds: float | None) -> None:
+        self.settle()  # turns already given are no business of the new text
         self.wishes[host] = Wish(seconds, f"crawl-delay {seconds}")
         default = 0.0 if host == "d.example" else 1.0
         self.accounts[host].interval = default if seconds is None else seconds
@@ -205,6 +207,7 @@ class Politeness(RuleBasedStateMachine):
 
     @rule(host=hosts, seconds=st.sampled_from((2.0, 50.0)))
     def block(self, host: str, seconds: float) -> None:
+        self.settle()  # nor of the block
         self.judge.block(self.accounts[host], self.clock.monotonic() + seconds)
         self.scheduler.block(host, self.clock.wall() + seconds, "operator")
 
@@ -217,7 +220,7 @@ class Politeness(RuleBasedStateMachine):
     def wall_jumps(self, days: int) -> None:
         self.clock.jump_wall(days * 86_400.0)
         # The look at the wall clock comes within half a minute.
-        self.loop.run_until_complete(self.tick(31.0))
+        self.loop.run_until_complete(self.clock.elapse(31.0))
 
     @rule(clean=st.booleans(), down=st.sampled_from((0.0, 0.2, 5.0)))
     def restart(self, clean: bool, down: float) -> None:
@@ -279,8 +282,77 @@ class Politeness(RuleBasedStateMachine):
 
 Politeness.TestCase.settings = settings(
     max_examples=60,
-    stateful_step_count=50,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 TestPoliteness = pytest.mark.timeout(120)(Politeness.TestCase)
+
+
+# How often each thing happens in a long run of random ones.
+STEPS = {
+    "ask": 10,
+    "cancel": 2,
+    "head": 4,
+    "finish": 10,
+    "give_back": 1,
+    "pass_time": 8,
+    "new_text": 2,
+    "text_expires": 1,
+    "pause": 1,
+    "block": 0.3,
+    "freeze": 0.3,
+    "wall_jumps": 0.1,
+    "restart": 0.4,
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_long_crawl_with_every_accident_breaks_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    machine = Politeness()
+    try:
+        for _ in range(2500):
+            (step,) = rng.choices(list(STEPS), list(STEPS.values()))
+            getattr(machine, step)(**arguments(step, rng))
+            machine.nothing_is_broken()
+            if rng.random() < 0.02:  # no accident lasts
+                machine.scheduler.thaw()
+                for host in HOSTS:
+                    machine.scheduler.resume(host)
+    finally:
+        machine.teardown()
+
+
+def arguments(step: str, rng: random.Random) -> dict[str, object]:
+    host, pick = rng.choice(HOSTS), rng.randrange(1000)
+    return {
+        "ask": lambda: {
+            "host": host,
+            "priority": rng.randrange(3),
+            "patience": rng.choice((None, None, 0.0, 3.0)),
+        },
+        "cancel": lambda: {"pick": pick, "settle": rng.random() < 0.5},
+        "head": lambda: {"pick": pick},
+        "finish": lambda: {
+            "pick": pick,
+            "status": rng.choice((None, 200, 200, 200, 200, 404, 500, 429, 503)),
+            "wait": rng.choice((None, None, None, None, 5.0, 100.0)),
+            "hurry": rng.random() < 0.5,
+        },
+        "give_back": lambda: {"pick": pick},
+        "pass_time": lambda: {"seconds": rng.choice((0.01, 0.5, 1.0, 1.0, 1.5, 7.0, 30.0))},
+        "new_text": lambda: {
+            "host": host,
+            "seconds": rng.choice((None, 0.0, 0.3, 1.0, 2.5, 10.0)),
+        },
+        "text_expires": lambda: {"host": host},
+        "pause": lambda: {"host": host, "on": rng.random() < 0.3},
+        "block": lambda: {"host": host, "seconds": rng.choice((2.0, 50.0))},
+        "freeze": lambda: {"on": rng.random() < 0.3},
+        "wall_jumps": lambda: {"days": rng.choice((-1, 1))},
+        "restart": lambda: {
+            "clean": rng.random() < 0.5,
+            "down": rng.choice((0.0, 0.2, 5.0)),
+        },
+    }[step]()
