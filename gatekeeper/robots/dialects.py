@@ -18,7 +18,7 @@ from typing import NamedTuple
 from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.model import Dialect
 from gatekeeper.robots.ordered import PrefixesInOrder, ShellRules
-from gatekeeper.robots.rulesets import RuleSet
+from gatekeeper.robots.rulesets import RuleSet, TextSource
 
 __all__ = ["Groups", "Record", "Source", "choose", "find_groups", "records_of"]
 
@@ -176,7 +176,9 @@ def _version(rest: str) -> tuple[int, int] | None:
 class Source(NamedTuple):
     """What choosing needs to know of a file."""
 
+    file: TextSource
     text: str
+    """Its lines."""
     groups: Groups
     dialect: Dialect | None
     """The forced one."""
@@ -217,7 +219,7 @@ def _longest(source: Source, groups: Sequence[int]) -> RuleSet:
     starts = source.groups.starts
     count, end = len(starts), len(source.text)
     return LongestMatch(
-        source.text,
+        source.file,
         tuple([(starts[i], starts[i + 1] if i + 1 < count else end) for i in groups]),
     )
 

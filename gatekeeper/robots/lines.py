@@ -38,9 +38,9 @@ LIMIT = 512_000
 Spans = tuple[tuple[int, int], ...]
 """Stretches of the text, each beginning with a line."""
 
-_FLAGS = re.MULTILINE | re.IGNORECASE | re.ASCII
-RULE = re.compile(r"^[ \t]*+(dis)?+allow[ \t]*+:[ \t]*+([^#\n]*+)", _FLAGS)
-"""An Allow or Disallow line with its comment cut the RFC's way (RFC-06, RFC-07, RFC-27)."""
+RULE = re.compile(r"\n[ \t]*+(dis)?+allow[ \t]*+:[ \t]*+([^#\n]*+)", re.IGNORECASE | re.ASCII)
+"""The end of a line and an Allow or Disallow line behind it, its comment cut the RFC's way
+(RFC-06, RFC-07, RFC-27). A rule set begins with a user-agent line, so that none is missed."""
 
 # Blank and tab are the only white space (RFC-06), line ends the only other controls that may
 # occur. DEL is no control to the RFC's grammar (defect E5).
@@ -194,7 +194,7 @@ def values_in(text: str, spans: Spans, field: str) -> list[str]:
 
 def rule_offsets(text: str, spans: Spans) -> array[int]:
     """Where each Allow and Disallow line of the spans begins, in order."""
-    return array("I", [m.start() for lo, hi in spans for m in RULE.finditer(text, lo, hi)])
+    return array("I", [m.start() + 1 for lo, hi in spans for m in RULE.finditer(text, lo, hi)])
 
 
 def rule_at(text: str, offset: int, *, v2: bool = False) -> Rule:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gatekeeper.robots import signals
-from gatekeeper.robots.dialects import Source, find_groups, records_of
+from gatekeeper.robots.dialects import Groups, Source, find_groups, records_of
 from gatekeeper.robots.lines import LIMIT, Decoded, decode, shown, value_of, values_in
 from gatekeeper.robots.model import Dialect, Group, Rule
 from gatekeeper.robots.policy import Conflicts, Policy, V2Semantics
@@ -25,6 +25,8 @@ __all__ = ["RobotsTxt"]
 
 _WORTH_PACKING = 256
 """Octets below which compressed text is no smaller."""
+_LARGE = 65_536
+"""Octets from which finding the groups anew would be felt."""
 _STANDARD = frozenset({"user-agent", "allow", "disallow"})
 _KNOWN = _STANDARD | {
     "clean-param",
@@ -71,12 +73,12 @@ class RobotsTxt:
 
     def __init__(self, decoded: Decoded, forced: Dialect | None) -> None:
         self._text: str | bytes = decoded.lines
-        self._whole = None if decoded.text is decoded.lines else decoded.text
+        self._whole: str | bytes | None = None if decoded.text is decoded.lines else decoded.text
         self.size = decoded.size
         self.truncated = decoded.truncated
         self.bom = decoded.bom
         self.forced = forced
-        self._groups = find_groups(decoded.lines)
+        self._groups: Groups | None = find_groups(decoded.lines)
 
     @classmethod
     def parse(cls, body: bytes | str, *, dialect: str = "auto", limit: int = LIMIT) -> RobotsTxt:
@@ -121,22 +123,30 @@ class RobotsTxt:
     @property
     def octets(self) -> str:
         """The same, as octets in a str; for this package's own use."""
-        return self.lines if self._whole is None else self._whole
+        whole = self._whole
+        return self.lines if whole is None else _unpacked(whole)
 
     @property
     def lines(self) -> str:
         """The lines as they are read, spoilt ones made comments; for this package's own use."""
-        text = self._text
-        return text if isinstance(text, str) else zlib.decompress(text).decode("latin-1")
+        return _unpacked(self._text)
 
     def pack(self) -> None:
         """Keep the text compressed from now on: a third of its size, for some 5 µs a look.
 
-        For a file that is kept for long and asked often: a policy that has answered twice has
-        no need of the text but to explain.
+        A policy that has answered twice calls this: it has no need of the text but to explain.
+        Safe while others read, who see the one or the other form of the same text.
         """
-        if isinstance(self._text, str) and len(self._text) > _WORTH_PACKING:
-            self._text = zlib.compress(self._text.encode("latin-1"), 1)
+        if isinstance(self._text, str):
+            self._text = _packed(self._text)
+            if isinstance(self._whole, str):
+                self._whole = _packed(self._whole)
+            if self.size < _LARGE:
+                self._groups = None  # found again in microseconds, should another agent come
+
+    def _found_groups(self, text: str) -> Groups:
+        groups = self._groups
+        return find_groups(text) if groups is None else groups
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -178,7 +188,8 @@ class RobotsTxt:
 
     def source(self, *, precedence: bool) -> Source:
         """What `Policy` needs to choose an agent's rules."""
-        return Source(self.lines, self._groups, self.forced, precedence)
+        text = self.lines
+        return Source(self, text, self._found_groups(text), self.forced, precedence)
 
     def _values(self, field: str) -> list[str]:
         text = self.lines
@@ -198,10 +209,11 @@ class RobotsTxt:
     def _stretches(self, text: str) -> Iterator[tuple[int, int, Dialect, bool]]:
         """Start, end and dialect of each group, and whether it declares a version."""
         if self.forced in {None, Dialect.RFC9309}:
-            records = records_of(text) if self._groups.versioned else ()
-            ends = (*self._groups.starts, len(text))[1:]
+            groups = self._found_groups(text)
+            records = records_of(text) if groups.versioned else ()
+            ends = (*groups.starts, len(text))[1:]
             heads = [record.start for record in records]
-            for start, end in zip(self._groups.starts, ends, strict=True):
+            for start, end in zip(groups.starts, ends, strict=True):
                 inside = records[bisect_right(heads, start - 1) : bisect_right(heads, end - 1)]
                 declared = [record for record in inside if record.version]
                 dialect = declared[0].dialect if declared else Dialect.RFC9309
@@ -223,10 +235,19 @@ class RobotsTxt:
 
     def __repr__(self) -> str:
         cut = ", truncated" if self.truncated else ""
-        return f"<RobotsTxt of {self.size} octets, {len(self._groups.starts)} groups{cut}>"
+        groups = len(self._found_groups(self.lines).starts)
+        return f"<RobotsTxt of {self.size} octets, {groups} groups{cut}>"
 
     def _key(self) -> tuple[str, str, int, bool, str, Dialect | None]:
         return self.octets, self.lines, self.size, self.truncated, self.bom, self.forced
+
+
+def _packed(text: str) -> str | bytes:
+    return text if len(text) < _WORTH_PACKING else zlib.compress(text.encode("latin-1"), 1)
+
+
+def _unpacked(text: str | bytes) -> str:
+    return text if isinstance(text, str) else zlib.decompress(text).decode("latin-1")
 
 
 def _group(found: list[Rule], dialect: Dialect, versioned: bool) -> Group:

@@ -123,7 +123,10 @@ class Policy:
         (False, True)
         """
         readings = self._readings
-        return readings[0].allows if len(readings) == 1 else _strictest(readings)
+        if len(readings) > 1:
+            return _strictest(readings)
+        first = readings[0]
+        return first.asker if isinstance(first, LongestMatch) else first.allows
 
     def quick_answer(self) -> QuickAnswer:
         """A function for a hot path: `answer(text behind the authority)` is the verdict, or
@@ -151,7 +154,10 @@ class Policy:
         apart, which may always be asked for (RFC-20).
         """
         readings = self._readings
-        return readings[0].decide if len(readings) == 1 else None
+        if len(readings) > 1:
+            return None
+        first = readings[0]
+        return first.decider if isinstance(first, LongestMatch) else first.decide
 
     def match(self, url: str) -> Match:
         """The answer with its reason: the deciding rule and its line. Raises as `allowed`."""

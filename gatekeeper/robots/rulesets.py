@@ -14,10 +14,25 @@ from gatekeeper.errors import InvalidURL
 from gatekeeper.robots.lines import RULE, Spans, value_of
 from gatekeeper.robots.model import Dialect
 
-__all__ = ["ROBOTS_TXT", "Numbered", "RuleSet", "rules_in", "split_url"]
+__all__ = ["ROBOTS_TXT", "Numbered", "RuleSet", "TextSource", "rules_in", "split_url"]
 
 ROBOTS_TXT = "/robots.txt"
 """May always be asked for (RFC-20, R96-16, V2-34); `allows` knows, `decide` does not."""
+
+
+class TextSource(Protocol):
+    """Where a rule set finds its text, and tells that it has read it: a `RobotsTxt`."""
+
+    @property
+    def size(self) -> int:
+        """Octets of the file."""
+
+    @property
+    def lines(self) -> str:
+        """The text that spans speak of."""
+
+    def pack(self) -> None:
+        """The text will hardly be needed any more."""
 
 
 class Numbered(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatekeeper.robots import RobotsTxt, longest, trie
+from gatekeeper.robots import RobotsTxt, trie, wilds
 
 UNRESERVED = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 RESERVED = set(":/?#@!$&'()*+,;=")  # brackets have no place in a path: always escaped
@@ -138,7 +138,7 @@ def layout(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every way to hold wildcard patterns: the one for few, and those for many."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "flat":
-            patch.setattr(longest, "_FLAT_RULES", 0)
+            patch.setattr(wilds, "_FLAT_RULES", 0)
         if request.param == "indexed trie":
             patch.setattr(trie, "_MANY", 1)
         yield

@@ -293,6 +293,7 @@ def test_packed_file_answers_as_before() -> None:
     robots, packed = RobotsTxt.parse(body), RobotsTxt.parse(body)
     packed.pack()
     packed.pack()
+    assert deep_size(packed) < deep_size(robots) - 800
     assert packed == robots
     assert hash(packed) == hash(robots)
     assert (packed.text, packed.groups, packed.findings) == (
@@ -300,5 +301,15 @@ def test_packed_file_answers_as_before() -> None:
         robots.groups,
         robots.findings,
     )
+    assert repr(packed) == repr(robots)
     assert packed.policy("bot").match("/b").rule == robots.policy("bot").match("/b").rule
-    assert deep_size(packed) < deep_size(robots) - 800
+
+
+def test_a_policy_asked_often_packs_the_text() -> None:
+    robots = RobotsTxt.parse(b"User-agent: *\n" + b"Disallow: /b # again\n" * 50)
+    policy = robots.policy("bot")
+    before = deep_size(robots)
+    assert [policy.allowed(path) for path in ("/a", "/b", "/c")] == [True, False, True]
+    assert deep_size(robots) < before - 800
+    assert policy.match("/b").rule.line == 2
+    assert robots.policy("other").allowed("/b") is False
