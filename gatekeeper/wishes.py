@@ -26,6 +26,10 @@ PARKED: Final = "no such name"
 """The reason of a block that only says that the host's name does not exist (row 24)."""
 
 
+_SLACK: Final = 60.0
+"""Seconds by which a turn may be had late."""
+
+
 class Wishes:
     """Tells the scheduler what the files ask for, and what fetching them came to."""
 
@@ -80,14 +84,20 @@ class Wishes:
             grant.release()
 
     def learnt(self, record: Record) -> None:
-        """An origin was asked: its pace holds from that request on, whoever comes next."""
+        """An origin was asked: its pace holds from that request on, whoever comes next.
+
+        And its file holds for one turn at least. Were the pace slower than the file's
+        lifetime, every turn would go to robots.txt, and never one to a page.
+        """
         host = urls.parse(record.origin).host
         if record.current.outcome is Outcome.DNS_NXDOMAIN:
             if self._scheduler.blocked(host) is None:
                 left = record.expires - self._clock.monotonic()
                 self._scheduler.block(host, self._clock.wall() + left, PARKED)
         else:
-            self._scheduler.told(host, self.of(record, self._agent))
+            turn = self._scheduler.told(host, self.of(record, self._agent))
+            if record.reachable and turn > 0:
+                record.outlive(self._clock.monotonic() + turn + _SLACK)
 
     def unpark(self, host: str) -> None:
         """Lift the block of a host whose name did not exist, and no other block."""

@@ -173,9 +173,9 @@ class Absorber:
         return self.passing(origin, outcome, retry_at - now)
 
     def _keep(self, record: Record) -> None:
+        self._on_learnt(record)  # it may lengthen the record's life
         self._shelf.put(record)
         self._store(record)
-        self._on_learnt(record)
 
     def _restore(self, origin: str, old: Record | None) -> None:
         """Undo what was recorded of a failure that turned out to be ours."""

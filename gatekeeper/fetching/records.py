@@ -144,6 +144,11 @@ class Record:
         outcome = self.current.outcome
         return outcome.good and outcome.row.verdict is not Verdict.DENY
 
+    def outlive(self, moment: float) -> None:
+        """Let it answer until that monotonic moment at least, without being asked for anew."""
+        self.fresh_until = max(self.fresh_until, moment)
+        self.expires = max(self.expires, moment)
+
     def keep_policy(self, token: str, policy: Policy) -> None:
         """Remember a compiled policy; the oldest goes beyond `cache.max_agents`."""
         while len(self.policies) >= self._config.cache.max_agents:

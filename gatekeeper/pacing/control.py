@@ -73,16 +73,20 @@ class Controls(Shell):
         self._turns.look_again(now)
         self._turns.run(now)
 
-    def told(self, host: str, wish: Wish) -> None:
+    def told(self, host: str, wish: Wish) -> float:
         """The text of a host was just read: its pace holds from the last request on, and
         outlives the process, whether or not anybody waits for a turn.
+
+        Returns the seconds after which the next turn can be had at the latest.
         """
         scope = self._books.scopes.get(host)
-        if scope is not None:
-            now = self._clock.monotonic()
-            gap = self._books.interval(scope, wish, now)
-            if gap > scope.gap:
-                self._books.lengthen(scope, gap, now)
+        if scope is None:
+            return 0.0
+        now = self._clock.monotonic()
+        gap = self._books.interval(scope, wish, now)
+        if gap > scope.gap:
+            self._books.lengthen(scope, gap, now)
+        return gap * (1.0 + self._pacing.jitter)
 
     # --- looking ------------------------------------------------------------------------
 

@@ -81,9 +81,8 @@ class Memory:
         return scope.line is None and not scope.in_flight
 
     def _owed(self, scope: Scope, now: float) -> bool:
-        mixed = self._books.mixed.get(scope.name, 0.0)
-        if max(scope.clock_at(), scope.basis + mixed) > now or self._books.rules.overridden(
-            scope.name
-        ):
+        if scope.clock_at() > now or self._books.rules.overridden(scope.name):
+            return True
+        if scope.basis + self._books.mixed.get(scope.name, 0.0) > now:
             return True
         return scope.history is not None and scope.history.owes(now, self._books.pacing)

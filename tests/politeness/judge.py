@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 from urllib.parse import urljoin, urlsplit
 
-__all__ = ["Breach", "Manners", "Seen", "judge"]
+__all__ = ["Breach", "Manners", "Seen", "answers", "judge"]
 
 EPSILON = 1e-6
 """Seconds: sums of floats, not politeness."""
@@ -111,7 +111,7 @@ def judge(log: Iterable[Seen], manners: Mapping[str, Manners], *, wall: float) -
     `manners` by origin ("http://a.test"); `wall`: the wall time at the log's second 0.
     """
     requests = sorted(log, key=lambda request: request.at)
-    answered = _answers(requests)
+    answered = answers(requests)
     files = _files(requests)
     led = _led_to(requests, files)
     breaches: list[Breach] = []
@@ -186,7 +186,7 @@ def _blocked_until(request: Seen, wall: float) -> float:
     return moment.timestamp() - wall
 
 
-def _answers(requests: list[Seen]) -> dict[str, float]:
+def answers(requests: Iterable[Seen]) -> dict[str, float]:
     """When each origin's robots.txt was first answered by a file or by its absence."""
     first: dict[str, tuple[float, str | None]] = {}
     for request in requests:

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from urllib.parse import urljoin
 
 import aiohttp
 import pytest
 
-from gatekeeper import Deferred, Denied, Gatekeeper, PoliteQueue, polite_session
-from gatekeeper.clock import Clock, VirtualClock
+from gatekeeper import Gatekeeper, PoliteQueue
+from gatekeeper.clock import VirtualClock
 from gatekeeper.pacing.books import Books
 from gatekeeper.pacing.leases import Grant
 from tests.internet import FakeInternet
+from tests.politeness.crawling import Fetch, crawl, polite_fetch
 from tests.politeness.world import AGENT, WALL, World, config
 
 HOSTS = 200
-Fetch = Callable[[str], Awaitable[int]]
 
 
 @pytest.fixture
@@ -32,23 +32,6 @@ async def internet() -> AsyncIterator[FakeInternet]:
         clock=VirtualClock(wall=WALL), rng=random.Random(20261120), dns_delay=(0.0, 0.3)
     ) as net:
         yield net
-
-
-@asynccontextmanager
-async def by_session(internet: FakeInternet) -> AsyncIterator[Fetch]:
-    """`polite_session` does it all, redirects included."""
-    async with polite_session(
-        user_agent=AGENT, config=config(), resolver=internet.resolver, clock=internet.clock
-    ) as session:
-
-        async def fetch(url: str) -> int:
-            assert isinstance(session.connector, aiohttp.TCPConnector)
-            session.connector.clear_dns_cache()  # its entries live by the loop's own clock
-            async with session.get(url) as response:
-                await response.read()
-                return response.status
-
-        yield fetch
 
 
 def plain_session(internet: FakeInternet) -> aiohttp.ClientSession:
@@ -92,23 +75,9 @@ async def by_lease(internet: FakeInternet) -> AsyncIterator[Fetch]:
         yield fetch
 
 
-async def crawl(fetch: Fetch, urls: list[str], clock: Clock) -> None:
-    """Fetch every URL, each by a task of its own, until it is had or denied."""
-
-    async def until_had(url: str) -> None:
-        while True:
-            try:
-                if await fetch(url) not in (429, 503):
-                    return
-            except Deferred as refusal:
-                at = refusal.retry_at
-                await clock.sleep(1.0 if at is None else max(0.0, at.timestamp() - clock.wall()))
-            except Denied:
-                return
-
-    async with asyncio.TaskGroup() as tasks:
-        for url in urls:
-            tasks.create_task(until_had(url))
+def by_session(internet: FakeInternet) -> AbstractAsyncContextManager[Fetch]:
+    """`polite_session` does it all, redirects included."""
+    return polite_fetch(internet.resolver, internet.clock)
 
 
 Way = Callable[[FakeInternet], AbstractAsyncContextManager[Fetch]]

@@ -8,7 +8,7 @@ from typing import Any
 
 from gatekeeper import Config
 from tests.internet import Behaviour, Drip, FakeInternet, Page, redirect
-from tests.politeness.judge import Breach, Manners, judge
+from tests.politeness.judge import Breach, Manners, answers, judge
 
 __all__ = ["AGENT", "WALL", "World", "config"]
 
@@ -152,6 +152,10 @@ class World:
     def breaches(self) -> list[Breach]:
         """What the judge finds in the log."""
         return judge(self.internet.requests, self.manners, wall=WALL)
+
+    def known(self) -> set[str]:
+        """The robots.txt files that were answered with a file or its absence."""
+        return {f"{origin}/robots.txt" for origin in answers(self.internet.requests)}
 
     def fetched(self) -> list[str]:
         """The pages answered with 200, in the order of their names."""

@@ -1,0 +1,58 @@
+"""A crawler that asks nothing of a polite session but to be let through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+
+from gatekeeper import Deferred, Denied, polite_session
+from gatekeeper.clock import Clock
+from gatekeeper.storage.base import Storage
+from tests.politeness.world import AGENT, config
+
+__all__ = ["Fetch", "crawl", "polite_fetch"]
+
+Fetch = Callable[[str], Awaitable[int]]
+"""Fetches a URL, its redirects followed; gives the status."""
+
+
+@asynccontextmanager
+async def polite_fetch(
+    resolver: AbstractResolver, clock: Clock, storage: Storage | None = None
+) -> AsyncIterator[Fetch]:
+    """Through `polite_session`, each name resolved anew."""
+    async with polite_session(
+        user_agent=AGENT, config=config(), resolver=resolver, clock=clock, storage=storage
+    ) as session:
+
+        async def fetch(url: str) -> int:
+            assert isinstance(session.connector, aiohttp.TCPConnector)
+            session.connector.clear_dns_cache()  # its entries live by the loop's own clock
+            async with session.get(url) as response:
+                await response.read()
+                return response.status
+
+        yield fetch
+
+
+async def crawl(fetch: Fetch, urls: Iterable[str], clock: Clock) -> None:
+    """Fetch every URL, each by a task of its own, until it is had or denied."""
+
+    async def until_had(url: str) -> None:
+        while True:
+            try:
+                if await fetch(url) not in (429, 503):
+                    return
+            except Deferred as refusal:
+                at = refusal.retry_at
+                await clock.sleep(1.0 if at is None else max(0.0, at.timestamp() - clock.wall()))
+            except Denied:
+                return
+
+    async with asyncio.TaskGroup() as tasks:
+        for url in urls:
+            tasks.create_task(until_had(url))

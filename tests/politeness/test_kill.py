@@ -1,0 +1,153 @@
+"""kill -9 in the middle of a crawl, and again: what was promised outlives the process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from tests.internet import FakeInternet
+from tests.politeness.victim import Job
+from tests.politeness.world import WALL, World
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+
+HOSTS = 24
+ROOT = Path(__file__).parents[2]
+
+
+class Crawler:
+    """A crawler in a process of its own, which shares nothing with us but time."""
+
+    def __init__(self, process: Process, internet: FakeInternet, path: Path) -> None:
+        self._process = process
+        self._internet = internet
+        self._path = path
+        self._pid = 0
+        assert isinstance(internet.clock, VirtualClock)
+        self._clock = internet.clock
+
+    async def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = (await self._process.stdout.readline()).decode().strip()
+        assert line, "the crawler died by itself"
+        return line
+
+    def _write(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + b"\n")
+
+    async def _tell(self, command: str) -> str:
+        self._write(command.encode())
+        return await self._line()
+
+    async def start(self, urls: list[str], seed: int) -> None:
+        """Begin to live."""
+        names = [name for name in self._internet.sites if ":" not in name]
+        port = self._internet.listener().port()
+        wall = self._clock.wall()
+        self._write(msgspec.json.encode(Job(str(self._path), wall, port, names, urls, seed)))
+        self._pid = int((await self._line()).split()[1])
+
+    async def _quiet(self) -> str:
+        """The crawler's word once nothing moves any more, here or there."""
+        said, seen, still = "", -1, 0
+        while still < 3:
+            await self._internet.settle(5)
+            now = await self._tell("look")
+            same = (now, self._internet.activity) == (said, seen)
+            still = still + 1 if same else 0
+            said, seen = now, self._internet.activity
+        return said
+
+    async def step(self) -> bool:
+        """Let time go on to what happens next; False once the crawl is done."""
+        for _ in range(1000):
+            said = await self._quiet()
+            if said == "done":
+                return False
+            waits = [] if said == "-" else [float(said)]
+            if (when := self._clock.next_timer()) is not None:
+                waits.append(when - self._clock.monotonic())
+            if waits:
+                seconds = max(0.0, min(waits))
+                # It stands still until it is told to go on: nothing may pass between us while
+                # our clocks differ.
+                await self._tell(f"advance {seconds!r}")
+                self._clock.advance(seconds)
+                self._write(b"go")
+                return True
+            await asyncio.sleep(0.001)  # its storage is at work, in a thread
+        raise AssertionError("it waits for nothing")
+
+    async def flush(self) -> None:
+        """Let what it learnt be on disk."""
+        assert await self._tell("flush") == "ok"
+
+    async def end(self, *, kill: bool) -> None:
+        """SIGKILL, when nothing is on its way between us; or in peace."""
+        if kill:
+            await self._quiet()
+            os.kill(self._pid, signal.SIGKILL)
+        else:
+            self._write(b"rest")
+        while await self._line() != "dead":
+            pass
+        await self._internet.settle()
+
+
+@pytest.fixture
+async def internet() -> AsyncIterator[FakeInternet]:
+    async with FakeInternet(clock=VirtualClock(wall=WALL)) as net:
+        yield net
+
+
+@pytest.fixture
+async def crawler(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[Crawler]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.politeness.victim", stdin=PIPE, stdout=PIPE, cwd=ROOT
+    )
+    yield Crawler(process, internet, tmp_path / "state.db")
+    assert process.stdin is not None
+    process.stdin.close()
+    await process.wait()
+
+
+async def test_the_sites_do_not_notice_that_it_was_killed(
+    internet: FakeInternet, crawler: Crawler
+) -> None:
+    rng = random.Random(20261120)
+    clock = internet.clock
+    assert isinstance(clock, VirtualClock)
+    world = World(internet, HOSTS)
+    known: set[str] = set()
+    kills = 0
+    going_on = True
+    while going_on:
+        had = set(world.fetched())
+        await crawler.start([url for url in world.seeds if url not in had], rng.randrange(1 << 30))
+        begun = len(internet.requests)
+        steps = rng.randrange(10, 150) if kills < 10 else 100_000
+        while going_on and steps:
+            going_on = await crawler.step()
+            steps -= 1
+        if going_on:
+            await crawler.flush()
+        asked = {request.url for request in internet.requests[begun:]}
+        assert not known & asked, "the file is known, and on disk"
+        known = world.known()
+        await crawler.end(kill=going_on)
+        kills += going_on
+        await clock.elapse(rng.choice((0.0, 0.3, 2.0)))
+        assert [str(breach) for breach in world.breaches()] == []
+    assert kills == 10
+    assert set(world.fetched()) == world.welcome

@@ -1,0 +1,105 @@
+"""What test_kill.py kills: a crawler with a disk, whose time comes through a pipe.
+
+Forks a process a round, so that Python and its packages are loaded once:
+
+    stdin     a Job in JSON begins a round; then one command a line
+    stdout    "pid <n>", then one answer a command; "dead" once the process is gone
+
+    look          let the loop run; "<seconds to its next timer>", "-" for none, or "done"
+    advance <dt>  let so much time pass; "ok", and then nothing moves before "go"
+    flush         what was put is written; "ok"
+    rest          end by yourself
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+
+import msgspec
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.storage import SqliteStorage
+from tests.internet.names import Names
+from tests.politeness.crawling import crawl, polite_fetch
+
+
+class Job(msgspec.Struct):
+    """One life of the crawler."""
+
+    path: str
+    wall: float
+    port: int
+    names: list[str]
+    urls: list[str]
+    seed: int
+
+
+def read_line() -> bytes:
+    """A line of stdin and not an octet more: the rest is for whoever is forked."""
+    line = b""
+    while not line.endswith(b"\n"):
+        octet = os.read(0, 1)
+        if not octet:
+            return b""
+        line += octet
+    return line
+
+
+def say(text: str) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+async def live(job: Job) -> None:
+    """Crawl, as far as the commands let time go on."""
+    rng = random.Random(job.seed)
+    clock = VirtualClock(start=rng.uniform(0.0, 1e6), wall=job.wall)
+    names = Names(clock, lambda _address, _port: job.port, rng=rng, delay=(0.0, 0.3))
+    for name in job.names:
+        names.script(name, "127.0.0.1")
+    storage = SqliteStorage(job.path, clock=clock)
+
+    async def work() -> None:
+        async with polite_fetch(names, clock, storage) as fetch:
+            await crawl(fetch, job.urls, clock)
+
+    crawling = asyncio.create_task(work())
+    commands: asyncio.Queue[list[str]] = asyncio.Queue()
+    asyncio.get_running_loop().add_reader(
+        0, lambda: commands.put_nowait(read_line().decode().split())
+    )
+    while True:
+        match await commands.get():
+            case ["look"]:
+                await clock.settle()
+                if crawling.done():
+                    crawling.result()
+                    say("done")
+                else:
+                    when = clock.next_timer()
+                    say("-" if when is None else repr(when - clock.monotonic()))
+            case ["advance", seconds]:
+                clock.advance(float(seconds))
+                say("ok")
+                assert read_line() == b"go\n"
+            case ["flush"]:
+                await storage.flush()
+                say("ok")
+            case _:
+                return
+
+
+def main() -> None:
+    while line := read_line():
+        child = os.fork()
+        if child == 0:
+            say(f"pid {os.getpid()}")
+            asyncio.run(live(msgspec.json.decode(line, type=Job)))
+            os._exit(0)
+        os.waitpid(child, 0)
+        say("dead")
+
+
+if __name__ == "__main__":
+    main()
