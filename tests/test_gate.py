@@ -103,8 +103,7 @@ async def test_many_questions_cost_one_fetch(internet: FakeInternet, gate: Gatek
     hold = Hold(Page("User-agent: *\nDisallow: /no\n"))
     site = internet.site("a.test").robots(hold)
     questions = [asyncio.create_task(gate.allowed(f"http://a.test/{i}")) for i in range(1000)]
-    while not hold.waiting:
-        await asyncio.sleep(0)
+    await hold.waiting.acquire()
     hold.release()
     assert all(await asyncio.gather(*questions))
     assert site.paths == ["/robots.txt"]

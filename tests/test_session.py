@@ -110,8 +110,7 @@ async def test_one_request_at_a_time_until_the_body_is_read(
             return await response.text()
 
     first = asyncio.create_task(get("/slow"))
-    while not hold.waiting:
-        await asyncio.sleep(0)
+    await hold.waiting.acquire()
     second = asyncio.create_task(get("/"))
     await internet.settle()
     assert "/" not in site.paths
@@ -169,8 +168,7 @@ async def test_an_error_frees_the_slot(
     hold = Hold(Page("never"))
     internet.site("slow.test").robots("").on("/", hold)
     task = asyncio.create_task(session.get("http://slow.test/"))
-    while not hold.waiting:
-        await asyncio.sleep(0)
+    await hold.waiting.acquire()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -18,10 +18,11 @@ from gatekeeper.clock import Clock
 from gatekeeper.config import Config
 from gatekeeper.errors import GateClosed, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.fetching.asking import Ask, Reply, Watch, ask, robots_session, trace_of_phases
-from gatekeeper.fetching.freshness import lifetime, wait_of
+from gatekeeper.fetching.freshness import lifetime
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.retrieval import Known, Refuse, Retrieval, TakeTurn, Validators
 from gatekeeper.fetching.turns import HostTurns, Slots
+from gatekeeper.fields import wait_of
 from gatekeeper.urls import Target, join, parse
 
 __all__ = ["Fetcher"]

@@ -15,9 +15,9 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
+from gatekeeper import fields
 from gatekeeper.clock import Clock
 from gatekeeper.errors import GatekeeperError
-from gatekeeper.pacing import headers
 from gatekeeper.pacing.blocks import Report
 from gatekeeper.pacing.expiry import OpenLeases
 from gatekeeper.pacing.intervals import LONGEST, Interval, Settings, Wish, interval_for, jittered
@@ -315,8 +315,8 @@ class Books:
                 or retry_after is not None
                 or rate_limit is not None
             ):
-                wait = headers.retry_after(retry_after, self.clock.wall())
-                spread = headers.rate_limit(rate_limit) or headers.NO_SPREAD
+                wait = fields.parse_retry_after(retry_after, self.clock.wall())
+                spread = fields.spread_of(rate_limit) or fields.NO_SPREAD
                 report = Report(status, elapsed, wait, size, spread.seconds, spread.lasting)
                 self._observe(grant, report, now)
             if began:

@@ -11,7 +11,7 @@ from aiohttp import web
 from gatekeeper import urls
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Denied
-from gatekeeper.pacing.headers import retry_after
+from gatekeeper.fields import parse_retry_after
 from gatekeeper.sidecar.leases import Held, Wanted
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routes.check import UserAgent
@@ -124,7 +124,7 @@ async def report(service: Service, call: Call) -> web.StreamResponse:
 async def _block(service: Service, url: str, told: LeaseReport) -> None:
     """A report about a lease of an earlier process: what the site said holds all the same."""
     wall = service.clock.wall()
-    seconds = retry_after(told.retry_after, wall)
+    seconds = parse_retry_after(told.retry_after, wall)
     if seconds is None:
         seconds = service.config.pacing.backoff_initial
     await service.gate.block(urls.parse(url).host, wall + seconds, f"{told.status}")

@@ -1,0 +1,179 @@
+"""Header fields that speak of waiting: HTTP-date, Retry-After, RateLimit. Pure functions.
+
+All times are seconds; "now" is wall time, because that is what sites write.
+"""
+
+from __future__ import annotations
+
+import re
+from calendar import timegm
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+__all__ = [
+    "NO_SPREAD",
+    "Spread",
+    "delta_seconds",
+    "parse_http_date",
+    "parse_rate_limit",
+    "parse_retry_after",
+    "spread_of",
+    "wait_of",
+]
+
+_MOST: Final = float(2**31)  # HTTP-06: delta-seconds that overflow
+_MAX_FIELD = 2_000
+"""Octets of a RateLimit field that are read; a longer one is no field of an honest site."""
+
+
+def delta_seconds(value: str) -> float | None:
+    """A non-negative decimal integer, held to what a delta can be (HTTP-06); else None."""
+    if not (value.isascii() and value.isdigit()):
+        return None
+    return _MOST if len(value.lstrip("0")) > 10 else min(float(value), _MOST)
+
+
+def parse_retry_after(value: str | float | None, now: float) -> float | None:
+    """Seconds that a Retry-After asks for, or None for what isn't one (HTTP-08, HTTP-09).
+
+    Takes the field as it came, or seconds. A date in the past is 0. Not capped: whoever
+    uses it caps it.
+
+    >>> parse_retry_after("120", 0.0), parse_retry_after("-5", 0.0)
+    (120.0, None)
+    """
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        return min(float(value), _MOST) if value >= 0 else None
+    value = value.strip(" \t")
+    seconds = delta_seconds(value)
+    if seconds is not None:
+        return seconds
+    at = parse_http_date(value, now)
+    return None if at is None else max(0.0, at - now)
+
+
+def wait_of(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds to wait before the next request, by Retry-After, else by RateLimit (HTTP-11)."""
+    seconds = parse_retry_after(headers.get("Retry-After"), now)
+    return parse_rate_limit(headers.get("RateLimit")) if seconds is None else seconds
+
+
+class Spread(NamedTuple):
+    """What a RateLimit field allows: one request in `seconds`, for the next `lasting` s."""
+
+    seconds: float
+    lasting: float
+
+
+NO_SPREAD = Spread(0.0, 0.0)
+
+_WORD = r"[A-Za-z*][!#$%&'*+.^_`|~:/0-9A-Za-z-]*"
+_BARE = rf'-?[0-9]{{1,15}}(?:\.[0-9]{{1,3}})?|"[ !#-\[\]-~]*"|\?[01]|:[A-Za-z0-9+/=]*:|{_WORD}'
+_PARAMETER = re.compile(rf"; *(?P<key>[a-z*][a-z0-9_.*-]*)(?:=(?P<value>{_BARE}))?")
+_POLICY = re.compile(r'[ \t]*"[ !#-\[\]-~]*"')
+_COMMA = re.compile(r"[ \t]*,")
+
+
+def parse_rate_limit(value: str | None) -> float | None:
+    """Seconds until a RateLimit field's spent quota comes back; None if none is spent.
+
+    >>> parse_rate_limit('"default";r=0;t=30')
+    30.0
+    """
+    waits = [reset for remaining, reset in _quotas(value) if remaining == 0]
+    return max(waits, default=0.0) or None
+
+
+def spread_of(value: str | None) -> Spread | None:
+    """The slowest rate that a RateLimit field allows; None if malformed or silent (HTTP-11).
+
+    >>> spread_of('"burst";r=0;t=30'), spread_of('"day";r=10;t=100')
+    (Spread(seconds=30.0, lasting=30.0), Spread(seconds=10.0, lasting=100.0))
+    """
+    spreads = [Spread(reset / max(1.0, left), reset) for left, reset in _quotas(value)]
+    return max(spreads, key=lambda spread: spread.seconds, default=None)
+
+
+def _quotas(value: str | None) -> list[tuple[float, float]]:
+    """What remains and the seconds to its reset, of each policy of a RateLimit field.
+
+    A Structured Field list of strings (draft-ietf-httpapi-ratelimit-headers); anything
+    else, older dictionary forms included, is malformed and ignored as a whole (HTTP-11).
+    """
+    if value is None or len(value) > _MAX_FIELD:
+        return []
+    found = []
+    at = 0
+    while True:
+        policy = _POLICY.match(value, at)
+        if policy is None:
+            return []
+        at = policy.end()
+        parameters: dict[str, str | None] = {}
+        while parameter := _PARAMETER.match(value, at):
+            parameters[parameter["key"]] = parameter["value"]
+            at = parameter.end()
+        remaining = delta_seconds(parameters.get("r") or "")
+        reset = delta_seconds(parameters.get("t") or "")
+        if remaining is not None and reset is not None:
+            found.append((remaining, reset))
+        comma = _COMMA.match(value, at)
+        if comma is None:
+            break
+        at = comma.end()
+    return [] if value[at:].strip(" \t") else found
+
+
+_MONTHS = {
+    name: number
+    for number, name in enumerate(
+        ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"), 1
+    )
+}
+_TIME = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
+_DATES = tuple(
+    re.compile(pattern, re.ASCII | re.IGNORECASE)
+    for pattern in (
+        rf"[a-z]{{3}}, (?P<day>\d\d) (?P<month>[a-z]{{3}}) (?P<year>\d{{4}}) {_TIME} (?:GMT|UTC)",
+        rf"[a-z]{{6,9}}, (?P<day>\d\d)-(?P<month>[a-z]{{3}})-(?P<year>\d\d) {_TIME} (?:GMT|UTC)",
+        rf"[a-z]{{3}} (?P<month>[a-z]{{3}}) (?P<day>[ \d]\d) {_TIME} (?P<year>\d{{4}})",
+    )
+)
+
+
+def parse_http_date(value: str, now: float) -> float | None:
+    """An HTTP-date in any of its three forms as wall seconds, or None (HTTP-09).
+
+    `now` settles the century of a two-digit year: one that would lie more than fifty
+    years ahead is in the past.
+    """
+    value = value.strip(" \t")
+    for pattern in _DATES:
+        if match := pattern.fullmatch(value):
+            break
+    else:
+        return None
+    month = _MONTHS.get(match["month"].lower())
+    year = int(match["year"])
+    if len(match["year"]) == 2:
+        this_year = datetime.fromtimestamp(min(max(now, 0.0), 253402300799.0), UTC).year
+        year += this_year - this_year % 100
+        if year > this_year + 50:
+            year -= 100
+    try:
+        # A leap second (:60) is the second before it, as datetime has none.
+        when = datetime(
+            year,
+            month or 0,
+            int(match["day"]),
+            int(match["hour"]),
+            int(match["minute"]),
+            min(int(match["second"]), 59) if match["second"] == "60" else int(match["second"]),
+            tzinfo=UTC,
+        )
+    except ValueError:
+        return None
+    return float(timegm(when.timetuple()))
