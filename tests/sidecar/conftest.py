@@ -24,7 +24,8 @@ from gatekeeper.sidecar.auth import ANY_LITERAL
 from gatekeeper.sidecar.server import Server
 from tests.internet import FakeInternet
 
-START = 20.0
+START = 45.0
+"""Seconds that a process may take on a busy machine; nobody waits that long otherwise."""
 
 
 @dataclass
@@ -37,10 +38,21 @@ class Sidecar:
     curl: str
     session: aiohttp.ClientSession
     errors: list[str] = field(default_factory=list)
+    told: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def base(self) -> str:
         return "http://localhost" if self.where.startswith("unix:") else self.where
+
+    async def said(self, text: str) -> bool:
+        """Once it has said so on stderr; False if it ends without."""
+        async with asyncio.timeout(START):
+            while not any(text in line for line in self.errors):
+                if self.process.stderr is None or self.process.stderr.at_eof():
+                    return False
+                self.told.clear()
+                await self.told.wait()
+        return True
 
     def tell(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -90,16 +102,18 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
                 session,
             )
             assert process.stderr is not None
-            reader = asyncio.create_task(_collect(process.stderr, sidecar.errors))
+            reader = asyncio.create_task(_collect(process.stderr, sidecar))
             stack.push_async_callback(_settle, reader)
             return sidecar
 
         yield begin
 
 
-async def _collect(stream: asyncio.StreamReader, lines: list[str]) -> None:
+async def _collect(stream: asyncio.StreamReader, sidecar: Sidecar) -> None:
     while line := await stream.readline():
-        lines.append(line.decode(errors="replace").rstrip("\n"))
+        sidecar.errors.append(line.decode(errors="replace").rstrip("\n"))
+        sidecar.told.set()
+    sidecar.told.set()
 
 
 async def _settle(task: asyncio.Task[None]) -> None:
