@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from gatekeeper.client import RemoteGatekeeper, RemoteStats
 from gatekeeper.clock import Clock, SystemClock, VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule
@@ -48,6 +50,9 @@ from gatekeeper.session import (
     session_gate,
 )
 from gatekeeper.urls import Target
+
+# A library says where it logs; whether anybody listens is the application's choice.
+logging.getLogger("gatekeeper").addHandler(logging.NullHandler())
 
 __all__ = [
     "AddressRefused",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
-
-import msgspec
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock
@@ -21,6 +20,7 @@ from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.scheduler import PacingStats, Scheduler
 from gatekeeper.prepared import PreparedAnswers
 from gatekeeper.robots import Policy, RobotsTxt, product_token
+from gatekeeper.storage.base import HistoryEntry, Storage
 from gatekeeper.wishes import Wishes
 
 __all__ = ["GateStats", "Operated", "token_of"]
@@ -38,7 +38,8 @@ def token_of(user_agent: str) -> str:
     return token
 
 
-class GateStats(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateStats:
     """What a gate counts. All counters run since it was made."""
 
     guarded: bool
@@ -64,6 +65,7 @@ class Operated:
     _decider: Decider
     _overrides: Overrides
     _scheduler: Scheduler
+    _storage: Storage | None
     _wishes: Wishes
     _warm: dict[str, Record]
     _warm_allowed: int
@@ -99,6 +101,15 @@ class Operated:
         if standing.robots is None:
             return self._decider.closed_policy(agent)
         return self._decider.policy(record, standing.robots, agent)
+
+    async def history(self, origin: str) -> list[HistoryEntry]:
+        """Versions of the origin's robots.txt, oldest first; none without a storage.
+
+        Raises InvalidURL.
+        """
+        if self._storage is None:
+            return []
+        return await self._storage.history(urls.parse(origin).origin)
 
     async def source(self, url: str) -> bytes | None:
         """The octets of the robots.txt that `robots` is parsed from; None where there is none.
