@@ -180,8 +180,7 @@ class Books:
         if gap <= DURABLE < scope.gap < LONGEST:
             self.mixed[scope.name] = scope.gap
         expires = now + (self._ttl if ttl is None else ttl)
-        grant = Grant(self, scope, url, now, expires)
-        grant.undo = scope.basis
+        grant = Grant(self, scope, url, now, expires, scope.basis, scope.shared)
         scope.basis = now
         scope.gap = gap if self._jitter <= 0 else jittered(gap, self._jitter, self.rng)
         scope.in_flight += 1
@@ -225,7 +224,8 @@ class Books:
         gap = self.interval(scope, wish, now)
         clocks = [scope.basis + max(gap, scope.gap), *(o.clock_at() for o in scope.shared)]
         start = max(now, scope.clock_at(), *clocks)
-        grant = Grant(self, scope, url, start, now + (self._ttl if ttl is None else ttl))
+        expires = now + (self._ttl if ttl is None else ttl)
+        grant = Grant(self, scope, url, start, expires, start, scope.shared)
         scope.basis, scope.gap = start, gap
         scope.in_flight += 1
         scope.unheaded += 1
@@ -319,10 +319,11 @@ class Books:
                 spread = fields.spread_of(rate_limit) or fields.NO_SPREAD
                 report = Report(status, elapsed, wait, size, spread.seconds, spread.lasting)
                 self._observe(grant, report, now)
-            if began:
+            if began and self.keeper is not None:
                 self._keep(grant, now)
         finally:
-            if began or scope.history is not None:
+            turns = self.turns
+            if scope.line is not None or grant.others or turns.ready or turns.behind:
                 self._after(grant, now)
 
     def _observe(self, grant: Grant, report: Report, now: float) -> None:
@@ -359,7 +360,9 @@ class Books:
             if began and self.keeper is not None:
                 self._keep(grant, now)
         finally:
-            self._after(grant, now)
+            turns = self.turns
+            if grant.scope.line is not None or grant.others or turns.ready or turns.behind:
+                self._after(grant, now)
 
     def give_back(self, grant: Grant) -> None:
         """The request never left: the slot is free, the clock stays as it was booked."""

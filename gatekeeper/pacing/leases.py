@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from gatekeeper.pacing.books import Books
     from gatekeeper.pacing.ledger import Scope
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Grant"]
 
 
-class Grant:
+class Grant(msgspec.Struct, eq=False):
     """The right to send one request now. All moments are monotonic seconds.
 
     `head` says that the response began, `report` what came of it, and `release` ends it
@@ -19,39 +21,21 @@ class Grant:
     ends does so by itself at `expires_at`, and counts as used.
     """
 
-    __slots__ = (
-        "_books",
-        "expires_at",
-        "headed",
-        "open",
-        "others",
-        "reported",
-        "scope",
-        "start_at",
-        "undo",
-        "undone",
-        "url",
-    )
-
-    undone: tuple[float, ...]
-
-    def __init__(
-        self, books: Books, scope: Scope, url: str, start_at: float, expires_at: float
-    ) -> None:
-        self._books = books
-        self.scope = scope
-        """The host's scope."""
-        self.others: tuple[Scope, ...] = scope.shared
-        """The scopes taken beside the host's; `undone` has their clocks before this grant."""
-        self.url = url
-        self.start_at = start_at
-        self.expires_at = expires_at
-        self.headed = False
-        self.reported = False
-        self.open = True
-        """The slot is held."""
-        self.undo = start_at
-        """The host's clock before this grant: what `pass_on` restores."""
+    books: Books
+    scope: Scope
+    """The host's scope."""
+    url: str
+    start_at: float
+    expires_at: float
+    undo: float
+    """The host's clock before this grant: what `pass_on` restores."""
+    others: tuple[Scope, ...]
+    """The scopes taken beside the host's; `undone` has their clocks before this grant."""
+    undone: tuple[float, ...] = ()
+    headed: bool = False
+    reported: bool = False
+    open: bool = True
+    """The slot is held."""
 
     def __repr__(self) -> str:
         state = "open" if self.open else "ended"
@@ -65,7 +49,7 @@ class Grant:
     def head(self) -> None:
         """The head of the response arrived: the clock counts from here."""
         if not self.headed:
-            self._books.head(self)
+            self.books.head(self)
 
     def report(
         self,
@@ -86,26 +70,26 @@ class Grant:
         """
         if not self.reported:
             self.reported = True
-            self._books.report(self, status, elapsed, retry_after, size, rate_limit)
+            self.books.report(self, status, elapsed, retry_after, size, rate_limit)
 
     def release(self) -> None:
         """End it and free the slot. Without `head` or `report` the clock counts from here:
         the request may have left at any moment.
         """
         if self.open:
-            self._books.release(self)
+            self.books.release(self)
 
     def give_back(self) -> None:
         """The request never left: the slot is free again, the clock stays as booked."""
         if self.open:
-            self._books.give_back(self)
+            self.books.give_back(self)
 
     def pass_on(self) -> None:
         """Its owner was gone before it learnt of it: the turn goes to the next waiter."""
         if self.open:
-            self._books.pass_on(self)
+            self.books.pass_on(self)
 
     def renew(self, seconds: float) -> None:
         """Set a new end, that many seconds from now."""
         if self.open:
-            self._books.renew(self, seconds)
+            self.books.renew(self, seconds)
