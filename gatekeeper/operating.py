@@ -21,6 +21,7 @@ from gatekeeper.pacing.scheduler import PacingStats, Scheduler
 from gatekeeper.prepared import PreparedAnswers
 from gatekeeper.robots import Policy, RobotsTxt, product_token
 from gatekeeper.storage.base import HistoryEntry, Storage
+from gatekeeper.storage.base import HistoryEntry, Storage
 from gatekeeper.wishes import Wishes
 
 __all__ = ["GateStats", "Operated", "token_of"]
@@ -66,6 +67,7 @@ class Operated:
     _overrides: Overrides
     _scheduler: Scheduler
     _storage: Storage | None
+    _storage: Storage | None
     _wishes: Wishes
     _warm: dict[str, Record]
     _warm_allowed: int
@@ -101,6 +103,15 @@ class Operated:
         if standing.robots is None:
             return self._decider.closed_policy(agent)
         return self._decider.policy(record, standing.robots, agent)
+
+    async def history(self, origin: str) -> list[HistoryEntry]:
+        """Versions of the origin's robots.txt, oldest first; none without a storage.
+
+        Raises InvalidURL.
+        """
+        if self._storage is None:
+            return []
+        return await self._storage.history(urls.parse(origin).origin)
 
     async def history(self, origin: str) -> list[HistoryEntry]:
         """Versions of the origin's robots.txt, oldest first; none without a storage.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import shlex
@@ -14,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.internet import FakeInternet
@@ -257,3 +260,64 @@ async def test_systemd_hands_over_a_socket_and_is_told(start: Any, short: Path) 
             if process.returncode is None:
                 process.kill()
             await process.communicate()
+
+
+async def test_the_history_of_a_file_outlives_the_process(
+    start: Any, internet: FakeInternet, origin: str
+) -> None:
+    first = await start()
+    await get(first, "/v1/check", params={"url": f"{origin}/page"})
+    first.tell(signal.SIGTERM)
+    await first.stopped()
+    second = await start()
+    _, found = await get(second, "/v1/history", params={"origin": origin})
+
+    assert found["origin"] == origin
+    assert [(one["status"], one["size"]) for one in found["versions"]] == [(200, len(ROBOTS))]
+
+
+async def test_kill_9_under_load_breaks_no_interval(
+    start: Any, internet: FakeInternet, origin: str
+) -> None:
+    """The origin's own log is the judge: requests before and after, a second apart."""
+    env = {"GATEKEEPER_PACING_DEFAULT_INTERVAL": "0.4"}
+
+    async def crawl(sidecar: Any, requests: int) -> None:
+        async with aiohttp.ClientSession() as site:
+            for _ in range(requests):
+                body = {"url": f"{origin}/page", "wait": 30}
+                status, lease = await post(sidecar, "/v1/leases", body)
+                if status != 201:
+                    return
+                async with site.get(f"{origin}/page") as page:
+                    await page.read()
+                report = f"/v1/leases/{lease['id']}/report"
+                await post(sidecar, report, {"status": page.status})
+
+    first = await start(env=env)
+    async with asyncio.TaskGroup() as crawlers:
+        tasks = [crawlers.create_task(_ignoring_its_end(crawl(first, 100))) for _ in range(5)]
+        await asyncio.wait_for(_served(internet, 3), 40)
+        first.process.kill()
+    assert all(task.done() for task in tasks)
+    await first.stopped()
+
+    second = await start(env=env)
+    async with asyncio.TaskGroup() as crawlers:
+        for _ in range(3):
+            crawlers.create_task(crawl(second, 1))
+    pages = [one for one in internet.requests if one.path == "/page"]
+    gaps = [later.at - earlier.at for earlier, later in itertools.pairwise(pages)]
+
+    assert len(pages) >= 6
+    assert min(gaps) > 0.35  # the interval, less what a loopback request may be delayed
+
+
+async def _served(internet: FakeInternet, pages: int) -> None:
+    while sum(one.path == "/page" for one in internet.requests) < pages:
+        await asyncio.sleep(0)
+
+
+async def _ignoring_its_end(work: Any) -> None:
+    with contextlib.suppress(aiohttp.ClientError):
+        await work

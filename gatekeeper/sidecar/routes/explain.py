@@ -62,6 +62,30 @@ class RobotsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_agent: UserAgent | None = None
 
 
+class HistoryQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `GET /v1/history` asks."""
+
+    origin: str
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """One text of an origin, or its absence, and when it was seen."""
+
+    sha256: str | None
+    first_seen: datetime
+    last_seen: datetime
+    outcome: str
+    status: int | None
+    size: int
+
+
+class History(msgspec.Struct, frozen=True):
+    """The versions of an origin's file, oldest first."""
+
+    origin: str
+    versions: tuple[Version, ...]
+
+
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """What the text says to one agent about when and how often."""
 
@@ -195,6 +219,24 @@ async def robots(service: Service, call: Call) -> web.StreamResponse:
     return json_response(answer)
 
 
+async def history(service: Service, call: Call) -> web.StreamResponse:
+    """Every version of the file that was seen, and when; needs a storage."""
+    query = read_query(call.query, HistoryQuery)
+    entries = await service.gate.history(query.origin)
+    versions = tuple(
+        Version(
+            sha256=entry.body_hash.hex() if entry.body_hash else None,
+            first_seen=utc(entry.first_seen),
+            last_seen=utc(entry.last_seen),
+            outcome=entry.outcome,
+            status=entry.status,
+            size=entry.size,
+        )
+        for entry in entries
+    )
+    return json_response(History(urls.parse(query.origin).origin, versions))
+
+
 def _timing(policy: Policy) -> Timing:
     return Timing(
         crawl_delay=policy.crawl_delay,
@@ -235,5 +277,14 @@ ROUTES = (
         query=RobotsQuery,
         answers={200: RobotsFile},
         problems=(400, 403),
+    ),
+    Route(
+        "GET",
+        "/v1/history",
+        history,
+        "Every version of an origin's file, and when it was seen.",
+        query=HistoryQuery,
+        answers={200: History},
+        problems=(400,),
     ),
 )
