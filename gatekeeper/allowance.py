@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
 
+import msgspec
 from aiohttp import ClientResponse
 
 from gatekeeper.clock import Clock, Deadline, Timer
@@ -54,32 +55,26 @@ class Allowances:
             self.arm(min(one.ends for one in self.running))
 
 
-class Allowance:
+class Allowance(msgspec.Struct, eq=False):
     """The seconds that one request, with its redirects, may still spend on the network."""
 
-    __slots__ = ("_all", "_before", "_deadline", "_response", "_task", "_then", "ends", "left")
+    among: Allowances
+    left: float | None
+    """None: no limit."""
+    ends: float = _INF
+    """While they run: the moment at which they are over."""
+    _task: asyncio.Task[object] | None = None
+    _before: int = 0
+    _deadline: Deadline | None = None
+    _response: ClientResponse | None = None
+    _then: Callable[[], None] | None = None
 
-    _task: asyncio.Task[object]
-    _before: int
-
-    def __init__(self, among: Allowances, seconds: float | None) -> None:
-        self._all = among
-        self.left = seconds or None  # aiohttp: 0 and None are no limit
-        self.ends = _INF
-        self._deadline: Deadline | None = None
-        self._response: ClientResponse | None = None
-        self._then: Callable[[], None] | None = None
-
-    def begin(self) -> None:
-        """A hop goes out, from the current task: the seconds run."""
-        if self.left is None:
-            return
-        task = asyncio.current_task()
-        if task is None:  # pragma: no cover - a coroutine that awaits aiohttp runs in a task
+    def begin(self, task: asyncio.Task[object] | None) -> None:
+        """A hop goes out, from the task: the seconds run."""
+        if self.left is None or task is None:
             return
         self._task, self._before = task, task.cancelling()
-        self._response = None
-        among = self._all
+        among = self.among
         self.ends = ends = among.clock.monotonic() + self.left
         among.running[self] = None
         if ends < among.armed:
@@ -98,7 +93,7 @@ class Allowance:
 
     def stop(self) -> None:
         """They stand still."""
-        among = self._all
+        among = self.among
         if among.running.pop(self, self) is None and self.left is not None:
             self.left = max(0.0, self.ends - among.clock.monotonic())
         self._response = None
@@ -113,17 +108,18 @@ class Allowance:
         A cancellation that came from elsewhere in the same moment is not swallowed.
         """
         self.stop()
+        task = self._task
         return (
-            self._deadline is not None
+            task is not None
             and self._fired()
-            and self._task.cancelling() <= self._before
+            and task.cancelling() <= self._before
             and isinstance(error, asyncio.CancelledError)
         )
 
     def _fired(self) -> bool:
         """Whether the task was cancelled by us, which is taken back."""
         limit, self._deadline = self._deadline, None
-        if limit is None:
+        if limit is None or self._task is None:
             return False
         limit.end()
         if not limit.fired:
@@ -133,15 +129,15 @@ class Allowance:
 
     def expire(self) -> None:
         """The time is over: end what is under way, the hop or the body."""
-        self._all.running.pop(self, None)
+        self.among.running.pop(self, None)
         self.left = 0.0
         response = self._response
-        if response is None:
-            self._deadline = Deadline(self._all.clock, self._task)
-            self._deadline.fire()
-        else:
+        if response is not None:
             response.content.set_exception(TimeoutError())
             response.close()
+        elif self._task is not None:
+            self._deadline = Deadline(self.among.clock, self._task)
+            self._deadline.fire()
 
 
 allowance: ContextVar[Allowance | None] = ContextVar("gatekeeper_allowance", default=None)

@@ -29,7 +29,7 @@ from gatekeeper.operating import Operated, token_of
 from gatekeeper.pacing.intervals import NO_RATE
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
-from gatekeeper.prepared import Pattern, Prepared, PreparedAnswers
+from gatekeeper.prepared import PreparedAnswers
 from gatekeeper.robots.quick import QuickAnswer
 from gatekeeper.storage.base import Storage
 from gatekeeper.storage.sqlite import SqliteStorage
@@ -84,13 +84,15 @@ class Gatekeeper(Operated):
             self.config, clock=self._clock, rng=self._rng, storage=self._storage
         )
         self._wishes = Wishes(self._scheduler, self._decider, self._clock, self._agent)
-        self._lessor = Lessor(self, self._scheduler, self._clock, self._decider.serial)
-        self._middleware = gate_middleware(self, self._lessor.take)
         self._directory: Directory | None = None
         self._warm: dict[str, Record] = {}
         self._answers = PreparedAnswers(
-            self.config, self._clock, self._decider, self._wishes.at_any_hour
+            self.config, self._clock, self._decider, self._agent, self._wishes.at_any_hour
         )
+        self._lessor = Lessor(
+            self, self._answers.at_once, self._scheduler, self._clock, self._decider.serial
+        )
+        self._middleware = gate_middleware(self, self._lessor.take)
         self._stack = AsyncExitStack()
         # The authority of the last question to `allowed`, with the slash behind it, where
         # that slash stands, and the record. At first one that no URL begins with.
@@ -352,10 +354,6 @@ class Gatekeeper(Operated):
             return self._decider.unknown(url, target, agent), REFETCH
         decision = self._decide(url, target, record, agent, ON_THE_WAY)
         return decision, self._wishes.of(record, agent)
-
-    def find(self, url: str, user_agent: str | None) -> tuple[Prepared, Pattern, str] | None:
-        """What was prepared for the URL, and its path; never waits."""
-        return self._answers.find(url, self._token_of(user_agent))
 
     async def learn(self, origin: str) -> None:
         """Ask the origin for its file if need be."""

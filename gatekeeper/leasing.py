@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from types import TracebackType
 from typing import Protocol
 
+import msgspec
 from yarl import URL
 
 from gatekeeper import urls
@@ -32,52 +33,34 @@ def refuse(decision: Decision) -> None:
         raise Deferred(decision)
 
 
-class Lease:
+class Lease(msgspec.Struct, eq=False):
     """The right to send one request to `url`, until `expires_at`.
 
     Report what came of it, so that the host's clock, back-off and latency are right; the
     first report is final, and leaving `async with gate.lease(...)` ends the lease.
     """
 
-    __slots__ = (
-        "_answer",
-        "_asked",
-        "_claimed",
-        "_decision",
-        "_ended",
-        "_grant",
-        "_head_at",
-        "_lessor",
-        "_number",
-        "host",
-        "origin",
-        "owner",
-        "url",
-    )
-
-    def __init__(self, lessor: Lessor, asked: str, origin: str, host: str, path: str) -> None:
-        self.url = origin + path
-        self.origin = origin
-        self.host = host
-        self.owner: asyncio.Task[object] | None = None
-        self._asked = asked
-        self._lessor = lessor
-        self._head_at: float | None = None
-        self._claimed = False
-        self._ended = False
-        self._decision: Decision | None = None
-
+    _lessor: Lessor
     _grant: Grant
-    _answer: Answer
-    _number: int
+    url: str
+    host: str
+    owner: asyncio.Task[object] | None
+    """The task that would wait for itself if it asked for another one."""
+    _answer: Decision | Origin
+    """The decision, or who knows it: few look at it, so it is written out when one does."""
+    _number: int = 0
+    _head_at: float | None = None
+    _claimed: bool = False
+    _ended: bool = False
 
     @property
     def decision(self) -> Decision:
         """The answer at the moment of the grant."""
-        # Few look at it, so it is written out when somebody does.
-        if self._decision is None:
-            self._decision = self._answer.again(self._asked, self._number)
-        return self._decision
+        answer = self._answer
+        if not isinstance(answer, Decision):
+            path = self.url[len(answer.origin) :]
+            answer = self._answer = answer.tell(self.url, path, self._number)
+        return answer
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else f"until {self.expires_at:%H:%M:%SZ}"
@@ -113,9 +96,15 @@ class Lease:
         self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
     ) -> None:
         """`head` and `report` in one: the head is here, and says so much."""
+        grant = self._grant
+        if grant.reported or self._ended:
+            return
         if self._head_at is None:
             self._head_at = self._lessor.clock.monotonic()
-        self.report(status=status, retry_after=retry_after, rate_limit=rate_limit)
+        self._note(status)
+        grant.reported = True
+        elapsed = self._head_at - grant.start_at
+        grant.books.report(grant, status, elapsed, retry_after, None, rate_limit)
 
     def report(
         self,
@@ -138,8 +127,14 @@ class Lease:
         if elapsed is None and self._head_at is not None:
             elapsed = self._head_at - grant.start_at
         if status is not None:
-            self._lessor.answers.note_page(self.origin, ok=200 <= status < 400)
+            self._note(status)
         grant.report(status, elapsed, retry_after, size, rate_limit=rate_limit)
+
+    def _note(self, status: int) -> None:
+        # A lease had at once is of an origin whose file is fresh: nothing to be learnt there.
+        answer = self._answer
+        if isinstance(answer, Decision):
+            self._lessor.answers.note_page(answer.origin, ok=200 <= status < 400)
 
     def renew(self, seconds: float) -> None:
         """Put the end `seconds` from now."""
@@ -156,7 +151,9 @@ class Lease:
         """The connection is free again: the slot goes to the next in line."""
         if not self._ended:
             self._ended = True
-            self._grant.release()
+            grant = self._grant
+            if grant.open:
+                grant.books.release(grant)
             self._lessor.holdings.drop(self)
 
 
@@ -184,7 +181,9 @@ class LeaseRequest:
 
     async def __aenter__(self) -> Lease:
         # A coroutine less where the turn can be had at once.
-        lease = self._lessor.take(self._url, self._agent)
+        lease = None
+        if self._agent is None:
+            lease = self._lessor.take(self._url, asyncio.current_task())
         if lease is None:
             lease = await self._lessor.acquire(
                 self._url, priority=self._priority, timeout=self._timeout, user_agent=self._agent
@@ -216,28 +215,36 @@ class Holdings:
     """Which open leases belong to which task, so that none waits for itself."""
 
     def __init__(self) -> None:
-        self._by_host: dict[str, list[Lease]] = {}
+        # Most hosts have one lease at a time: it stands in `_first`, and others behind it.
+        self._first: dict[str, Lease] = {}
+        self._more: dict[str, list[Lease]] = {}
 
     def add(self, lease: Lease) -> None:
-        """Remember the current task as the lease's owner."""
-        lease.owner = asyncio.current_task()
-        self._by_host.setdefault(lease.host, []).append(lease)
+        """Remember a lease that has an owner."""
+        if self._first.setdefault(lease.host, lease) is not lease:
+            self._more.setdefault(lease.host, []).append(lease)
 
     def drop(self, lease: Lease) -> None:
         """Forget an ended lease; unknown ones are no error."""
-        held = self._by_host.get(lease.host)
-        if held is None or lease not in held:
-            return
-        held.remove(lease)
-        if not held:
-            del self._by_host[lease.host]
+        host = lease.host
+        first, more = self._first.get(host), self._more.get(host)
+        if first is lease and more is None:
+            del self._first[host]
+        elif more is not None:
+            if first is lease:
+                self._first[host] = more.pop(0)
+            elif lease in more:
+                more.remove(lease)
+            if not more:
+                del self._more[host]
 
     def refuse_waiting_for_itself(self, host: str, url: str, limit: int) -> None:
         """Raise LeaseTimeout if the current task holds every slot of the host."""
-        held = self._by_host.get(host)
-        if held is None:
+        first = self._first.get(host)
+        if first is None:
             return
         task = asyncio.current_task()
+        held = (first, *self._more.get(host, ()))
         mine = [lease for lease in held if lease.owner is task]
         if len(mine) >= limit:
             raise LeaseTimeout(
@@ -247,33 +254,27 @@ class Holdings:
             )
 
 
-class Answer(Protocol):
-    """An answer that is given again and again."""
-
-    tally: list[int]
-    """One number: how often."""
-
-    @property
-    def welcome(self) -> bool:
-        """It is ALLOW."""
-
-    def again(self, url: str, number: int) -> Decision:
-        """The same about another URL; `number` makes its id."""
-
-
 class Origin(Protocol):
-    """What a prepared answer's origin is, and asks for."""
+    """The prepared answers of one origin."""
 
     origin: str
     host: str
     wish: Wish | None
+    """The pace it asks for; None where that has to be looked up."""
+
+    def tell(self, url: str, path: str, number: int) -> Decision:
+        """The decision about a URL; `number` makes its id."""
+
+
+AtOnce = Callable[[str], tuple[Origin, str] | None]
+"""Whose URL it is, and its path, where it is known at a glance that it is welcome."""
 
 
 class Answers(Protocol):
     """What a lessor asks of its gate."""
 
-    def find(self, url: str, user_agent: str | None) -> tuple[Origin, Answer, str] | None:
-        """What was prepared for the URL, and its path; never waits."""
+    def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """The decision, where it was prepared; never waits."""
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """The decision, waiting for the file if need be."""
@@ -292,35 +293,38 @@ class Lessor:
     """Joins the answer and the turn into leases."""
 
     def __init__(
-        self, answers: Answers, scheduler: Scheduler, clock: Clock, serial: Iterator[int]
+        self,
+        answers: Answers,
+        at_once: AtOnce,
+        scheduler: Scheduler,
+        clock: Clock,
+        serial: Iterator[int],
     ) -> None:
         """`serial` numbers the decisions."""
         self.answers = answers
-        self._serial = serial
         self.clock = clock
         self.holdings = Holdings()
+        self._at_once = at_once
         self._scheduler = scheduler
+        self._serial = serial
 
-    def take(self, url: str, user_agent: str | None = None, *, owned: bool = True) -> Lease | None:
-        """The lease that can be had at once, where its answer is prepared; else None.
+    def take(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
+        """The lease that can be had at once, where it is known at a glance; else None.
 
         The check before and the check at the grant are the same moment here.
         """
-        found = self.answers.find(url, user_agent)
+        found = self._at_once(url)
         if found is None:
             return None
-        origin, answer, path = found
-        if origin.wish is None or not answer.welcome:
+        origin = found[0]
+        host, wish = origin.host, origin.wish
+        if wish is None:
             return None
-        grant = self._scheduler.take(url, origin.host, origin.wish)
+        grant = self._scheduler.take(url, host, wish)
         if grant is None:
             return None
-        answer.tally[0] += 1
-        lease = Lease(self, url, origin.origin, origin.host, path)
-        lease._grant = grant
-        lease._answer = answer
-        lease._number = next(self._serial)
-        if owned:
+        lease = Lease(self, grant, url, host, owner, origin, next(self._serial))
+        if owner is not None:
             self.holdings.add(lease)
         return lease
 
@@ -334,7 +338,8 @@ class Lessor:
         owned: bool = True,
     ) -> Lease:
         """Decide, wait for the turn, decide again at the grant. See `Gatekeeper.acquire`."""
-        lease = self.take(url, user_agent, owned=owned)
+        owner = asyncio.current_task() if owned else None
+        lease = self.take(url, owner) if user_agent is None else None
         if lease is not None:
             return lease
         target = urls.parse(url)
@@ -342,10 +347,8 @@ class Lessor:
             limit = self._scheduler.limit_of(target.host)
             self.holdings.refuse_waiting_for_itself(target.host, target.url, limit)
         end = None if timeout is None else self.clock.monotonic() + timeout
-        found = self.answers.find(url, user_agent)
-        if found is None or not found[1].welcome:
-            refuse(await self._decide_within(url, target, timeout, user_agent))
-        decision: Decision | None = None
+        decision = await self._decide_within(url, target, timeout, user_agent)
+        refuse(decision)
 
         def admit() -> Offer:
             # Called at the moment of the grant; no await lies between it and the books.
@@ -363,9 +366,7 @@ class Lessor:
             admit=admit,
             refetch=lambda: self.answers.learn(target.origin),
         )
-        lease = Lease(self, url, target.origin, target.host, target.path)
-        lease._grant = grant
-        lease._decision = decision
+        lease = Lease(self, grant, target.url, target.host, owner, decision)
         if owned:
             self.holdings.add(lease)
         return lease
@@ -373,6 +374,9 @@ class Lessor:
     async def _decide_within(
         self, url: str, target: Target, timeout: float | None, user_agent: str | None
     ) -> Decision:
+        decision = self.answers.recall(url, user_agent=user_agent)
+        if decision is not None:
+            return decision
         if timeout is None:
             return await self.answers.check(url, user_agent=user_agent)
         try:

@@ -114,9 +114,10 @@ def adopt(url: str) -> HeldLease | None:
     return None
 
 
-def gate_middleware(
-    gate: Gate, take: Callable[[str], HeldLease | None] | None = None
-) -> ClientMiddlewareType:
+Take = Callable[[str, "asyncio.Task[object] | None"], HeldLease | None]
+
+
+def gate_middleware(gate: Gate, take: Take | None = None) -> ClientMiddlewareType:
     """A client middleware: every hop is decided, paced and reported.
 
     aiohttp calls it once a redirect hop, so a hop to another host is decided by that
@@ -127,23 +128,31 @@ def gate_middleware(
     Raises Denied or Deferred before a byte is sent, LeaseTimeout where waiting could
     never end, InvalidURL for a URL that is not http or https.
 
-    `take` is the gate's short road, if it has one: a lease that can be had at once, in no
-    context's list, or None where `gate.lease` has to be asked.
+    `take` is the gate's short road, if it has one: the URL's lease for the task, if it can be
+    had at once, in no context's list; None where `gate.lease` has to be asked.
     """
 
     async def polite(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-        url = str(request.url)
+        url, task = str(request.url), asyncio.current_task()
         adopted = adopt(url) if open_leases.get() else None
-        lease = adopted or (None if take is None else take(url))
+        lease = adopted or (None if take is None else take(url, task))
         if lease is None:
             lease = await _enter_detached(gate.lease(url))
         own = allowance.get()
+        started = asyncio.get_running_loop().time()
         try:
-            response = await _send(request, handler, lease, own)
-        except BaseException:
-            # One that was adopted too: a second attempt (aiohttp makes one by itself where
-            # a kept connection broke) takes a turn of its own, and would wait for this one.
-            lease.end()
+            if own is not None:
+                own.begin(task)
+            response = await handler(request)
+            headers = response.headers
+            lease.answered(
+                response.status,
+                retry_after=headers.get(RETRY_AFTER),
+                rate_limit=headers.get(_RATE_LIMIT),
+            )
+        except BaseException as error:
+            if _failed(error, lease, own, started):
+                raise TimeoutError from None
             raise
         # The next hop takes a turn of its own; to hold this one meanwhile could wait for ever.
         # Else the owner's block ends an adopted one: that may outlive the connection.
@@ -161,6 +170,22 @@ def gate_middleware(
     return polite
 
 
+def _failed(error: BaseException, lease: HeldLease, own: Allowance | None, started: float) -> bool:
+    """Report the failure and end the lease; whether it failed because its time was over."""
+    late = own is not None and own.ran_out(error)
+    # It may have left, so it counts as sent; the clock runs from the failure. What the
+    # guard refused or the caller cancelled says nothing about the host.
+    failed = late or (isinstance(error, ClientError | OSError) and not isinstance(error, Denied))
+    try:
+        elapsed = asyncio.get_running_loop().time() - started
+        lease.report(elapsed=elapsed if failed else None)
+    finally:
+        # One that was adopted too: a second attempt (aiohttp makes one by itself where a kept
+        # connection broke) takes a turn of its own, and would wait for this one.
+        lease.end()
+    return late
+
+
 async def _enter_detached(turn: AbstractAsyncContextManager[HeldLease]) -> HeldLease:
     """Take a lease that ends with its connection, not with a block.
 
@@ -172,36 +197,6 @@ async def _enter_detached(turn: AbstractAsyncContextManager[HeldLease]) -> HeldL
     lease.claim(lease.url)
     open_leases.set(before)
     return lease
-
-
-async def _send(
-    request: ClientRequest, handler: ClientHandlerType, lease: HeldLease, own: Allowance | None
-) -> ClientResponse:
-    """Send under the lease, and report what came of it."""
-    clock = asyncio.get_running_loop().time
-    started = clock()
-    try:
-        if own is not None:
-            own.begin()
-        response = await handler(request)
-    except BaseException as error:
-        late = own is not None and own.ran_out(error)
-        # It may have left, so it counts as sent; the clock runs from the failure. What the
-        # guard refused or the caller cancelled says nothing about the host.
-        failed = late or (
-            isinstance(error, ClientError | OSError) and not isinstance(error, Denied)
-        )
-        lease.report(elapsed=clock() - started if failed else None)
-        if late:
-            raise TimeoutError from None
-        raise
-    headers = response.headers
-    lease.answered(
-        response.status,
-        retry_after=headers.get(RETRY_AFTER),
-        rate_limit=headers.get(_RATE_LIMIT),
-    )
-    return response
 
 
 def signals(response: ClientResponse, *, user_agent: str | None = None) -> PageSignals:

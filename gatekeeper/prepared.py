@@ -21,6 +21,7 @@ from gatekeeper.deciding import Decider
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.fetching.records import Record
 from gatekeeper.pacing.intervals import Wish
+from gatekeeper.robots import Policy
 
 __all__ = ["Pattern", "Prepared", "PreparedAnswers"]
 
@@ -48,15 +49,41 @@ class Pattern:
 class Prepared:
     """The answers of one record for one agent, by the number of the rule that decides."""
 
-    __slots__ = ("decide", "host", "origin", "patterns", "wish")
+    __slots__ = ("_keep", "_policy", "_reason", "decide", "host", "origin", "patterns", "wish")
 
-    def __init__(self, origin: str, decide: Callable[[str], int], wish: Wish | None) -> None:
-        self.origin = origin
-        self.host = urls.host_of(origin)
-        self.decide = decide
+    def __init__(
+        self,
+        record: Record,
+        policy: Policy,
+        decide: Callable[[str], int],
+        wish: Wish | None,
+        keep: Callable[[Prepared, int, Decision], Pattern],
+    ) -> None:
+        self.origin = record.origin
+        self.host = urls.host_of(record.origin)
         self.wish = wish
         """The pace that the text asks for; None where that changes with the hour."""
+        self.decide = decide
         self.patterns: dict[int, Pattern] = {}
+        self._policy = policy
+        self._reason = record.current.outcome.row.reason
+        self._keep = keep
+
+    def tell(self, url: str, path: str, number: int) -> Decision:
+        """The decision about a URL of this origin, at whatever moment it is asked for."""
+        code = self.decide(path)
+        pattern = self.patterns.get(code)
+        if pattern is None:
+            match = self._policy.match_path(path)
+            like = next(iter(self.patterns.values())).decision
+            verdict = Verdict.ALLOW if match.allowed else Verdict.DENY
+            reason = self._reason if match.rule is None else Reason.RULE
+            like = replace(
+                like, verdict=verdict, reason=reason, rule=match.rule, conflict=match.conflict
+            )
+            pattern = self._keep(self, code, like)
+        pattern.tally[0] += 1
+        return pattern.again(url, number)
 
 
 class PreparedAnswers:
@@ -67,9 +94,11 @@ class PreparedAnswers:
         config: Config,
         clock: Clock,
         decider: Decider,
-        pace: Callable[[Record, str], Wish | None] = lambda _record, _agent: None,
+        house: str,
+        pace: Callable[[Record, str], Wish | None],
     ) -> None:
-        """`pace(record, agent)`: what a text asks for at any hour."""
+        """`house`: our own agent; `pace(record, agent)`: what a text asks for at any hour."""
+        self._house = house
         self.warm: dict[str, Record] = {}
         self._pace = pace
         self._monotonic = clock.monotonic
@@ -131,6 +160,21 @@ class PreparedAnswers:
                 answers[-1] = replace(pattern.decision, url=url, id=f"{prefix}{next(serial):x}")
         return answers
 
+    def at_once(self, url: str) -> tuple[Prepared, str] | None:
+        """For the agent of the house: whose URL it is, and its path, if it is welcome.
+
+        None says nothing. Only a URL that is spelt in its normal form is answered about.
+        """
+        cut = url.find("/", 8)  # behind `https://`
+        record = self.warm.get(url[:cut])
+        if record is None or cut < 0 or record.ready is None or record.prepared is None:
+            return None
+        path = url[cut:]
+        if not record.ready(path) or "#" in path or not path.isascii() or path == _ROBOTS_TXT:
+            return None
+        prepared: Prepared | None = record.prepared.get(self._house)
+        return None if prepared is None else (prepared, path)
+
     def keep(self, decision: Decision, path: str, record: Record, agent: str) -> None:
         """Let the next URL that the same rule decides have its answer from this one.
 
@@ -139,8 +183,14 @@ class PreparedAnswers:
         prepared = self._prepared(record, agent)
         if prepared is None or path == _ROBOTS_TXT or len(prepared.patterns) >= _MAX_PATTERNS:
             return
+        self._keep(prepared, prepared.decide(path), decision)
+
+    def _keep(self, prepared: Prepared, code: int, decision: Decision) -> Pattern:
         tally = self._tallies.setdefault((decision.verdict, decision.reason), [0])
-        prepared.patterns[prepared.decide(path)] = Pattern(decision, tally, self._prefix)
+        pattern = Pattern(decision, tally, self._prefix)
+        if len(prepared.patterns) < _MAX_PATTERNS:
+            prepared.patterns[code] = pattern
+        return pattern
 
     def _prepared(self, record: Record, agent: str) -> Prepared | None:
         if record.prepared is None:
@@ -151,7 +201,7 @@ class PreparedAnswers:
             decide = None if policy is None else policy.decides_path
             # Visit-time is asked of the clock each time: it has no answer to keep.
             if policy is not None and decide is not None and not policy.timed:
-                prepared = record.prepared[agent] = Prepared(
-                    record.origin, decide, self._pace(record, agent)
-                )
+                wish = self._pace(record, agent)
+                prepared = Prepared(record, policy, decide, wish, self._keep)
+                record.prepared[agent] = prepared
         return prepared

@@ -138,7 +138,7 @@ def _keep_to_the_gate(session: aiohttp.ClientSession, gate: Gatekeeper, times: A
         if timeout is not _NOT_GIVEN:
             wanted = _as_timeout(timeout, usual)
             unhurried = _unhurried(wanted)
-        mark = allowance.set(Allowance(times, wanted.total))
+        mark = allowance.set(Allowance(times, wanted.total or None))  # 0, too, is no limit
         try:
             return await plain(method, url, timeout=unhurried, **arguments)
         finally:
