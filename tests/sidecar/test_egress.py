@@ -1,0 +1,107 @@
+"""Where the service's requests go, and whose word counts: T13, T14, T19 through its doors."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gatekeeper
+from gatekeeper import RemoteGatekeeper
+from tests.internet import FakeInternet, redirect
+
+OPEN = "User-agent: *\nDisallow:\n"
+SHUT = "User-agent: *\nDisallow: /\n"
+
+
+async def test_t13_a_batch_of_every_port_and_scheme_mixes_no_two_files(
+    door: Any, internet: FakeInternet
+) -> None:
+    internet.site("http://a.test").robots(OPEN)
+    internet.site("http://a.test:8080").robots(SHUT)
+    service = await door()
+    urls = ["http://a.test/x", "http://a.test:8080/x", "http://A.TEST.:80/x", "http://a.test/y"]
+    for _ in range(2):  # cold, then from what was prepared
+        _, answer = await service.post("/v1/check", {"urls": urls})
+        verdicts = [(one["origin"], one["verdict"]) for one in answer["decisions"]]
+        assert verdicts == [
+            ("http://a.test", "allow"),
+            ("http://a.test:8080", "deny"),
+            ("http://a.test", "allow"),
+            ("http://a.test", "allow"),
+        ]
+
+
+async def test_t13_a_warm_origin_lends_its_answer_to_no_look_alike(
+    door: Any, internet: FakeInternet
+) -> None:
+    internet.site("a.test").robots(OPEN)
+    internet.site("a.test.b.test").robots(SHUT)
+    service = await door()
+    await service.get("/v1/check", params={"url": "http://a.test/x"})
+    _, other = await service.get("/v1/check", params={"url": "http://a.test.b.test/x"})
+    assert (other["origin"], other["verdict"]) == ("http://a.test.b.test", "deny")
+
+
+async def test_t14_a_decision_by_a_redirects_target_names_the_hops(
+    door: Any, internet: FakeInternet
+) -> None:
+    internet.site("a.test").on("/robots.txt", redirect("http://b.test/for-a"))
+    internet.site("b.test").on("/for-a", SHUT).robots(OPEN)
+    service = await door()
+    _, sent = await service.get("/v1/check", params={"url": "http://a.test/x"})
+    _, own = await service.get("/v1/check", params={"url": "http://b.test/x"})
+
+    assert (sent["verdict"], sent["hops"]) == ("deny", ["http://b.test/for-a"])
+    assert own["verdict"] == "allow"
+    assert not own.get("hops")
+
+
+@pytest.fixture
+def proxied(internet: FakeInternet, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An environment whose proxy takes everything."""
+    proxy = internet.site("proxy.test", address=internet.address()).otherwise("by proxy")
+    where = f"http://proxy.test:{internet.port_of(proxy.addresses[0], 80)}"
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, where)
+        monkeypatch.setenv(name.upper(), where)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    return proxy
+
+
+async def test_t19_a_proxy_of_the_environment_gets_neither_robots_nor_pages(
+    door: Any, internet: FakeInternet, proxied: Any
+) -> None:
+    internet.site("a.test").robots(OPEN).page("/page", "the page")
+    service = await door()
+    async with service.session.get(
+        service.base + "/v1/fetch", params={"url": "http://a.test/page"}
+    ) as response:
+        assert (response.status, await response.text()) == (200, "the page")
+
+    assert proxied.requests == []
+
+
+async def test_t19_a_proxy_of_the_environment_gets_no_question_to_the_sidecar(
+    door: Any, internet: FakeInternet, proxied: Any
+) -> None:
+    internet.site("a.test").robots(OPEN)
+    service = await door()
+    async with RemoteGatekeeper(service.base) as gate:
+        assert await gate.allowed("http://a.test/x")
+
+    assert proxied.requests == []
+
+
+def test_t19_no_session_of_ours_trusts_the_environment() -> None:
+    """Every ClientSession made here leaves trust_env out, says False, or takes its base's."""
+    said = []
+    for path in sorted(Path(gatekeeper.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ClientSession"):
+                said += [ast.unparse(k.value) for k in node.keywords if k.arg == "trust_env"]
+    assert said
+    assert set(said) <= {"False", "base.trust_env"}

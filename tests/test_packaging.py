@@ -1,0 +1,144 @@
+"""What the package stands on, and nothing besides (T18)."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "gatekeeper"
+RUNTIME = {"aiohttp", "cachetools", "msgspec", "prometheus-client", "yarl"}
+EXTRAS = {
+    "opentelemetry": "otel",
+    "publicsuffixlist": "psl",
+    "redis": "redis",
+    "rich": "cli",
+    "uvloop": "speed",
+    "warcio": "warc",
+}
+"""Module -> the extra that brings it."""
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def name_of(requirement: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert found is not None
+    return re.sub(r"[-_.]+", "-", found[0]).lower()
+
+
+class _Imports(ast.NodeVisitor):
+    """Top-level names that a module imports, and whether inside a function."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, bool]] = []
+        self._depth = 0
+
+    def _inside(self, node: ast.AST) -> None:
+        self._depth += 1
+        self.generic_visit(node)
+        self._depth -= 1
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _inside
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._note(alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        assert node.level == 0, "imports are absolute"
+        self._note(node.module or "")
+
+    def _note(self, module: str) -> None:
+        self.found.append((module.partition(".")[0], self._depth > 0))
+
+
+def imports() -> Iterator[tuple[str, str, bool]]:
+    """(file, top-level module, whether imported lazily), of what is neither ours nor Python's."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        visitor = _Imports()
+        visitor.visit(ast.parse(path.read_text(encoding="utf-8")))
+        for module, lazy in visitor.found:
+            if module != "gatekeeper" and module not in sys.stdlib_module_names:
+                yield str(path.relative_to(ROOT)), module, lazy
+
+
+def test_t18_the_runtime_dependencies_are_five(project: dict[str, Any]) -> None:
+    assert {name_of(one) for one in project["dependencies"]} == RUNTIME
+
+
+def test_t18_every_runtime_dependency_has_a_lower_bound(project: dict[str, Any]) -> None:
+    assert [one for one in project["dependencies"] if ">=" not in one] == []
+
+
+def test_t18_no_requirement_names_a_place_of_its_own(project: dict[str, Any]) -> None:
+    """A URL would go past the index, and past the hashes of a lock file."""
+    every = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    assert [one for one in every if "@" in one or "://" in one] == []
+
+
+def test_t18_what_is_imported_at_once_is_a_runtime_dependency() -> None:
+    modules = {name.replace("-", "_") for name in RUNTIME}
+    foreign = [(file, name) for file, name, lazy in imports() if not lazy and name not in modules]
+    assert foreign == []
+
+
+def test_t18_what_is_imported_lazily_is_an_extra(project: dict[str, Any]) -> None:
+    extras = project["optional-dependencies"]
+    modules = {name.replace("-", "_") for name in RUNTIME}
+    for file, module, _ in imports():
+        if module in modules:
+            continue
+        assert module in EXTRAS, f"{file} imports {module}, which nobody declared"
+        brought = " ".join(map(name_of, extras[EXTRAS[module]]))
+        assert module in brought, f"the extra {EXTRAS[module]} does not bring {module}"
+
+
+def test_t18_importing_everything_brings_no_extra_in() -> None:
+    """Every module, in a fresh interpreter in which no extra can be imported."""
+    modules = sorted(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in PACKAGE.rglob("*.py")
+        if path.stem != "__main__"
+    )
+    code = (
+        "import importlib, sys\n"
+        f"for name in {sorted(EXTRAS)!r}:\n"
+        "    sys.modules[name] = None\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_t18_the_package_runs_no_code_of_others() -> None:
+    """Nothing unpickles, evaluates or shells out: what a site sends stays text."""
+    forbidden = {"pickle", "marshal", "shelve", "dill", "subprocess", "ctypes", "runpy"}
+    used = [
+        (str(path.relative_to(ROOT)), module)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for module in _top_level(path)
+        if module in forbidden
+    ]
+    assert used == []
+
+
+def _top_level(path: Path) -> list[str]:
+    visitor = _Imports()
+    visitor.visit(ast.parse(path.read_text(encoding="utf-8")))
+    return [module for module, _ in visitor.found]
