@@ -1,9 +1,9 @@
 """Raw text to `Target`: the one place where a URL is taken apart.
 
-Two roads lead to the same answer. `parse` is the whole of it: malformed text is refused,
-the authority is read by yarl, and the path is brought to the form in which it is sent.
-`split` is the hot one: it knows the authorities it has seen, and walks the long road only
-for text that is anything but ordinary.
+Two roads lead to the same answer. The long one is the whole of it: malformed text is refused,
+the authority is read by yarl, and the path is brought to the form in which it is sent. The
+short one knows the authorities it has seen, and is for ordinary text alone. `parse` and
+`split` take the short one where they can; a test holds it against the long one.
 
 No other URL parser may be used anywhere: parsers disagree about `①②⑦.0.0.1`, and where two
 of them disagree, one of them checks and the other one dials.
@@ -100,12 +100,22 @@ def parse(raw: str) -> Target:
     Only malformed text is refused here: which names, ports and addresses may be visited is
     the Guard's business.
     """
+    found = split_ordinary(raw)
+    if found is None:
+        return _parse_whole(raw)
+    origin, path = found
+    scheme, host, port = _places[origin]
+    return Target(scheme=scheme, host=host, port=port, origin=origin, path=path)
+
+
+def _parse_whole(raw: str) -> Target:
+    """The long road; the authority is remembered for the short one."""
     url = _read(raw)
     credentials, at, hostport = url.raw_authority.rpartition("@")
     host, port = _authority(raw, url.scheme, hostport)
     bracketed = f"[{host}]" if ":" in host else host
     suffix = "" if port == _PORTS[url.scheme] else f":{port}"
-    return Target(
+    target = Target(
         scheme=url.scheme,
         host=host,
         port=port,
@@ -113,6 +123,8 @@ def parse(raw: str) -> Target:
         path=_path(url, raw),
         userinfo=bool(credentials or at),
     )
+    _remember(raw, target)
+    return target
 
 
 def join(base: Target, reference: str) -> Target:
@@ -152,8 +164,7 @@ def split(raw: str) -> tuple[str, str]:
     found = split_ordinary(raw)
     if found is not None:
         return found
-    target = parse(raw)
-    _remember(raw, target.origin)
+    target = _parse_whole(raw)
     return target.origin, target.path
 
 
@@ -161,7 +172,7 @@ def split_ordinary(raw: str) -> tuple[str, str] | None:
     """What `split` gives, or None for text that takes `parse` to read: it decides nothing.
 
     For a hot path that has to look twice at anything odd: text with credentials, dot
-    segments, characters to escape or an authority not seen by `split` before is None.
+    segments, characters to escape or an authority not seen before is None.
     """
     end = raw.find("/", 8)  # 8: past `http://a` and `https://`
     origin = _seen.get(raw[: end + 1])  # with no slash at all: the empty text, never seen
@@ -209,20 +220,23 @@ def host_of(origin: str) -> str:
     return hostport.partition(":")[0]
 
 
-# Authorities that `split` has read, as they were written: `HTTPS://Example.com/` -> origin.
-# Emptied when full, which costs one parse an authority; a moving window would cost the hot
-# path a write for every question.
+# Authorities that were read, as they were written: `HTTPS://Example.com/` -> origin; and what
+# each origin is made of. Emptied when full, which costs one parse an authority; a moving window
+# would cost the hot path a write for every question.
 _seen: dict[str, str] = {}
+_places: dict[str, tuple[str, str, int]] = {}
 
 
-def _remember(raw: str, origin: str) -> None:
+def _remember(raw: str, target: Target) -> None:
     written = raw[: raw.find("/", 8) + 1]
     # Only an authority that ends at this slash, and holds no credentials, may stand for it.
     if not _WHOLE_AUTHORITY.match(written):
         return
     if len(_seen) >= _MAX_AUTHORITIES:
         _seen.clear()
-    _seen[written] = origin
+        _places.clear()
+    _seen[written] = target.origin
+    _places[target.origin] = (target.scheme, target.host, target.port)
 
 
 def _read(raw: str) -> URL:

@@ -89,7 +89,7 @@ class Wishes:
         And its file holds for one turn at least. Were the pace slower than the file's
         lifetime, every turn would go to robots.txt, and never one to a page.
         """
-        host = urls.parse(record.origin).host
+        host = urls.host_of(record.origin)
         if record.current.outcome is Outcome.DNS_NXDOMAIN:
             if self._scheduler.blocked(host) is None:
                 left = record.expires - self._clock.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 
 import ada_url
 import pytest
@@ -28,6 +29,7 @@ from gatekeeper.urls import (
 @pytest.fixture(autouse=True)
 def _nothing_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urls, "_seen", {})
+    monkeypatch.setattr(urls, "_places", {})
 
 
 # --- what is refused -------------------------------------------------------------------
@@ -337,10 +339,17 @@ _hostile = st.one_of(
 
 def _full(raw: str) -> tuple[str, str] | str:
     try:
-        target = parse(raw)
+        target = urls._parse_whole(raw)
     except InvalidURL as error:
         return error.problem
     return target.origin, target.path
+
+
+def _whole(read: Callable[[str], Target], raw: str) -> Target | str:
+    try:
+        return read(raw)
+    except InvalidURL as error:
+        return error.problem
 
 
 def _fast(raw: str) -> tuple[str, str] | str:
@@ -356,11 +365,13 @@ def _fast(raw: str) -> tuple[str, str] | str:
 @example(["http://b@a/", "http://b@a/c"])
 @example(["https://example.com/", "https://example.com/" + "a" * MAX_URL])
 @settings(max_examples=500, deadline=None)
-def test_split_gives_the_answer_of_the_full_parse(raws: list[str]) -> None:
+def test_both_roads_lead_to_the_same_answer(raws: list[str]) -> None:
     urls._seen.clear()
+    urls._places.clear()
     for _ in range(2):  # the second time every authority is known
         for raw in raws:
             assert _fast(raw) == _full(raw), raw
+            assert _whole(parse, raw) == _whole(urls._parse_whole, raw), raw
 
 
 @given(_hostile)
@@ -431,6 +442,7 @@ def test_authorities_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     for number in range(1_000):
         split(f"http://h{number}.example/")
     assert len(urls._seen) <= 100
+    assert len(urls._places) <= 100
 
 
 # --- beside another parser -------------------------------------------------------------

@@ -184,8 +184,6 @@ class Guard:
             target = urls.parse(raw)
         except InvalidURL as error:
             return Refusal(Kind.MALFORMED, str(error))
-        if not target.userinfo:
-            urls.split(raw)  # from now on this way to write the origin is an ordinary one
         return self._judge_target(target)
 
     def _judge_target(self, target: urls.Target) -> Refusal | None:
