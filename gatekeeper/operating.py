@@ -16,11 +16,11 @@ from gatekeeper.errors import ConfigError, GateClosed
 from gatekeeper.fetching.directory import Directory, DirectoryStats
 from gatekeeper.fetching.guard import Guard, GuardStats
 from gatekeeper.fetching.records import Record
+from gatekeeper.fetching.retrieval import Retrieval
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.scheduler import PacingStats, Scheduler
 from gatekeeper.prepared import PreparedAnswers
 from gatekeeper.robots import Policy, RobotsTxt, product_token
-from gatekeeper.storage.base import HistoryEntry, Storage
 from gatekeeper.storage.base import HistoryEntry, Storage
 from gatekeeper.wishes import Wishes
 
@@ -67,7 +67,6 @@ class Operated:
     _overrides: Overrides
     _scheduler: Scheduler
     _storage: Storage | None
-    _storage: Storage | None
     _wishes: Wishes
     _warm: dict[str, Record]
     _warm_allowed: int
@@ -103,15 +102,6 @@ class Operated:
         if standing.robots is None:
             return self._decider.closed_policy(agent)
         return self._decider.policy(record, standing.robots, agent)
-
-    async def history(self, origin: str) -> list[HistoryEntry]:
-        """Versions of the origin's robots.txt, oldest first; none without a storage.
-
-        Raises InvalidURL.
-        """
-        if self._storage is None:
-            return []
-        return await self._storage.history(urls.parse(origin).origin)
 
     async def history(self, origin: str) -> list[HistoryEntry]:
         """Versions of the origin's robots.txt, oldest first; none without a storage.
@@ -207,6 +197,15 @@ class Operated:
     ) -> Callable[[], None]:
         """Call `callback(origin, old, new)` when an origin's rules change; returns undo."""
         return self._open.subscribe(callback)
+
+    def on_retrieval(self, callback: Callable[[str, Retrieval, float], object]) -> None:
+        """Have `callback(origin, retrieval, seconds)` called after each robots.txt fetch.
+
+        `seconds` include the wait for turns, `retrieval.took` is the network alone. One
+        callback: a later one replaces it. It must be short and must not raise. It is called
+        in the context of whoever was the first to ask. Raises GateClosed.
+        """
+        self._open.on_retrieval = callback
 
     def stats(self) -> GateStats:
         """Counters and gauges of every room, at this moment."""

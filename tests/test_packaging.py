@@ -40,7 +40,7 @@ def name_of(requirement: str) -> str:
 
 
 class _Imports(ast.NodeVisitor):
-    """Top-level names that a module imports, and whether inside a function."""
+    """Top-level names that a module imports, and whether not at once, if ever at run time."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, bool]] = []
@@ -50,6 +50,12 @@ class _Imports(ast.NodeVisitor):
         self._depth += 1
         self.generic_visit(node)
         self._depth -= 1
+
+    def visit_If(self, node: ast.If) -> None:
+        if ast.unparse(node.test) == "TYPE_CHECKING":
+            self._inside(node)
+        else:
+            self.generic_visit(node)
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _inside
 

@@ -154,6 +154,9 @@ class Directory:
         self._overloaded = 0
         self._storage_errors = 0
         self._open = False
+        self.on_retrieval: Callable[[str, Retrieval, float], object] | None = None
+        """Told of each retrieval: origin, what it came to, seconds with the wait for turns.
+        It must be short and must not raise."""
         if getattr(fetcher, "known", self) is None:
             # A redirect that ends at another origin's /robots.txt consults its record.
             fetcher.known = self.known  # type: ignore[attr-defined]
@@ -338,6 +341,8 @@ class Directory:
         self._fetches += 1
         retrieval = await self._fetcher.fetch(origin, self._validators(record, origin))
         self._counts[retrieval.outcome.row.name] += 1
+        if self.on_retrieval is not None:
+            self.on_retrieval(origin, retrieval, self._clock.monotonic() - now)
         log.debug("robots.txt of %s: %s %s", origin, retrieval.outcome.name, retrieval.detail)
         # `text` is only held: absorbing finds it among the texts in use.
         text = await self._read_ahead(retrieval.body)

@@ -40,10 +40,12 @@ from gatekeeper.sidecar.routes import (
     hosts,
     leases,
 )
-from gatekeeper.sidecar.routing import Call, Router
+from gatekeeper.sidecar.routing import METHODS, Call, Router
+from gatekeeper.sidecar.tracing import Answer, tracing
 from gatekeeper.sidecar.wire import is_quick
 
 if TYPE_CHECKING:
+    from gatekeeper.fetching.retrieval import Retrieval
     from gatekeeper.gate import Gatekeeper
     from gatekeeper.sidecar.metrics import Sample
 
@@ -104,6 +106,12 @@ class Service:
         self.clients = Clients(config.server, self.clock)
         self.take_over(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
+        self._tracing = tracing(version)
+        self.handle: Answer = self._answer
+        """Answers one request; every error becomes a problem document."""
+        if self._tracing is not None:
+            self.handle = self._tracing.around(self._answer, self.router)
+        gate.on_retrieval(self._retrieved)
 
     def take_over(self, config: Config, tokens: Tokens) -> None:
         """Put a checked configuration in force: all of it or, by raising first, nothing."""
@@ -182,9 +190,15 @@ class Service:
     def decided(self, decision: Decision, call: Call) -> None:
         """Log one decision; the gate has counted it."""
         self.log.add(decision, call.id, call.client)
+        if self._tracing is not None:
+            self._tracing.decided(decision)
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request; every error becomes a problem document."""
+    def _retrieved(self, origin: str, retrieval: Retrieval, seconds: float) -> None:
+        self.metrics.robots_fetch.observe(retrieval.took)
+        if self._tracing is not None:
+            self._tracing.retrieved(origin, retrieval, seconds)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         request_id = f"{self._prefix}{next(self._counter):x}"
         where = "unmatched"
         try:
@@ -282,7 +296,4 @@ def _target(request: web.BaseRequest) -> tuple[str, str, str]:
 
 
 def _method(request: web.BaseRequest) -> str:
-    return request.method if request.method in _METHODS else "other"
-
-
-_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
+    return request.method if request.method in METHODS else "other"

@@ -68,6 +68,10 @@ class Metrics(Collector):
         self.queue_wait = Histogram(
             "gatekeeper_queue_wait_seconds", "Time from the request for a lease to its grant."
         )
+        self.robots_fetch = Histogram(
+            "gatekeeper_robots_fetch_seconds",
+            "Network time of one robots.txt retrieval, all its hops.",
+        )
         self.registry.register(self)
 
     def add_source(self, source: Callable[[], Iterable[Sample]]) -> None:
@@ -93,6 +97,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Everything, as families."""
         yield self.queue_wait.family()
+        yield self.robots_fetch.family()
         for kind, name, text, labels, values in self._own():
             yield _family(kind, name, text, labels, values)
         for source in self._sources:

@@ -15,7 +15,7 @@ from gatekeeper.sidecar.problems import Problem
 if TYPE_CHECKING:
     from gatekeeper.sidecar.app import Service
 
-__all__ = ["ANY", "Call", "Handler", "Route", "Router"]
+__all__ = ["ANY", "METHODS", "Call", "Handler", "Route", "Router"]
 
 
 @dataclass(slots=True)
@@ -31,6 +31,8 @@ class Call:
     """What stood in the `{...}` of the path, decoded."""
 
 
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
+"""Those that are told apart in counters and traces: a client may invent others."""
 ANY = "*"
 """As a route's method: whatever comes."""
 

@@ -39,6 +39,9 @@ class ScriptedGate:
 
     ready = True
 
+    def on_retrieval(self, callback: object) -> None:
+        """Nothing is retrieved here."""
+
     def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         return None
 
