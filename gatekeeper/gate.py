@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import AsyncExitStack, aclosing
 from types import TracebackType
 from typing import Self
 
@@ -93,6 +93,7 @@ class Gatekeeper(Operated):
             self, self._answers.at_once, self._scheduler, self._clock, self._decider.serial
         )
         self._middleware = gate_middleware(self, self._lessor.take)
+        self._own: aiohttp.ClientSession | None = None
         self._stack = AsyncExitStack()
         # The authority of the last question to `allowed`, with the slash behind it, where
         # that slash stands, and the record. At first one that no URL begins with.
@@ -156,14 +157,23 @@ class Gatekeeper(Operated):
         # connection pool would be waiting that no clock knows of.
         return guarded_connector(self.config, resolver=self._resolver, guard=self.guard, limit=0)
 
-    @asynccontextmanager
-    async def _own_session(self) -> AsyncIterator[aiohttp.ClientSession]:
-        async with aiohttp.ClientSession(
+    @property
+    def connector(self) -> aiohttp.BaseConnector:
+        """That of the session which fetches robots.txt, for another session on the same
+        connections (`connector_owner=False`); the gate closes it. Raises GateClosed.
+        """
+        connector = None if self._own is None else self._own.connector
+        if connector is None:
+            raise GateClosed("the gate has no session of its own, or is not open")
+        return connector
+
+    def _own_session(self) -> aiohttp.ClientSession:
+        self._own = aiohttp.ClientSession(
             connector=self.guarded_connector(),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,  # T19: a proxy from the environment would lead round the guard
-        ) as session:
-            yield session
+        )
+        return self._own
 
     # -- questions -------------------------------------------------------------------
 

@@ -74,7 +74,9 @@ async def polite_session(
     gate = Gatekeeper(user_agent, config=config, storage=storage, clock=clock, resolver=resolver)
     async with gate:
         session = aiohttp.ClientSession(
-            connector=gate.guarded_connector(),
+            # The connection that brought robots.txt brings the pages as well.
+            connector=gate.connector,
+            connector_owner=False,
             headers=headers,
             middlewares=(*inner, gate.middleware),
             **session_arguments,
