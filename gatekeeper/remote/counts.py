@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
 
 __all__ = ["RemoteStats"]
 
 
-class RemoteStats(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteStats:
     """What a client counts. All counters run since it was made."""
 
     asked: int

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
-import msgspec
 import pytest
 
 from gatekeeper import ConfigError, InvalidURL, Reason, State, Verdict
@@ -289,6 +289,6 @@ async def test_stats_are_frozen(world: FakeInternet, open_gate: Any) -> None:
     gate = await open_gate(world)
     await gate.check("http://a.test/")
     stats = gate.stats()
-    assert isinstance(stats, msgspec.Struct)
-    with pytest.raises(AttributeError):
-        stats.batches = 1
+    first = dataclasses.fields(stats)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(stats, first, 1)
