@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextvars import ContextVar
 
 import msgspec
 from aiohttp import ClientResponse
 
 from gatekeeper.clock import Clock, Deadline, Timer
 
-__all__ = ["Allowance", "Allowances", "allowance"]
+__all__ = ["Allowance", "Allowances"]
 
 _INF = float("inf")
 
@@ -138,7 +137,3 @@ class Allowance(msgspec.Struct, eq=False):
         elif self._task is not None:
             self._deadline = Deadline(self.among.clock, self._task)
             self._deadline.fire()
-
-
-allowance: ContextVar[Allowance | None] = ContextVar("gatekeeper_allowance", default=None)
-"""That of the request which is made in this context."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -24,7 +25,7 @@ from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import Guard, guarded_connector
 from gatekeeper.fetching.records import Record
 from gatekeeper.leasing import Lease, LeaseRequest, Lessor
-from gatekeeper.middleware import gate_middleware
+from gatekeeper.middleware import gate_passage
 from gatekeeper.operating import Operated, token_of
 from gatekeeper.pacing.intervals import NO_RATE
 from gatekeeper.pacing.scheduler import Scheduler
@@ -92,7 +93,9 @@ class Gatekeeper(Operated):
         self._lessor = Lessor(
             self, self._answers.at_once, self._scheduler, self._clock, self._decider.serial
         )
-        self._middleware = gate_middleware(self, self._lessor.take)
+        self.passage = gate_passage(self, self._lessor.take)
+        """`middleware`, for a session that gives each request an allowance of its own."""
+        self._middleware = partial(self.passage, None)
         self._own: aiohttp.ClientSession | None = None
         self._stack = AsyncExitStack()
         # The authority of the last question to `allowed`, with the slash behind it, where

@@ -7,10 +7,11 @@ whatever is written against it runs over either.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from aiohttp import (
     ClientError,
@@ -21,12 +22,21 @@ from aiohttp import (
 )
 from aiohttp.hdrs import RETRY_AFTER, USER_AGENT
 
-from gatekeeper.allowance import Allowance, allowance
+from gatekeeper.allowance import Allowance
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Denied
 from gatekeeper.robots import PageSignals, page_signals, product_token
 
-__all__ = ["Gate", "HeldLease", "adopt", "gate_middleware", "open_leases", "signals"]
+__all__ = [
+    "Gate",
+    "HeldLease",
+    "Passage",
+    "adopt",
+    "gate_middleware",
+    "gate_passage",
+    "open_leases",
+    "signals",
+]
 
 
 class HeldLease(Protocol):
@@ -115,6 +125,9 @@ def adopt(url: str) -> HeldLease | None:
 
 
 Take = Callable[[str, "asyncio.Task[object] | None"], HeldLease | None]
+Passage = Callable[
+    [Allowance | None, ClientRequest, ClientHandlerType], Coroutine[Any, Any, ClientResponse]
+]
 
 
 def gate_middleware(gate: Gate, take: Take | None = None) -> ClientMiddlewareType:
@@ -131,14 +144,20 @@ def gate_middleware(gate: Gate, take: Take | None = None) -> ClientMiddlewareTyp
     `take` is the gate's short road, if it has one: the URL's lease for the task, if it can be
     had at once, in no context's list; None where `gate.lease` has to be asked.
     """
+    return partial(gate_passage(gate, take), None)
 
-    async def polite(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+
+def gate_passage(gate: Gate, take: Take | None = None) -> Passage:
+    """What `gate_middleware` makes, for requests that have an allowance of their own."""
+
+    async def pass_gate(
+        own: Allowance | None, request: ClientRequest, handler: ClientHandlerType
+    ) -> ClientResponse:
         url, task = str(request.url), asyncio.current_task()
         adopted = adopt(url) if open_leases.get() else None
         lease = adopted or (None if take is None else take(url, task))
         if lease is None:
             lease = await _enter_detached(gate.lease(url))
-        own = allowance.get()
         started = asyncio.get_running_loop().time()
         try:
             if own is not None:
@@ -167,7 +186,7 @@ def gate_middleware(gate: Gate, take: Take | None = None) -> ClientMiddlewareTyp
                 connection.add_callback(lease.end)
         return response
 
-    return polite
+    return pass_gate
 
 
 def _failed(error: BaseException, lease: HeldLease, own: Allowance | None, started: float) -> bool:

@@ -6,7 +6,7 @@ Also the names of the guard, for sessions of one's own: `guarded_connector`, `Gu
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 from aiohttp import ClientResponse
 
-from gatekeeper.allowance import Allowance, Allowances, allowance
+from gatekeeper.allowance import Allowance, Allowances
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError
@@ -82,7 +82,7 @@ async def polite_session(
             **session_arguments,
         )
         times = Allowances(clock)
-        _keep_to_the_gate(session, gate, times)
+        _keep_to_the_gate(session, gate, times, inner)
         _gates[session] = gate
         try:
             async with session:
@@ -111,7 +111,9 @@ def _refuse_proxy(config: Config, proxy: object) -> None:
         )
 
 
-def _keep_to_the_gate(session: aiohttp.ClientSession, gate: Gatekeeper, times: Allowances) -> None:
+def _keep_to_the_gate(
+    session: aiohttp.ClientSession, gate: Gatekeeper, times: Allowances, inner: tuple[Any, ...]
+) -> None:
     """See every request's own timeout, proxy and middlewares before aiohttp does.
 
     aiohttp starts the total timeout before the middlewares run and has no public way to
@@ -122,7 +124,7 @@ def _keep_to_the_gate(session: aiohttp.ClientSession, gate: Gatekeeper, times: A
     usual, usual_unhurried = session.timeout, _unhurried(session.timeout)
 
     @functools.wraps(plain)
-    async def request(
+    def request(
         method: str,
         url: Any,
         *,
@@ -130,21 +132,23 @@ def _keep_to_the_gate(session: aiohttp.ClientSession, gate: Gatekeeper, times: A
         middlewares: Any = None,
         proxy: Any = None,
         **arguments: Any,
-    ) -> ClientResponse:
+    ) -> Coroutine[Any, Any, ClientResponse]:
         if proxy is not None:
             _refuse_proxy(gate.config, proxy)
             arguments["proxy"] = proxy
-        if middlewares is not None:
-            arguments["middlewares"] = (*middlewares, gate.middleware)
         wanted, unhurried = usual, usual_unhurried
         if timeout is not _NOT_GIVEN:
             wanted = _as_timeout(timeout, usual)
             unhurried = _unhurried(wanted)
-        mark = allowance.set(Allowance(times, wanted.total or None))  # 0, too, is no limit
-        try:
-            return await plain(method, url, timeout=unhurried, **arguments)
-        finally:
-            allowance.reset(mark)
+        left = Allowance(times, wanted.total or None)  # 0, too, is no limit
+        passage = functools.partial(gate.passage, left)
+        return plain(
+            method,
+            url,
+            timeout=unhurried,
+            middlewares=(*(inner if middlewares is None else middlewares), passage),
+            **arguments,
+        )
 
     # object's own: in asyncio's debug mode ClientSession warns of foreign attributes.
     object.__setattr__(session, "_request", request)
