@@ -65,6 +65,9 @@ class Promises:
             else:
                 # No request lies ahead, whatever the wall clock did since it was written.
                 scope.basis, scope.gap = min(record.next_at + shift - gap, now), gap
+                if gap <= DURABLE:
+                    # After a crash: it was kept for a block; later requests were not.
+                    scope.basis = max(scope.basis, books.floor_until - DURABLE)
         blocked = record.blocked_until + shift
         if blocked > now or record.failures or record.safe_interval or record.paused:
             history = scope.past()

@@ -124,7 +124,9 @@ def judge(log: Iterable[Seen], manners: Mapping[str, Manners], *, wall: float) -
         # The request that fetches the file can't know it.
         known = moment < request.at or (moment == request.at and not of_robots)
         before = hosts[request.host.partition(":")[0]]
-        found = [*_pace(request, before, asked, known, wall)]
+        # Whether an earlier journey to a file elsewhere came to its end, no log can tell.
+        paced = known and not (of_robots and 300 <= (request.status or 0) < 400)
+        found = [*_pace(request, before, asked, paced, wall)]
         if not of_robots:
             found += _rules(request, asked, known, led.get(_url(request)), wall)
         breaches += [Breach(kind, _url(request), request.at, detail) for kind, detail in found]

@@ -154,8 +154,9 @@ class World:
         return judge(self.internet.requests, self.manners, wall=WALL)
 
     def known(self) -> set[str]:
-        """The robots.txt files that were answered with a file or its absence."""
-        return {f"{origin}/robots.txt" for origin in answers(self.internet.requests)}
+        """The robots.txt that were answered with a file or its absence, and not elsewhere."""
+        direct = [r for r in self.internet.requests if not 300 <= (r.status or 0) < 400]
+        return {f"{origin}/robots.txt" for origin in answers(direct)}
 
     def fetched(self) -> list[str]:
         """The pages answered with 200, in the order of their names."""
