@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gatekeeper.config import PacingConfig
+from gatekeeper.pacing.blocks import History, Report
+
+PACING = PacingConfig(backoff_jitter=0.0)
+
+
+def tell(
+    history: History,
+    status: int | None,
+    now: float = 0.0,
+    *,
+    gap: float = 1.0,
+    retry_after: float | None = None,
+    pacing: PacingConfig = PACING,
+) -> bool:
+    return history.observe(Report(status, 0.1, retry_after), now, gap, pacing, random.Random(5))
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_refusal_blocks_for_a_minute(status: int) -> None:
+    history = History()
+    assert tell(history, status, 100.0)
+    assert history.blocked_until == 160.0
+
+
+def test_retry_after_is_obeyed_as_it_stands() -> None:
+    history = History()
+    tell(history, 429, 100.0, retry_after=120.0)
+    assert history.blocked_until == 220.0
+    assert history.reason == "429, Retry-After 120"
+
+
+@pytest.mark.parametrize(
+    ("status", "blocks"), [(301, True), (413, True), (None, True), (200, False)]
+)
+def test_retry_after_means_something_with_refusals_only(status: int | None, blocks: bool) -> None:
+    assert tell(History(), status, retry_after=30.0) is blocks
+
+
+def test_back_off_doubles_up_to_a_day() -> None:
+    history, now, waits = History(), 0.0, []
+    for _ in range(13):
+        tell(history, 503, now)
+        waits.append(history.blocked_until - now)
+        now = history.blocked_until
+    assert waits[:4] == [60.0, 120.0, 240.0, 480.0]
+    assert waits[-1] == 86_400.0
+
+
+def test_jitter_never_shortens_a_back_off() -> None:
+    pacing = PacingConfig(backoff_jitter=0.2)
+    for seed in range(50):
+        history = History()
+        history.observe(Report(503), 0.0, 1.0, pacing, random.Random(seed))
+        assert 60.0 <= history.blocked_until <= 72.0
+
+
+def test_thirty_quiet_minutes_after_the_block_forgive() -> None:
+    history = History()
+    for _ in range(3):
+        tell(history, 503, max(0.0, history.blocked_until))
+    end = history.blocked_until
+    tell(history, 503, end + 1799.0)
+    assert history.failures == 4
+    tell(history, 503, history.blocked_until + 1800.0)
+    assert history.failures == 1
+
+
+def test_an_earlier_end_never_shortens_a_block() -> None:
+    history = History()
+    tell(history, 429, 0.0, retry_after=500.0)
+    tell(history, 429, 1.0, retry_after=5.0)
+    assert history.blocked_until == 500.0
+    assert history.reason == "429, Retry-After 500"
+
+
+def test_the_rate_that_drew_a_429_is_remembered() -> None:
+    history = History()
+    tell(history, 429, gap=1.0)
+    assert history.safe == 2.0
+    for _ in range(2000):
+        tell(history, 200, 100.0)
+    assert 1.0 < history.safe < 1.2  # it creeps back, and never to what drew the 429
+
+
+def test_a_slow_site_is_not_slowed_beyond_its_own_wish() -> None:
+    history = History()
+    tell(history, 429, gap=3600.0)
+    assert history.safe == 3600.0
+
+
+def test_half_open_until_a_success() -> None:
+    history = History()
+    tell(history, 503)
+    tell(history, 404, 100.0)
+    assert history.probing
+    tell(history, 200, 101.0)
+    assert not history.probing
+
+
+def test_a_redirect_loop_of_successes_owes_nothing() -> None:
+    history = History()
+    tell(history, 200)
+    assert not history.owes(0.0, PACING)
+
+
+def test_an_address_is_tired_when_two_of_its_hosts_are_turned_away() -> None:
+    history = History()
+    assert not history.accused_by("a")
+    assert not history.accused_by("a")
+    assert history.accused_by("b")

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
+from gatekeeper.errors import ConfigError
+from gatekeeper.pacing.rules import HostRules, Rules
+
+
+@pytest.mark.parametrize(
+    ("host", "found"),
+    [
+        ("a.example.org", "a.example.org"),
+        ("b.example.org", "*.example.org"),
+        ("c.deep.example.org", "*.deep.example.org"),
+        ("example.org", "*"),  # `*.example.org` is every name below it
+        ("other.net", "*"),
+    ],
+)
+def test_the_most_specific_word_counts(host: str, found: str) -> None:
+    names = ("*", "*.example.org", "A.Example.org", "*.deep.example.org")
+    rule = HostRules([HostRule(match=name) for name in names]).find(host)
+    assert rule is not None
+    assert rule.match.lower() == found
+
+
+def test_one_object_for_all_hosts_of_a_rule() -> None:
+    rules = Rules(Config(host=(HostRule(match="*.example.org", interval=3.0),)))
+    assert rules.for_host("a.example.org") is rules.for_host("b.example.org")
+    assert rules.for_host("a.example.org").own == 3.0
+
+
+def test_an_override_replaces_and_goes_away() -> None:
+    rules = Rules(Config(host=(HostRule(match="a.example", interval=3.0, concurrency=4),)))
+    assert rules.override("a.example", 9.0, None).own == 9.0
+    assert rules.for_host("a.example").limit == 4
+    assert rules.override("a.example", None, None).own == 3.0
+
+
+def test_groups_and_domains_are_shared() -> None:
+    rules = Rules(
+        Config(
+            pacing=PacingConfig(domain_interval=0.5),
+            host=(HostRule(match="*.co.uk", group="uk"),),
+            group=(GroupRule(name="uk", interval=2.0, concurrency=3),),
+        )
+    )
+    assert rules.shared_names("www.shop.co.uk") == ("domain:shop.co.uk", "group:uk")
+    assert rules.shared_names("192.0.2.1") == ()
+    assert rules.shared_names("localhost") == ()
+    assert rules.for_shared("domain:shop.co.uk").default == 0.5
+    assert (rules.for_shared("group:uk").default, rules.for_shared("group:uk").limit) == (2.0, 3)
+
+
+def test_an_unknown_group_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no \[\[group\]\] named 'x'"):
+        Rules(Config(host=(HostRule(match="a", group="x"),)))
+
+
+def test_domains_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "publicsuffixlist", None)
+    with pytest.raises(ConfigError, match=r"gatekeeper\[psl\]"):
+        Rules(Config(pacing=PacingConfig(domain_interval=1.0)))

@@ -1,0 +1,621 @@
+"""Turns, as those see them who ask for them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import Config, GroupRule, HostRule
+from gatekeeper.errors import GateClosed, LeaseTimeout
+from gatekeeper.pacing.scheduler import REFETCH, Grant, Scheduler, Wish
+
+A, B = "a.example", "b.example"
+Make = Callable[..., Coroutine[Any, Any, Scheduler]]
+
+
+def wish(seconds: float | None) -> Callable[[], Wish]:
+    found = Wish(seconds, f"crawl-delay {seconds} s from robots.txt line 2")
+    return lambda: found
+
+
+class Visitor:
+    """Asks for turns in tasks, and remembers who got one when."""
+
+    def __init__(self, scheduler: Scheduler, clock: VirtualClock) -> None:
+        self.scheduler = scheduler
+        self.clock = clock
+        self.starts: list[tuple[str, float]] = []
+        self.grants: dict[str, Grant] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    def ask(self, name: str, host: str = A, *, hold: float | None = 0.0, **how: Any) -> None:
+        self.tasks[name] = asyncio.create_task(self._visit(name, host, hold, how))
+
+    async def _visit(self, name: str, host: str, hold: float | None, how: Any) -> None:
+        how.setdefault("admit", wish(1.0))
+        grant = await self.scheduler.acquire(f"https://{host}/{name}", host, **how)
+        self.starts.append((name, self.clock.monotonic() - 1000.0))
+        self.grants[name] = grant
+        if hold is not None:
+            if hold:
+                await self.clock.sleep(hold)
+            grant.report(200)
+            grant.release()
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.starts]
+
+    async def cancel(self, name: str) -> None:
+        self.tasks[name].cancel()
+        await asyncio.gather(self.tasks[name], return_exceptions=True)
+
+
+@pytest.fixture
+async def visitor(make: Make, clock: VirtualClock) -> Visitor:
+    return Visitor(await make(), clock)
+
+
+async def test_an_interval_counts_from_the_head_of_the_response(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    visitor.ask("first", hold=None, admit=wish(2.0))
+    visitor.ask("second", admit=wish(2.0))
+    await clock.elapse(3.0)
+    visitor.grants["first"].head()
+    await clock.elapse(1.0)
+    visitor.grants["first"].release()  # the body took another second
+    await clock.elapse(5.0)
+    assert visitor.starts == [("first", 0.0), ("second", 5.0)]
+
+
+async def test_no_second_lease_before_the_first_ones_head(make: Make, clock: VirtualClock) -> None:
+    visitor = Visitor(await make(concurrency=2), clock)
+    visitor.ask("first", hold=None)
+    visitor.ask("second")
+    await clock.elapse(30.0)
+    assert visitor.names == ["first"]
+
+
+async def test_without_an_interval_the_slots_alone_count(make: Make, clock: VirtualClock) -> None:
+    visitor = Visitor(await make(concurrency=2), clock)
+    for name in ("first", "second", "third"):
+        visitor.ask(name, hold=None, admit=wish(0.0))
+    await clock.settle()
+    assert visitor.names == ["first", "second"]
+    visitor.grants["second"].release()
+    await clock.settle()
+    assert visitor.names == ["first", "second", "third"]
+
+
+async def test_hosts_do_not_wait_for_each_other(visitor: Visitor, clock: VirtualClock) -> None:
+    visitor.ask("first", hold=None)
+    visitor.ask("elsewhere", B, hold=None)
+    await clock.settle()
+    assert visitor.names == ["first", "elsewhere"]
+
+
+async def test_higher_priority_first_then_first_come(visitor: Visitor, clock: VirtualClock) -> None:
+    visitor.ask("now")
+    await clock.settle()
+    for name, priority in (("x", 0), ("y", 5), ("z", 0), ("w", 5)):
+        visitor.ask(name, priority=priority)
+    await clock.elapse(10.0)
+    assert visitor.names == ["now", "y", "w", "x", "z"]
+
+
+async def test_hosts_take_turns_where_room_is_short(make: Make, clock: VirtualClock) -> None:
+    visitor = Visitor(await make(max_in_flight=1), clock)
+    for number in range(3):
+        visitor.ask(f"a{number}", A, hold=1.0, admit=wish(0.0))
+    for number in range(3):
+        visitor.ask(f"b{number}", B, hold=1.0, admit=wish(0.0))
+    await clock.elapse(10.0)
+    assert visitor.names == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+async def test_one_host_with_many_waiters_delays_none_of_the_others(
+    make: Make, clock: VirtualClock
+) -> None:
+    visitor = Visitor(await make(max_in_flight=2), clock)
+    for number in range(300):
+        visitor.ask(f"many{number}", A, hold=0.1, admit=wish(0.0))
+    for number in range(50):
+        visitor.ask(f"one{number}", f"h{number}.example", hold=0.1, admit=wish(0.0))
+    await clock.elapse(7.0)
+    assert sum(name.startswith("one") for name in visitor.names) == 50
+
+
+async def test_a_longer_text_read_meanwhile_counts_from_the_last_request(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    visitor.ask("under the old text", admit=wish(1.0))
+    await clock.settle()
+    visitor.ask("under the new text", admit=wish(10.0))
+    await clock.elapse(30.0)
+    assert visitor.starts == [("under the old text", 0.0), ("under the new text", 10.0)]
+
+
+async def test_a_refused_waiter_gets_the_refusal_and_the_turn_passes_on(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    def refuse() -> Wish:
+        raise PermissionError("now denied")
+
+    visitor.ask("first")
+    await clock.settle()
+    visitor.ask("denied", admit=refuse)
+    visitor.ask("second")
+    await clock.elapse(1.0)
+    assert visitor.names == ["first", "second"]
+    with pytest.raises(PermissionError):
+        await visitor.tasks["denied"]
+
+
+# --- robots.txt ----------------------------------------------------------------------------
+
+
+async def test_robots_go_before_pages_and_start_the_clock(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    visitor.ask("page")
+    await clock.settle()
+    visitor.ask("next page", priority=100)
+
+    async def robots() -> None:
+        grant = await visitor.scheduler.acquire_robots(f"https://{A}/robots.txt", A)
+        visitor.starts.append(("robots", clock.monotonic() - 1000.0))
+        await clock.sleep(0.5)
+        grant.release()
+
+    task = asyncio.create_task(robots())
+    await clock.elapse(10.0)
+    await task
+    assert visitor.starts == [("page", 0.0), ("robots", 1.0), ("next page", 2.5)]
+
+
+async def test_an_expired_policy_gives_the_turn_to_robots_and_keeps_the_place(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    scheduler, fresh = visitor.scheduler, False
+
+    async def refetch() -> None:
+        nonlocal fresh
+        grant = await scheduler.acquire_robots(f"https://{A}/robots.txt", A)
+        visitor.starts.append(("robots", clock.monotonic() - 1000.0))
+        await clock.sleep(4.0)
+        fresh = True
+        grant.release()
+
+    visitor.ask("stale", admit=lambda: Wish(1.0, "x") if fresh else REFETCH, refetch=refetch)
+    visitor.ask("behind", admit=wish(1.0))
+    await clock.elapse(20.0)
+    assert visitor.starts == [("robots", 0.0), ("stale", 5.0), ("behind", 6.0)]
+
+
+async def test_a_failed_refetch_ends_that_waiter_alone(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    async def refetch() -> None:
+        raise OSError("no route")
+
+    visitor.ask("stale", admit=lambda: REFETCH, refetch=refetch)
+    visitor.ask("behind")
+    await clock.settle()
+    assert visitor.names == ["behind"]
+    with pytest.raises(OSError, match="no route"):
+        await visitor.tasks["stale"]
+
+
+async def test_a_policy_that_stays_expired_is_not_asked_for_ever(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    async def refetch() -> None:
+        return None
+
+    visitor.ask("stale", admit=lambda: REFETCH, refetch=refetch)
+    await clock.settle()
+    with pytest.raises(LeaseTimeout, match="can't be renewed"):
+        await visitor.tasks["stale"]
+
+
+# --- patience ------------------------------------------------------------------------------
+
+
+async def test_no_patience_at_all(visitor: Visitor, clock: VirtualClock) -> None:
+    visitor.ask("first", hold=None)
+    await clock.settle()
+    visitor.ask("second", timeout=0.0)
+    await clock.settle()
+    with pytest.raises(LeaseTimeout):
+        await visitor.tasks["second"]
+    assert visitor.scheduler.stats().waiting == 0
+
+
+async def test_a_wait_that_can_not_end_in_time_is_not_begun(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    visitor.ask("first", admit=wish(60.0))
+    await clock.settle()
+    visitor.ask("second", timeout=30.0)
+    await clock.settle()
+    with pytest.raises(LeaseTimeout, match="due in 60") as caught:
+        await visitor.tasks["second"]
+    assert caught.value.retry_at is not None
+    assert caught.value.retry_at.timestamp() == pytest.approx(clock.wall() + 60.0)
+
+
+async def test_patience_ends(visitor: Visitor, clock: VirtualClock) -> None:
+    visitor.ask("first", hold=None)
+    visitor.ask("second", timeout=5.0)
+    await clock.elapse(4.9)
+    assert not visitor.tasks["second"].done()
+    await clock.elapse(0.1)
+    with pytest.raises(LeaseTimeout):
+        await visitor.tasks["second"]
+
+
+async def test_patience_ends_while_robots_are_fetched_and_after(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    async def refetch() -> None:
+        await clock.sleep(3.0)
+
+    stale = {"admit": lambda: REFETCH, "refetch": refetch}
+    visitor.ask("during", timeout=2.0, **stale)
+    await clock.elapse(2.0)
+    with pytest.raises(LeaseTimeout):
+        await visitor.tasks["during"]
+    visitor.ask("after", timeout=4.0, **stale)
+    await clock.elapse(4.0)
+    with pytest.raises(LeaseTimeout):
+        await visitor.tasks["after"]
+
+
+async def test_the_number_of_waiters_is_bounded(make: Make, clock: VirtualClock) -> None:
+    visitor = Visitor(await make(max_waiters=1), clock)
+    visitor.ask("first", hold=None)
+    visitor.ask("second")
+    visitor.ask("third")
+    await clock.settle()
+    with pytest.raises(LeaseTimeout, match="max_waiters"):
+        await visitor.tasks["third"]
+
+
+# --- cancellation --------------------------------------------------------------------------
+
+
+async def test_a_cancelled_waiter_leaves_no_trace(visitor: Visitor, clock: VirtualClock) -> None:
+    visitor.ask("first", hold=None)
+    visitor.ask("gone")
+    visitor.ask("second")
+    await clock.settle()
+    await visitor.cancel("gone")
+    visitor.grants["first"].release()
+    await clock.elapse(1.0)
+    assert visitor.names == ["first", "second"]
+    assert visitor.scheduler.stats().waiting == 0
+
+
+async def test_a_turn_handed_to_a_cancelled_waiter_is_passed_on(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    visitor.ask("first", hold=None)
+    visitor.ask("gone")
+    visitor.ask("second")
+    await clock.settle()
+    visitor.grants["first"].release()
+    clock.advance(1.0)  # the turn is given, and its owner has not run yet
+    await visitor.cancel("gone")
+    await clock.settle()
+    assert visitor.starts == [("first", 0.0), ("second", 1.0)]
+    assert visitor.scheduler.stats().passed_on == 1
+
+
+async def test_a_turn_that_nobody_wants_any_more_is_given_back_and_its_clock_kept(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    visitor.ask("first", hold=None)
+    visitor.ask("gone")
+    await clock.settle()
+    visitor.grants["first"].release()
+    clock.advance(1.0)
+    await visitor.cancel("gone")
+    visitor.ask("second")
+    await clock.elapse(5.0)
+    assert visitor.starts == [("first", 0.0), ("second", 2.0)]
+    assert visitor.scheduler.stats().in_flight == 0
+
+
+async def test_who_fetches_robots_may_be_cancelled(visitor: Visitor, clock: VirtualClock) -> None:
+    async def refetch() -> None:
+        await clock.sleep(60.0)
+
+    visitor.ask("stale", admit=lambda: REFETCH, refetch=refetch)
+    visitor.ask("behind")
+    await clock.settle()
+    assert visitor.names == []
+    await visitor.cancel("stale")
+    await clock.settle()
+    assert visitor.names == ["behind"]
+
+
+# --- the life of a lease -------------------------------------------------------------------
+
+
+async def test_a_lease_never_ended_ends_at_its_expiry_and_counts_as_used(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    visitor.ask("lost", hold=None, ttl=20.0)
+    visitor.ask("second")
+    await clock.elapse(60.0)
+    assert visitor.starts == [("lost", 0.0), ("second", 21.0)]
+    assert visitor.scheduler.stats().expired == 1
+
+
+async def test_the_usual_lifetime(make: Make, clock: VirtualClock) -> None:
+    visitor = Visitor(await make(lease_ttl=10.0), clock)
+    for host in (A, B):
+        visitor.ask(f"lost {host}", host, hold=None)
+        visitor.ask(f"second {host}", host)
+        await clock.elapse(1.0)
+    await clock.elapse(30.0)
+    assert visitor.starts[2:] == [(f"second {A}", 11.0), (f"second {B}", 12.0)]
+
+
+async def test_a_renewed_lease_lives_longer(visitor: Visitor, clock: VirtualClock) -> None:
+    visitor.ask("lost", hold=None, ttl=20.0)
+    visitor.ask("second")
+    await clock.elapse(10.0)
+    visitor.grants["lost"].renew(50.0)
+    await clock.elapse(90.0)
+    assert visitor.starts == [("lost", 0.0), ("second", 61.0)]
+
+
+async def test_give_back_frees_the_slot_and_keeps_the_clock(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    visitor.ask("unsent", hold=None)
+    visitor.ask("second")
+    await clock.elapse(0.4)
+    visitor.grants["unsent"].give_back()
+    await clock.elapse(5.0)
+    assert visitor.starts == [("unsent", 0.0), ("second", 1.0)]
+
+
+async def test_the_first_report_is_final(visitor: Visitor, clock: VirtualClock) -> None:
+    visitor.ask("first", hold=None)
+    await clock.settle()
+    visitor.grants["first"].report(200)
+    visitor.grants["first"].report(429, retry_after=1000.0)
+    assert visitor.scheduler.blocked(A) is None
+
+
+async def test_a_refusal_blocks_the_host_and_then_lets_one_probe_through(
+    make: Make, clock: VirtualClock
+) -> None:
+    visitor = Visitor(await make(concurrency=3), clock)
+    visitor.ask("refused", hold=None, admit=wish(0.0))
+    await clock.settle()
+    visitor.grants["refused"].report(503, retry_after="120")
+    visitor.grants["refused"].release()
+    for name in ("probe", "x", "y"):
+        visitor.ask(name, hold=None, admit=wish(0.0))
+    await clock.elapse(119.9)
+    assert visitor.names == ["refused"]
+    await clock.elapse(0.1)
+    assert visitor.names == ["refused", "probe"]
+    visitor.grants["probe"].report(200)
+    await clock.settle()
+    assert visitor.names == ["refused", "probe", "x", "y"]
+
+
+async def test_a_refusal_told_of_after_the_lease_expired_still_blocks(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    visitor.ask("late", hold=None, ttl=5.0)
+    await clock.elapse(10.0)
+    visitor.grants["late"].report(429, retry_after=100.0)
+    assert visitor.scheduler.blocked(A) is not None
+
+
+# --- scopes --------------------------------------------------------------------------------
+
+
+async def test_a_named_group_shares_one_clock(make: Make, clock: VirtualClock) -> None:
+    config = Config(
+        host=(HostRule(match="*.example", group="farm"),),
+        group=(GroupRule(name="farm", interval=5.0),),
+    )
+    visitor = Visitor(await make(config), clock)
+    for host in (A, B, "c.example"):
+        visitor.ask(host, host)
+    await clock.elapse(20.0)
+    assert visitor.starts == [(A, 0.0), (B, 5.0), ("c.example", 10.0)]
+
+
+async def test_a_group_bounds_what_is_in_flight(make: Make, clock: VirtualClock) -> None:
+    config = Config(
+        host=(HostRule(match="*.example", group="farm"),),
+        group=(GroupRule(name="farm", concurrency=2),),
+    )
+    visitor = Visitor(await make(config), clock)
+    for host in (A, B, "c.example", "d.example"):
+        visitor.ask(host, host, hold=10.0)
+    await clock.elapse(9.0)
+    assert visitor.names == [A, B]
+    await clock.elapse(9.0)
+    assert visitor.names == [A, B, "c.example", "d.example"]
+
+
+async def test_a_registered_domain_shares_one_clock(make: Make, clock: VirtualClock) -> None:
+    visitor = Visitor(await make(domain_interval=3.0), clock)
+    for host in ("a.shop.co.uk", "b.shop.co.uk", "b.other.co.uk"):
+        visitor.ask(host, host)
+    await clock.elapse(20.0)
+    assert visitor.starts == [
+        ("a.shop.co.uk", 0.0),
+        ("b.other.co.uk", 0.0),
+        ("b.shop.co.uk", 3.0),
+    ]
+
+
+async def test_an_address_is_tired_when_two_of_its_hosts_refuse(
+    make: Make, clock: VirtualClock
+) -> None:
+    visitor = Visitor(await make(address_interval=0.0), clock)
+    address = ("address:203.0.113.9",)
+    for host in (A, B):
+        visitor.ask(host, host, hold=None, scopes=address)
+        await clock.settle()
+        visitor.grants[host].report(429, retry_after=100.0)
+        visitor.grants[host].release()
+    visitor.ask("third", "c.example", scopes=address)
+    await clock.elapse(99.0)
+    assert visitor.names == [A, B]
+    await clock.elapse(2.0)
+    assert visitor.names == [A, B, "third"]
+
+
+# --- the operator --------------------------------------------------------------------------
+
+
+async def test_pause_and_resume(visitor: Visitor, clock: VirtualClock) -> None:
+    visitor.scheduler.pause(A)
+    visitor.ask("page")
+    await clock.elapse(100.0)
+    assert visitor.scheduler.paused(A)
+    assert visitor.names == []
+    visitor.scheduler.resume(A)
+    await clock.settle()
+    assert visitor.names == ["page"]
+
+
+async def test_block_and_lift(visitor: Visitor, clock: VirtualClock) -> None:
+    scheduler = visitor.scheduler
+    scheduler.block(A, clock.wall() + 500.0, "maintenance")
+    visitor.ask("page")
+    await clock.elapse(10.0)
+    assert scheduler.blocked(A) == (pytest.approx(clock.wall() + 490.0), "maintenance")
+    assert visitor.names == []
+    scheduler.block(A, clock.wall() - 1.0)
+    await clock.settle()
+    assert visitor.names == ["page"]
+
+
+async def test_an_override_counts_from_now_on(visitor: Visitor, clock: VirtualClock) -> None:
+    visitor.scheduler.set_override(A, interval=4.0)
+    for name in "xy":
+        visitor.ask(name)
+    await clock.elapse(20.0)
+    assert visitor.starts == [("x", 0.0), ("y", 4.0)]
+
+
+async def test_a_fault_of_ours_holds_pages_and_records_nothing(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    visitor.ask("failing", hold=None)
+    await clock.settle()
+    visitor.scheduler.freeze()
+    for _ in range(5):
+        visitor.grants["failing"].report(None, 10.0)
+    visitor.grants["failing"].release()
+    visitor.ask("page")
+    await clock.elapse(60.0)
+    assert visitor.names == ["failing"]
+    assert not any(view.kind == "back-off" for view in visitor.scheduler.why(A))
+    visitor.scheduler.thaw()
+    await clock.settle()
+    assert visitor.names == ["failing", "page"]
+
+
+async def test_dry_run_decides_and_counts_and_waits_for_nothing(
+    make: Make, clock: VirtualClock
+) -> None:
+    visitor = Visitor(await make(dry_run=True), clock)
+    for name in "xyz":
+        visitor.ask(name, admit=wish(10.0))
+    await clock.settle()
+    stats = visitor.scheduler.stats()
+    assert visitor.names == ["x", "y", "z"]
+    assert (stats.dry_waits, stats.dry_seconds) == (2, 30.0)
+
+
+async def test_why_names_every_clock(visitor: Visitor, clock: VirtualClock) -> None:
+    visitor.ask("page", hold=None, admit=wish(10.0))
+    await clock.settle()
+    visitor.grants["page"].report(429, retry_after="120")
+    said = {view.kind: view for view in visitor.scheduler.why(A)}
+    assert said["next"].source == "crawl-delay 10.0 s from robots.txt line 2"
+    assert said["block"].source == "429, Retry-After 120"
+    assert said["block"].seconds == pytest.approx(120.0)
+    assert said["in_flight"].source == "busy x1"
+    assert visitor.scheduler.why("unknown.example") == ()
+
+
+async def test_when_due_tells_once_and_takes_no_turn(visitor: Visitor, clock: VirtualClock) -> None:
+    told: list[float] = []
+    visitor.ask("page")
+    await clock.settle()
+    visitor.scheduler.when_due(A, lambda: told.append(clock.monotonic() - 1000.0))
+    cancelled = visitor.scheduler.when_due(A, lambda: told.append(-1.0))
+    cancelled()
+    await clock.elapse(1.0)
+    assert told == [1.0]
+    visitor.ask("another")
+    await clock.settle()
+    assert visitor.names == ["page", "another"]
+
+
+# --- lifecycle -----------------------------------------------------------------------------
+
+
+async def test_who_waits_at_the_end_is_told(visitor: Visitor, clock: VirtualClock) -> None:
+    visitor.ask("first", hold=None)
+    visitor.ask("second")
+    await clock.settle()
+    await visitor.scheduler.close()
+    with pytest.raises(GateClosed):
+        await visitor.tasks["second"]
+    with pytest.raises(GateClosed):
+        await visitor.scheduler.acquire("u", B, admit=wish(0.0))
+
+
+async def test_close_waits_for_open_leases(visitor: Visitor, clock: VirtualClock) -> None:
+    visitor.ask("page", hold=3.0)
+    await clock.settle()
+    closing = asyncio.create_task(visitor.scheduler.close(drain=10.0))
+    await clock.elapse(2.9)
+    assert not closing.done()
+    await clock.elapse(0.1)
+    assert closing.done()
+
+
+async def test_close_does_not_wait_for_ever(visitor: Visitor, clock: VirtualClock) -> None:
+    visitor.ask("page", hold=None)
+    await clock.settle()
+    closing = asyncio.create_task(visitor.scheduler.close(drain=10.0))
+    await clock.elapse(10.0)
+    assert closing.done()
+
+
+async def test_nothing_is_granted_before_open(clock: VirtualClock) -> None:
+    scheduler = Scheduler(Config(), clock=clock, rng=random.Random(1))
+    with pytest.raises(GateClosed):
+        await scheduler.acquire("u", A, admit=wish(0.0))
+
+
+async def test_turns_start_at_their_exact_moment(make: Make, clock: VirtualClock) -> None:
+    visitor = Visitor(await make(), clock)
+    odd = 1.0 + 1e-7  # less than a microsecond beyond one
+    for name in "xyz":
+        visitor.ask(name, admit=wish(odd))
+    await clock.elapse(10.0)
+    at = [start for _, start in visitor.starts]
+    assert at[1] == pytest.approx(odd, abs=1e-9)
+    assert at[2] >= at[1] + odd - 1e-9
