@@ -1,4 +1,4 @@
-"""One line a decision, off the way of the answer: a bounded ring that a task writes out."""
+"""One line a decision, off the way of the answer: a bounded ring that a thread writes out."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.sidecar.logs import wants_json
 from gatekeeper.sidecar.metrics import Sample
+from gatekeeper.sidecar.pen import Pen, put
 
 __all__ = ["DecisionLog", "DecisionRecord"]
 
 _PAUSE = 0.1
 """Seconds between two writes."""
 _RING = 20_000
+_PATIENCE = 1.0
+"""Seconds that the end of the service waits for the last lines to be taken."""
 _MAX_URL = 2048
 
 
@@ -64,7 +67,8 @@ class DecisionLog:
         self._ring: deque[_Entry] = deque()
         self._encoder = msgspec.json.Encoder()
         self.written = 0
-        self.dropped = 0
+        self._dropped = 0
+        self._lost = 0
 
     def adjust(self, server: ServerConfig) -> None:
         """Put other settings in force."""
@@ -90,7 +94,7 @@ class DecisionLog:
         if not self.enabled or (decision.verdict is Verdict.ALLOW and not self._all):
             return
         if len(self._ring) >= _RING:
-            self.dropped += 1
+            self._dropped += 1
             return
         self._ring.append((self._clock.wall(), decision, request, client))
 
@@ -102,37 +106,54 @@ class DecisionLog:
         wanted = [d for d in decisions if self._all or d.verdict is not Verdict.ALLOW]
         room = max(0, _RING - len(self._ring))
         self._ring.extend((now, decision, request, client) for decision in wanted[:room])
-        self.dropped += max(0, len(wanted) - room)
+        self._dropped += max(0, len(wanted) - room)
 
     async def run(self) -> None:
-        """Write until cancelled, then write what is left."""
+        """Have it written until cancelled, then what is left.
+
+        Where the log's reader has stopped, the ring fills up and what it has no room for is
+        dropped: only the pen waits.
+        """
+        pen = Pen(self._put)
         try:
             while True:
                 await self._clock.sleep(_PAUSE)
-                self.write()
+                if self._ring and pen.free:
+                    pen.give(self._page())
         finally:
-            self.write()
+            pen.give(self._page())
+            pen.finish(_PATIENCE)
 
     def write(self) -> None:
-        """Write a pause's worth; drop, and count, what exceeds `log_rate`."""
+        """Write a pause's worth at once."""
+        self._put(self._page())
+
+    def _page(self) -> list[str]:
+        """A pause's worth of lines; drops, and counts, what exceeds `log_rate`."""
         ring = self._ring
-        if not ring:
-            return
         lines = [self._line(ring.popleft()) for _ in range(min(len(ring), self._per_pause))]
         if len(ring) > self._per_pause:
             # More than can be written at the next turn: the oldest are let go.
             excess = len(ring) - self._per_pause
             for _ in range(excess):
                 ring.popleft()
-            self.dropped += excess
+            self._dropped += excess
+        return lines
+
+    def _put(self, lines: list[str]) -> None:
+        # The pen's thread: nobody else touches `written` and `_lost` while it writes.
         try:
-            self._stream.write("".join(lines))
-            self._stream.flush()
+            put(self._stream, lines)
         except (OSError, ValueError):
             # The log's reader is gone: answers matter more than their log.
-            self.dropped += len(lines)
+            self._lost += len(lines)
             return
         self.written += len(lines)
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were never written."""
+        return self._dropped + self._lost
 
     def _line(self, entry: _Entry) -> str:
         when, decision, request, client = entry

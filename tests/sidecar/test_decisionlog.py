@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 from typing import Any
 
 import msgspec
@@ -119,3 +120,35 @@ async def test_the_task_writes_the_rest_when_it_is_cancelled() -> None:
         "r-1",
         "r-2",
     ]
+
+
+async def test_t8_a_reader_that_has_stopped_holds_up_nobody_and_drops_are_counted() -> None:
+    reader, writer = os.pipe()
+    clock = VirtualClock()
+    with open(writer, "w") as stream, open(reader, "rb") as pipe:
+        log = DecisionLog(ServerConfig(log_format="json"), clock, stream=stream)
+        task = asyncio.create_task(log.run())
+        for _ in range(40):  # far more than a pipe and the ring hold; this loop is not held up
+            log.add_many([decision()] * 1000, "r-1", "c")
+            await clock.elapse(0.1)
+        dropped = log.dropped
+        # Somebody reads at last, until the end of the file.
+        reading = asyncio.create_task(asyncio.to_thread(pipe.read))
+        task.cancel()
+        await asyncio.wait([task])
+        stream.close()
+        lines = (await reading).splitlines()
+
+    assert dropped >= 40_000 - 20_000 - 2 * 1000
+    assert len(lines) == log.written
+    assert {json.loads(line)["request"] for line in lines} == {"r-1"}
+
+
+def test_lines_of_others_go_between_whole_lines(tmp_path: Any) -> None:
+    with open(tmp_path / "log", "w") as stream:
+        log = DecisionLog(ServerConfig(log_format="json"), VirtualClock(), stream=stream)
+        log.add_many([decision()] * 500, "r-1", "c")
+        log.write()
+    lines = (tmp_path / "log").read_text().splitlines()
+
+    assert [json.loads(line)["id"] for line in lines] == ["d-7"] * 500
