@@ -29,8 +29,9 @@ Request = tuple[tuple[str, ...], float | tuple[float, ...]]
 class Reservation(NamedTuple):
     """A start that belongs to the asker alone.
 
-    `start_at` is on the asker's monotonic clock. A remote ledger adds the wait it was
-    told to the moment at which the answer arrived: a slow network only delays.
+    `start_at` is on the asker's monotonic clock; a remote ledger converts. The answer may
+    arrive a little after it: starts are booked for a little longer than the interval, and
+    one that arrives or is used later than that is thrown away.
     `epoch` grows when a ledger lost or moved its book; older reservations are void then.
     """
 

@@ -14,7 +14,6 @@ from collections.abc import Coroutine
 from gatekeeper.clock import Clock
 from gatekeeper.pacing.books import Books
 from gatekeeper.pacing.ledger import Ledger, Request, Reservation, Scope
-from gatekeeper.pacing.turns import LATE
 from gatekeeper.pacing.waiters import Line
 
 __all__ = ["RemoteLedger"]
@@ -24,6 +23,9 @@ _log = logging.getLogger(__name__)
 MAX_BATCH = 128
 MAX_CALLS = 16
 """Calls of the ledger under way at once; what comes meanwhile goes with the next."""
+SLACK = 0.05
+"""Seconds by which a start may be used late at first. Starts are booked that much longer."""
+MAX_SLACK = 10.0
 RETRY_INITIAL = 0.1
 RETRY_MAX = 5.0
 
@@ -42,15 +44,14 @@ class RemoteLedger:
         self._pushing = False
         self._scheduled = False
         self._epoch: int | None = None
+        self._slack = SLACK
         self._closed = False
         self.failures = 0
 
     def request(self, line: Line, gaps: tuple[float, ...]) -> None:
         """Ask for a start of this line, together with others that ask at the moment."""
         names = (line.scope.name, *(other.name for other in line.scope.shared))
-        # Booked a little longer than needed: a start may be used that much late.
-        padded = tuple(gap + LATE if gap > 0 else 0.0 for gap in gaps)
-        self._wanted.append((line, (names, padded)))
+        self._wanted.append((line, (names, gaps)))
         self._schedule()
 
     def push(self, scope: Scope, until: float, reason: str) -> None:
@@ -84,13 +85,13 @@ class RemoteLedger:
         task.add_done_callback(self._tasks.discard)
 
     async def _reserve(self, batch: list[tuple[Line, Request]]) -> None:
-        answers: list[Reservation | None] = [None] * len(batch)
         delay = RETRY_INITIAL
         try:
             while True:
+                slack = self._slack
                 try:
-                    found = await self._ledger.reserve([request for _, request in batch])
-                    answers = [self._accept(Reservation(*one)) for one in found]
+                    asked = [(names, _padded(gaps, slack)) for _, (names, gaps) in batch]
+                    answers = [Reservation(*one) for one in await self._ledger.reserve(asked)]
                     if len(answers) != len(batch):
                         raise ValueError(f"{len(batch)} asked, {len(answers)} answered")
                     break
@@ -101,18 +102,25 @@ class RemoteLedger:
         finally:
             self._calls -= 1
         now = self._clock.monotonic()
+        turns = self._books.turns
         for (line, _), answer in zip(batch, answers, strict=True):
-            self._books.turns.answered(line, answer, now)
-        self._books.turns.run(now)
+            good_until = answer.start_at + slack
+            accepted = self._accepts(answer, good_until, now)
+            turns.answered(line, answer if accepted else None, good_until, now)
+        turns.run(now)
         self._schedule()
 
-    def _accept(self, answer: Reservation) -> Reservation | None:
-        """None for a start booked in a book that was lost since."""
+    def _accepts(self, answer: Reservation, good_until: float, now: float) -> bool:
+        """Not a start booked in a book that was lost since, nor one that came too late."""
         if self._epoch is None or answer.epoch > self._epoch:
             if self._epoch is not None:
                 self._books.turns.void_reservations()
             self._epoch = answer.epoch
-        return answer if answer.epoch == self._epoch else None
+        if now > good_until:
+            # The wire is slower than thought. What is booked next allows for that.
+            self._slack = min(MAX_SLACK, max(self._slack, 2 * (now - answer.start_at)))
+            return False
+        return answer.epoch == self._epoch
 
     async def _push_all(self) -> None:
         delay = RETRY_INITIAL
@@ -143,3 +151,9 @@ class RemoteLedger:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _padded(gaps: float | tuple[float, ...], slack: float) -> tuple[float, ...]:
+    """Booked a little longer than needed, since a start may be used a little late."""
+    each = gaps if isinstance(gaps, tuple) else (gaps,)
+    return tuple(gap + slack if gap > 0 else 0.0 for gap in each)

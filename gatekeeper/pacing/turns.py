@@ -23,10 +23,7 @@ from gatekeeper.pacing.waiters import REFETCH, ROBOTS, Line, LineState, Offer, W
 if TYPE_CHECKING:
     from gatekeeper.pacing.books import Books
 
-__all__ = ["LATE", "Remote", "Turns"]
-
-LATE = 0.05
-"""Seconds by which a reservation may be used late; it is booked that much longer."""
+__all__ = ["Remote", "Turns"]
 
 _ID_BITS = 24
 _ID_MASK = (1 << _ID_BITS) - 1
@@ -332,7 +329,7 @@ class Turns:
     def _reserved(self, line: Line, wish: Wish, now: float, remote: Remote) -> bool:
         """Is there a start of the ledger to be used now? Otherwise one is asked for."""
         held = line.reservation
-        if held is not None and held.start_at <= now <= held.start_at + LATE:
+        if held is not None and held.start_at <= now <= line.good_until:
             return True
         # Others count from its start: used late, it would come too close to theirs.
         line.reservation = None
@@ -342,16 +339,14 @@ class Turns:
         remote.request(line, (own, *others))
         return False
 
-    def answered(self, line: Line, reservation: Reservation | None, now: float) -> None:
-        """The ledger's answer, or None to ask again. `run` must follow."""
+    def answered(
+        self, line: Line, reservation: Reservation | None, good_until: float, now: float
+    ) -> None:
+        """The ledger's answer, good until a moment, or None to ask again. `run` must follow."""
         line.reserving = False
-        if line.scope.line is not line:
-            return  # everybody left: the reservation is spent
-        if reservation is not None and reservation.start_at < now:
-            # A start is the asker's from the moment it learns of it.
-            reservation = reservation._replace(start_at=now)
-        line.reservation = reservation
-        self.requeue(line.scope, now)
+        if line.scope.line is line:  # otherwise everybody left: the reservation is spent
+            line.reservation, line.good_until = reservation, good_until
+            self.requeue(line.scope, now)
 
     def void_reservations(self) -> None:
         """The ledger lost its book: what it promised before is worth nothing."""

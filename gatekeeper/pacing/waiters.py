@@ -29,6 +29,7 @@ Offer = Wish | Literal["refetch", "passed"]
 ROBOTS = float("inf")
 """The priority of robots.txt: before every page of its host."""
 
+_INF = float("inf")
 _order = itertools.count()
 
 
@@ -93,6 +94,7 @@ class Line:
     __slots__ = (
         "away",
         "due",
+        "good_until",
         "id",
         "only",
         "parked",
@@ -118,6 +120,8 @@ class Line:
         self.reserving = False
         """An answer of the ledger is awaited."""
         self.reservation: Reservation | None = None
+        self.good_until = _INF
+        """Others count from the reserved start: used later, it would be too close to theirs."""
 
     def add(self, waiter: Waiter) -> None:
         """Join, behind those of the same priority."""
@@ -179,6 +183,3 @@ class Line:
         if self.reservation is not None and self.reservation.start_at > due:
             return self.reservation.start_at
         return due
-
-
-_INF = float("inf")

@@ -1,0 +1,277 @@
+"""What outlives a process: clocks, blocks, back-off, pauses, and what a crash leaves open."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import Config, PacingConfig
+from gatekeeper.pacing.scheduler import Grant, Scheduler, Wish
+from gatekeeper.storage.base import ClockRecord
+from tests.pacing_support import FakeStorage
+
+HOST = "a.example"
+DAY = 86_400.0
+
+
+class Runs:
+    """One scheduler after another over the same storage; tells how long a turn takes."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.storage = FakeStorage()
+
+    async def start(self, **pacing: object) -> None:
+        self.scheduler = Scheduler(
+            Config(pacing=PacingConfig(**pacing)),  # type: ignore[arg-type]
+            clock=self.clock,
+            rng=random.Random(1),
+            storage=self.storage,
+        )
+        await self.scheduler.open()
+
+    async def take(self, seconds: float | None = 10.0, host: str = HOST) -> Grant:
+        wish = Wish(seconds, "crawl-delay")
+        return await self.scheduler.acquire("u", host, admit=lambda: wish)
+
+    async def wait_for_turn(self, seconds: float | None = 10.0, host: str = HOST) -> float:
+        begun = self.clock.monotonic()
+        grant: list[Grant] = []
+
+        async def ask() -> None:
+            grant.append(await self.take(seconds, host))
+
+        import asyncio
+
+        task = asyncio.create_task(ask())
+        await self.clock.elapse(2 * DAY)
+        await task
+        return grant[0].start_at - begun
+
+    async def crash(self, down: float = 0.0, **pacing: object) -> None:
+        self.storage = self.storage.crash()
+        await self.scheduler.close()
+        await self.clock.elapse(down)
+        await self.start(**pacing)
+
+    async def restart(self, down: float = 0.0) -> None:
+        await self.scheduler.close()
+        await self.clock.elapse(down)
+        await self.start()
+
+
+@pytest.fixture
+async def runs(clock: VirtualClock) -> Runs:
+    return Runs(clock)
+
+
+Again = Callable[[Runs, float], Awaitable[None]]
+AGAIN: list[Again] = [lambda runs, down: runs.crash(down), lambda runs, down: runs.restart(down)]
+
+
+@pytest.mark.parametrize("again", AGAIN, ids=["crash", "restart"])
+async def test_a_clock_goes_on_where_it_was(runs: Runs, again: Again) -> None:
+    await runs.start()
+    grant = await runs.take(10.0)
+    grant.report(200)
+    grant.release()
+    await again(runs, 4.0)
+    assert await runs.wait_for_turn(10.0) == pytest.approx(6.0)
+    await runs.scheduler.close()
+
+
+async def test_a_text_that_asks_for_more_now_counts_from_the_same_request(runs: Runs) -> None:
+    await runs.start()
+    grant = await runs.take(10.0)
+    grant.release()
+    await runs.crash(4.0)
+    assert await runs.wait_for_turn(30.0) == pytest.approx(26.0)
+    await runs.scheduler.close()
+
+
+async def test_a_lease_open_at_a_crash_counts_as_just_used(runs: Runs) -> None:
+    await runs.start()
+    await runs.take(10.0)
+    await runs.crash(25.0)  # the request may have left just before
+    assert await runs.wait_for_turn(10.0) == pytest.approx(10.0)
+    await runs.scheduler.close()
+
+
+async def test_clocks_too_short_to_be_kept_count_as_just_used_after_a_crash(runs: Runs) -> None:
+    await runs.start()
+    grant = await runs.take(0.8)
+    grant.release()
+    assert HOST not in runs.storage.durable
+    await runs.crash()
+    assert await runs.wait_for_turn(0.8) >= 0.8
+    await runs.scheduler.close()
+
+
+async def test_a_clean_restart_delays_nobody_else(runs: Runs) -> None:
+    await runs.start()
+    (await runs.take(10.0)).release()
+    await runs.restart()
+    assert await runs.wait_for_turn(10.0, "never.seen.example") == 0.0
+    await runs.scheduler.close()
+
+
+@pytest.mark.parametrize("again", AGAIN, ids=["crash", "restart"])
+async def test_a_block_and_its_reason_survive(runs: Runs, again: Again) -> None:
+    await runs.start()
+    grant = await runs.take(1.0)
+    grant.report(429, retry_after=600.0)
+    grant.release()
+    await again(runs, 100.0)
+    blocked = runs.scheduler.blocked(HOST)
+    assert blocked is not None
+    assert blocked[1] == "429, Retry-After 600"
+    assert await runs.wait_for_turn(1.0) == pytest.approx(500.0)
+    await runs.scheduler.close()
+
+
+async def test_back_off_doubles_across_a_restart(runs: Runs) -> None:
+    await runs.start(backoff_jitter=0.0)
+    grant = await runs.take(0.0)
+    grant.report(503)
+    grant.release()
+    await runs.crash(60.0, backoff_jitter=0.0)
+    grant = await runs.take(0.0)
+    grant.report(503)
+    blocked = runs.scheduler.blocked(HOST)
+    assert blocked is not None
+    assert blocked[0] - runs.clock.wall() == pytest.approx(120.0)
+    await runs.scheduler.close()
+
+
+async def test_the_safe_rate_survives(runs: Runs) -> None:
+    await runs.start()
+    grant = await runs.take(2.0)
+    grant.report(429, retry_after=0)
+    grant.release()
+    await runs.crash(10.0)
+    grant = await runs.take(2.0)
+    grant.report(200)
+    grant.release()
+    assert await runs.wait_for_turn(2.0) == pytest.approx(4.0)
+    await runs.scheduler.close()
+
+
+async def test_a_pause_survives(runs: Runs) -> None:
+    await runs.start()
+    runs.scheduler.pause(HOST)
+    await runs.crash()
+    assert runs.scheduler.paused(HOST)
+    await runs.scheduler.close()
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+async def test_a_jump_of_the_wall_clock_breaks_no_block(runs: Runs, days: int) -> None:
+    await runs.start()
+    grant = await runs.take(1.0)
+    grant.report(429, retry_after=600.0)
+    grant.release()
+    runs.clock.jump_wall(days * DAY)
+    await runs.clock.elapse(40.0)
+    await runs.crash(60.0)
+    assert await runs.wait_for_turn(1.0) == pytest.approx(500.0, abs=0.1)
+    await runs.scheduler.close()
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+async def test_a_jump_of_the_wall_clock_moves_no_clock(runs: Runs, days: int) -> None:
+    await runs.start()
+    (await runs.take(10.0)).release()
+    await runs.clock.elapse(2.0)
+    runs.clock.jump_wall(days * DAY)
+    assert await runs.wait_for_turn(10.0) == pytest.approx(8.0)
+    await runs.scheduler.close()
+
+
+async def test_a_clock_that_lies_a_day_ahead_by_a_jump_is_not_believed(runs: Runs) -> None:
+    await runs.start()
+    (await runs.take(10.0)).release()
+    await runs.scheduler.close()
+    runs.clock.jump_wall(-DAY)
+    await runs.start()
+    assert await runs.wait_for_turn(10.0) <= 10.0
+    await runs.scheduler.close()
+
+
+async def test_what_can_not_be_made_durable_is_not_granted(runs: Runs) -> None:
+    await runs.start()
+    runs.storage.fails = True
+    with pytest.raises(OSError, match="disk full"):
+        await runs.take(10.0)
+    assert runs.scheduler.stats().in_flight == 0
+    runs.storage.fails = False
+    await runs.scheduler.close()
+
+
+async def test_a_block_that_can_not_be_made_durable_is_in_force_all_the_same(runs: Runs) -> None:
+    await runs.start()
+    grant = await runs.take(0.0)
+    runs.storage.fails = True
+    with pytest.raises(OSError, match="disk full"):
+        grant.report(429, retry_after=60.0)
+    runs.storage.fails = False
+    assert runs.scheduler.blocked(HOST) is not None
+    await runs.scheduler.close()
+
+
+async def test_a_promise_precedes_the_grant(runs: Runs) -> None:
+    await runs.start()
+    await runs.take(10.0)
+    record = runs.storage.durable[HOST]
+    assert record.next_at == pytest.approx(runs.clock.wall() + 10.0)
+    await runs.scheduler.close()
+
+
+async def test_records_of_others_are_read_with_care(runs: Runs, clock: VirtualClock) -> None:
+    runs.storage.durable[HOST] = ClockRecord(
+        scope=HOST, next_at=clock.wall() + 7.0, block_reason="interval nonsense"
+    )
+    await runs.start()
+    assert await runs.wait_for_turn(1.0) == pytest.approx(7.0)
+    await runs.scheduler.close()
+
+
+# --- bounds --------------------------------------------------------------------------------
+
+
+async def test_idle_hosts_are_forgotten_when_there_are_too_many(runs: Runs) -> None:
+    await runs.start(max_hosts=100)
+    for number in range(500):
+        (await runs.take(0.0, f"h{number}.example")).release()
+    stats = runs.scheduler.stats()
+    assert stats.scopes <= 100
+    assert stats.evicted >= 400
+    assert stats.spilled == 0
+    await runs.scheduler.close()
+
+
+async def test_hosts_that_are_owed_something_are_spilled_and_come_back(runs: Runs) -> None:
+    await runs.start(max_hosts=100)
+    for number in range(300):
+        (await runs.take(1000.0, f"h{number}.example")).release()
+    stats = runs.scheduler.stats()
+    assert stats.scopes <= 100
+    assert stats.spilled >= 200
+    assert runs.scheduler.why("h0.example") == ()
+    assert await runs.wait_for_turn(1000.0, "h0.example") == pytest.approx(1000.0)
+    await runs.scheduler.close()
+
+
+async def test_without_storage_nobody_owed_is_forgotten(clock: VirtualClock) -> None:
+    scheduler = Scheduler(
+        Config(pacing=PacingConfig(max_hosts=10)), clock=clock, rng=random.Random(1)
+    )
+    await scheduler.open()
+    wish = Wish(1000.0, "x")
+    for number in range(10):
+        (await scheduler.acquire("u", f"h{number}", admit=lambda: wish)).release()
+    with pytest.raises(TimeoutError, match="max_hosts"):
+        await scheduler.acquire("u", "one too many", admit=lambda: wish)
+    await scheduler.close()
