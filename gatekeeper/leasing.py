@@ -101,7 +101,8 @@ class Lease(msgspec.Struct, eq=False):
             return
         if self._head_at is None:
             self._head_at = self._lessor.clock.monotonic()
-        self._note(status)
+        if isinstance(self._answer, Decision):
+            self._note(status)
         grant.reported = True
         elapsed = self._head_at - grant.start_at
         grant.books.report(grant, status, elapsed, retry_after, None, rate_limit)
@@ -266,8 +267,8 @@ class Origin(Protocol):
         """The decision about a URL; `number` makes its id."""
 
 
-AtOnce = Callable[[str], tuple[Origin, str] | None]
-"""Whose URL it is, and its path, where it is known at a glance that it is welcome."""
+AtOnce = Callable[[str], Origin | None]
+"""Whose URL it is, where it is known at a glance that it is welcome."""
 
 
 class Answers(Protocol):
@@ -313,14 +314,11 @@ class Lessor:
 
         The check before and the check at the grant are the same moment here.
         """
-        found = self._at_once(url)
-        if found is None:
+        origin = self._at_once(url)
+        if origin is None or origin.wish is None:
             return None
-        origin = found[0]
-        host, wish = origin.host, origin.wish
-        if wish is None:
-            return None
-        grant = self._scheduler.take(url, host, wish)
+        host = origin.host
+        grant = self._scheduler.take(url, host, origin.wish)
         if grant is None:
             return None
         lease = Lease(self, grant, url, host, owner, origin, next(self._serial))

@@ -160,20 +160,20 @@ class PreparedAnswers:
                 answers[-1] = replace(pattern.decision, url=url, id=f"{prefix}{next(serial):x}")
         return answers
 
-    def at_once(self, url: str) -> tuple[Prepared, str] | None:
-        """For the agent of the house: whose URL it is, and its path, if it is welcome.
+    def at_once(self, url: str) -> Prepared | None:
+        """For the agent of the house: the answers of the URL's origin, if it is welcome.
 
         None says nothing. Only a URL that is spelt in its normal form is answered about.
         """
         cut = url.find("/", 8)  # behind `https://`
         record = self.warm.get(url[:cut])
-        if record is None or cut < 0 or record.ready is None or record.prepared is None:
+        if record is None or cut < 0 or record.ready is None:
             return None
         path = url[cut:]
         if not record.ready(path) or "#" in path or not path.isascii() or path == _ROBOTS_TXT:
             return None
-        prepared: Prepared | None = record.prepared.get(self._house)
-        return None if prepared is None else (prepared, path)
+        house: Prepared | None = record.house
+        return house
 
     def keep(self, decision: Decision, path: str, record: Record, agent: str) -> None:
         """Let the next URL that the same rule decides have its answer from this one.
@@ -204,4 +204,6 @@ class PreparedAnswers:
                 wish = self._pace(record, agent)
                 prepared = Prepared(record, policy, decide, wish, self._keep)
                 record.prepared[agent] = prepared
+                if agent == self._house:
+                    record.house = prepared
         return prepared

@@ -81,6 +81,7 @@ class Record:
         "expires",
         "fresh_until",
         "good",
+        "house",
         "origin",
         "page_ok",
         "policies",
@@ -129,9 +130,11 @@ class Record:
         self.policies: dict[str, Policy] = {} if text is None else text.policies
         self.ready: QuickAnswer | None = None
         self.prepared: dict[str, Any] | None = None
-        """Both set by whoever decides; a new record begins without, and one that leaves
+        self.house: Any = None
+        """All set by whoever decides; a new record begins without, and one that leaves
         `Directory.warm` loses them. `ready` answers about the text behind the authority, for
-        the agent of the house; `prepared` holds whole answers, by agent."""
+        the agent of the house; `prepared` holds whole answers, by agent, and `house` those for
+        the agent of the house."""
 
     @property
     def reachable(self) -> bool:
@@ -219,7 +222,7 @@ class Record:
 
     def retire(self) -> None:
         """It is no longer warm: whoever still holds it has to look at the clock."""
-        self.ready = self.prepared = None
+        self.ready = self.prepared = self.house = None
 
     def __repr__(self) -> str:
         return f"Record({self.origin!r}, {self.current.outcome.row.name}, step={self.step})"

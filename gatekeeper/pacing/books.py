@@ -153,15 +153,23 @@ class Books:
 
     def free_now(self, scope: Scope, now: float) -> bool:
         """May somebody take a turn of this host without standing in line?"""
-        if scope.line is not None or scope.due_at() > now:
+        if scope.history is None:  # as `due_at` has it, without the call
+            if (
+                scope.basis + scope.gap > now
+                or scope.in_flight >= scope.settings.limit
+                or (scope.unheaded and scope.gap > 0)
+            ):
+                return False
+        elif scope.due_at() > now:
             return False
         turns = self.turns
-        if turns.halted or self.frozen or self.in_flight >= self.max_in_flight or turns.behind:
+        if scope.line is not None or turns.halted or turns.behind or turns.remote is not None:
             return False
-        for other in scope.shared:
-            if other.line is not None or other.due_at() > now:
-                return False
-        return turns.remote is None
+        if self.frozen or self.in_flight >= self.max_in_flight:
+            return False
+        return not scope.shared or all(
+            other.line is None and other.due_at() <= now for other in scope.shared
+        )
 
     def try_take(
         self, scope: Scope, wish: Wish, now: float, url: str, ttl: float | None

@@ -94,7 +94,7 @@ class Scheduler(Controls):
         """
         books = self._books
         scope = books.scopes.get(host)
-        if scope is None or self._pacing.dry_run:
+        if scope is None or scope.line is not None or self._pacing.dry_run:
             return None
         now = self._clock.monotonic()
         return books.try_take(scope, wish, now, url, None) if books.free_now(scope, now) else None
