@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gatekeeper.pacing.overflow import Backlog, Overflow
+
+
+@pytest.fixture
+def overflow() -> Iterator[Overflow]:
+    made = Overflow()
+    yield made
+    made.close()
+
+
+def drain(backlog: Backlog) -> list[str]:
+    return [backlog.pop()[2] for _ in range(len(backlog))]
+
+
+def test_first_come_first_served_through_the_file(overflow: Overflow) -> None:
+    backlog = Backlog(1, overflow, limit=4)
+    urls = [f"u{number}" for number in range(2000)]
+    for url in urls:
+        backlog.put(url, 0)
+    assert overflow.rows > 1900
+    assert drain(backlog) == urls
+    assert overflow.rows == 0
+
+
+def test_lanes_are_kept_apart(overflow: Overflow) -> None:
+    lanes = [Backlog(number, overflow, limit=2) for number in range(3)]
+    for number in range(30):
+        lanes[number % 3].put(f"u{number}", 0)
+    assert drain(lanes[1]) == [f"u{number}" for number in range(1, 30, 3)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_mixture_comes_out_in_order(overflow: Overflow, seed: int) -> None:
+    rng = random.Random(seed)
+    backlog = Backlog(7, overflow, limit=3)
+    waiting: list[tuple[float, int, str]] = []
+    number = 0
+    for _ in range(3000):
+        if waiting and rng.random() < 0.48:
+            expected = min(waiting)
+            waiting.remove(expected)
+            entry = backlog.pop()
+            assert entry[2] == expected[2]
+            if rng.random() < 0.2:
+                backlog.put_back(entry)
+                waiting.append(expected)
+        else:
+            number += 1
+            priority = rng.choice((0, 0, 0, 1, 5))
+            backlog.put(f"u{number}", priority)
+            waiting.append((-priority, number, f"u{number}"))
+        assert len(backlog) == len(waiting)
+        assert backlog.rank() <= min(waiting, default=(0.0,))[0]
+
+
+def test_the_file_goes_where_it_is_told_and_goes_away(tmp_path: Path) -> None:
+    path = tmp_path / "scratch.sqlite"
+    overflow = Overflow(path)
+    backlog = Backlog(1, overflow, limit=1)
+    for number in range(1000):
+        backlog.put(f"u{number}", 0)
+    assert path.exists()
+    overflow.close()
+    overflow.close()
+    assert not path.exists()
+
+
+def test_an_empty_backlog_has_nothing(overflow: Overflow) -> None:
+    with pytest.raises(IndexError):
+        Backlog(1, overflow, limit=1).pop()

@@ -1,0 +1,420 @@
+"""The queue over a real scheduler, and a gate whose answers the test decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gatekeeper import urls
+from gatekeeper.clock import VirtualClock, utc
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.errors import Deferred, Denied, GateClosed, InvalidURL
+from gatekeeper.pacing.queue import PoliteQueue, Turn
+from gatekeeper.pacing.scheduler import Grant, Scheduler, Wish
+
+ALLOW, DENY, DEFER = Verdict.ALLOW, Verdict.DENY, Verdict.DEFER
+
+
+class FakeGate:
+    """Just enough of a gate: `said` holds the answers, `cold` the unknown origins."""
+
+    def __init__(self, scheduler: Scheduler, clock: VirtualClock) -> None:
+        self.scheduler = scheduler
+        self.clock = clock
+        self.said: dict[str, Verdict] = {}
+        self.retry_at: float = 0.0
+        self.cold: dict[str, float] = {}
+        """Seconds that asking for the robots.txt of an origin takes."""
+        self.interval = 1.0
+        self.asking = self.most_asking = 0
+
+    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        target = urls.parse(url)
+        if target.origin in self.cold:
+            return None
+        verdict = self.said.get(url, self.said.get(target.origin, ALLOW))
+        if verdict is DEFER and self.clock.wall() >= self.retry_at:
+            verdict = ALLOW
+        return Decision(
+            verdict=verdict,
+            reason=Reason.RULE,
+            url=url,
+            origin=target.origin,
+            user_agent="bot",
+            retry_at=utc(self.retry_at) if verdict is DEFER else None,
+        )
+
+    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
+        origin = urls.parse(url).origin
+        if origin not in self.cold:
+            return self.answer(url)
+        self.asking += 1
+        self.most_asking = max(self.asking, self.most_asking)
+        await self.clock.sleep(self.cold[origin])
+        self.asking -= 1
+        del self.cold[origin]
+        return self.answer(url)
+
+    def answer(self, url: str) -> Decision:
+        decision = self.peek(url)
+        assert decision is not None
+        return decision
+
+    @asynccontextmanager
+    async def lease(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+    ) -> AsyncIterator[Grant]:
+        decision = await self.check(url)
+        if decision.verdict is not ALLOW:
+            raise (Denied if decision.verdict is DENY else Deferred)(decision)
+        grant = await self.scheduler.acquire(
+            url,
+            urls.parse(url).host,
+            priority=priority,
+            timeout=timeout,
+            admit=lambda: Wish(self.interval, "x"),
+        )
+        try:
+            yield grant
+        finally:
+            grant.release()
+
+    def when_due(
+        self, host: str, callback: Callable[[], object], *, priority: float = 0
+    ) -> Callable[[], None]:
+        return self.scheduler.when_due(host, callback, priority=priority)
+
+
+class Crawl:
+    """Workers of one queue, and what they got when."""
+
+    def __init__(self, queue: PoliteQueue, clock: VirtualClock) -> None:
+        self.queue = queue
+        self.clock = clock
+        self.got: list[tuple[str, float]] = []
+        self.workers: list[asyncio.Task[None]] = []
+
+    def start(self, workers: int = 1, hold: float = 0.0) -> None:
+        self.workers += [asyncio.create_task(self._work(hold)) for _ in range(workers)]
+
+    async def _work(self, hold: float) -> None:
+        while True:
+            turn = await self.queue.get()
+            async with turn:
+                self.got.append((turn.url, round(self.clock.monotonic() - 1000.0, 6)))
+                if hold:
+                    await self.clock.sleep(hold)
+
+    @property
+    def urls(self) -> list[str]:
+        return [url for url, _ in self.got]
+
+    async def stop(self) -> None:
+        for worker in self.workers:
+            worker.cancel()
+        await asyncio.gather(*self.workers, return_exceptions=True)
+
+
+@pytest.fixture
+async def gate(make: Any, clock: VirtualClock) -> FakeGate:
+    return FakeGate(await make(), clock)
+
+
+@pytest.fixture
+async def queue(gate: FakeGate) -> AsyncIterator[PoliteQueue]:
+    async with PoliteQueue(gate, in_memory=4) as made:
+        yield made
+
+
+@pytest.fixture
+async def crawl(queue: PoliteQueue, clock: VirtualClock) -> AsyncIterator[Crawl]:
+    made = Crawl(queue, clock)
+    yield made
+    await made.stop()
+
+
+def page(host: str, name: object) -> str:
+    return f"https://{host}.example/{name}"
+
+
+async def test_each_url_comes_when_its_host_is_due(
+    queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
+) -> None:
+    for number in range(3):
+        await queue.put(page("a", number))
+        await queue.put(page("b", number))
+    crawl.start()
+    await clock.elapse(10.0)
+    assert sorted(crawl.got, key=lambda item: (item[1], item[0])) == [
+        (page("a", 0), 0.0),
+        (page("b", 0), 0.0),
+        (page("a", 1), 1.0),
+        (page("b", 1), 1.0),
+        (page("a", 2), 2.0),
+        (page("b", 2), 2.0),
+    ]
+
+
+async def test_more_urls_than_fit_in_memory_come_in_order(
+    queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
+) -> None:
+    for number in range(100):
+        queue.put_nowait(page("a", number))
+    assert queue.stats().overflowed > 90
+    crawl.start(3)
+    await clock.elapse(120.0)
+    assert crawl.urls == [page("a", number) for number in range(100)]
+
+
+async def test_priority_goes_first_within_and_across_hosts(
+    queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
+) -> None:
+    await queue.put(page("a", "low"))
+    await queue.put(page("b", "low"))
+    await queue.put(page("b", "high"), priority=5)
+    crawl.start()
+    await clock.elapse(5.0)
+    assert crawl.urls == [page("b", "high"), page("a", "low"), page("b", "low")]
+
+
+async def test_a_denied_url_is_told_of_and_done(gate: FakeGate, clock: VirtualClock) -> None:
+    told: list[str] = []
+
+    async def on_denied(decision: Decision) -> None:
+        await asyncio.sleep(0)
+        told.append(decision.url)
+
+    async with PoliteQueue(gate, on_denied=on_denied) as queue:
+        crawl = Crawl(queue, clock)
+        for number in range(200):
+            gate.said[page("a", number)] = DENY
+            await queue.put(page("a", number))
+        await queue.put(page("a", "good"))
+        crawl.start()
+        await clock.elapse(1.0, turns=1000)
+        assert len(told) == 200
+        assert crawl.got == [(page("a", "good"), 0.0)]  # refused ones cost no turn
+        await queue.join()
+        await crawl.stop()
+
+
+async def test_a_url_denied_at_the_grant_is_done_as_well(
+    gate: FakeGate,
+    queue: PoliteQueue,
+    crawl: Crawl,
+    clock: VirtualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate.said[page("a", 1)] = DENY
+    known = gate.peek
+    seen: list[str] = []
+
+    def late(url: str, **how: Any) -> Decision | None:
+        seen.append(url)
+        return known(url.replace("/1", "/0") if len(seen) == 1 else url, **how)
+
+    monkeypatch.setattr(gate, "peek", late)
+    await queue.put(page("a", 1))
+    crawl.start()
+    await clock.elapse(1.0)
+    assert crawl.urls == []
+    assert queue.stats().denied == 1
+
+
+async def test_a_deferred_origin_comes_back_by_itself_and_holds_nobody(
+    gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
+) -> None:
+    gate.said["https://a.example"] = DEFER
+    gate.retry_at = clock.wall() + 50.0
+    await queue.put(page("a", 0))
+    await queue.put(page("a", 1))
+    await queue.put(page("b", 0))
+    crawl.start()
+    await clock.elapse(100.0)
+    assert crawl.got == [(page("b", 0), 0.0), (page("a", 0), 50.0), (page("a", 1), 51.0)]
+
+
+async def test_a_slow_origin_holds_nobody_up(
+    gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
+) -> None:
+    gate.cold = {"https://slow.example": 30.0, "https://quick.example": 0.1}
+    for host in ("slow", "quick", "warm"):
+        await queue.put(page(host, 0))
+    crawl.start()  # a single worker
+    await clock.elapse(40.0)
+    assert crawl.got == [
+        (page("warm", 0), 0.0),
+        (page("quick", 0), 0.1),
+        (page("slow", 0), 30.0),
+    ]
+
+
+async def test_not_everybody_is_asked_for_robots_at_once(
+    gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
+) -> None:
+    gate.cold = {f"https://h{number}.example": 1.0 for number in range(500)}
+    for number in range(500):
+        await queue.put(page(f"h{number}", 0))
+    crawl.start()
+    await clock.elapse(30.0)
+    assert gate.most_asking <= 100
+    assert len(crawl.got) == 500
+
+
+async def test_put_waits_for_room(gate: FakeGate, clock: VirtualClock) -> None:
+    async with PoliteQueue(gate, maxsize=2) as queue:
+        await queue.put(page("a", 0))
+        await queue.put(page("a", 1))
+        assert queue.full()
+        with pytest.raises(asyncio.QueueFull):
+            queue.put_nowait(page("a", 2))
+        waiting = asyncio.create_task(queue.put(page("a", 2)))
+        await clock.settle()
+        assert not waiting.done()
+        async with await queue.get():
+            await clock.settle()
+            assert waiting.done()
+        assert queue.qsize() == 2
+
+
+async def test_a_cancelled_put_passes_its_wake_up_on(gate: FakeGate, clock: VirtualClock) -> None:
+    async with PoliteQueue(gate, maxsize=1) as queue:
+        await queue.put(page("a", 0))
+        first = asyncio.create_task(queue.put(page("b", 1)))
+        second = asyncio.create_task(queue.put(page("c", 2)))
+        await clock.settle()
+        turn = await queue.get()  # wakes the first
+        first.cancel()
+        await clock.settle()
+        assert second.done()
+        async with turn:
+            pass
+
+
+async def test_join_waits_until_every_turn_was_left(
+    queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
+) -> None:
+    await queue.put(page("a", 0))
+    await queue.put(page("a", 1))
+    joined = asyncio.create_task(queue.join())
+    crawl.start(hold=5.0)
+    await clock.elapse(10.0)
+    assert not joined.done()
+    await clock.elapse(3.0)
+    assert joined.done()
+
+
+async def test_a_cancelled_get_leaves_url_and_turn(
+    queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
+) -> None:
+    await queue.put(page("a", 0))
+    async with await queue.get():
+        pass
+    await queue.put(page("a", 1))
+    getting = asyncio.create_task(queue.get())
+    await clock.settle()
+    getting.cancel()
+    await asyncio.gather(getting, return_exceptions=True)
+    assert queue.qsize() == 1
+    crawl.start()
+    await clock.elapse(5.0)
+    assert crawl.got == [(page("a", 1), 1.0)]
+
+
+async def test_a_turn_given_back_stands_where_it_stood(
+    queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
+) -> None:
+    for number in range(3):
+        await queue.put(page("a", number))
+    turn: Turn = await queue.get()
+    await turn.give_back()
+    crawl.start()
+    await clock.elapse(10.0)
+    assert crawl.urls == [page("a", number) for number in range(3)]
+    await queue.join()
+
+
+async def test_the_slots_of_a_host_are_all_used(make: Any, clock: VirtualClock) -> None:
+    gate = FakeGate(await make(concurrency=3), clock)
+    gate.interval = 0.0
+    async with PoliteQueue(gate) as queue:
+        crawl = Crawl(queue, clock)
+        for number in range(6):
+            await queue.put(page("a", number))
+        crawl.start(10, hold=2.0)
+        await clock.elapse(5.0)
+        assert [at for _, at in crawl.got] == [0.0, 0.0, 0.0, 2.0, 2.0, 2.0]
+        await crawl.stop()
+
+
+async def test_the_queue_gets_its_share_of_a_host_that_others_ask_too(
+    gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
+) -> None:
+    async def other() -> None:
+        while True:
+            async with gate.lease(page("a", "other")):
+                pass
+
+    others = [asyncio.create_task(other()) for _ in range(3)]
+    for number in range(5):
+        await queue.put(page("a", number))
+    crawl.start()
+    await clock.elapse(60.0)
+    assert len(crawl.got) == 5
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+async def test_two_origins_of_a_host_share_its_clock(
+    queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
+) -> None:
+    await queue.put("https://a.example/s")
+    await queue.put("http://a.example/p")
+    crawl.start(2)
+    await clock.elapse(5.0)
+    assert crawl.got == [("https://a.example/s", 0.0), ("http://a.example/p", 1.0)]
+
+
+async def test_text_that_is_no_url_is_refused_at_once(queue: PoliteQueue) -> None:
+    with pytest.raises(InvalidURL):
+        await queue.put("mailto:a@example.org")
+    assert queue.empty()
+
+
+async def test_close_lets_everybody_go(gate: FakeGate, clock: VirtualClock) -> None:
+    queue = PoliteQueue(gate, maxsize=1)
+    gate.cold = {"https://a.example": 1000.0}
+    await queue.put(page("a", 0))
+    getting = asyncio.create_task(queue.get())
+    putting = asyncio.create_task(queue.put(page("b", 0)))
+    joining = asyncio.create_task(queue.join())
+    await clock.settle()
+    await queue.close()
+    await queue.close()
+    for task in (getting, putting):
+        with pytest.raises(GateClosed):
+            await task
+    await joining
+
+
+async def test_a_hundred_hosts_and_many_workers_take_each_url_once(
+    gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
+) -> None:
+    wanted = {page(f"h{host}", number) for host in range(100) for number in range(10)}
+    for url in sorted(wanted):
+        await queue.put(url)
+    crawl.start(30, hold=0.2)
+    await clock.elapse(60.0)
+    assert sorted(crawl.urls) == sorted(wanted)
+    await queue.join()
+    assert queue.stats().origins == 0
