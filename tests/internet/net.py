@@ -43,7 +43,9 @@ class Listener:
         """The real port; the socket is bound, and listens, from the first asking on."""
         if tls not in self._ports:
             family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            # The protocol said outright: asyncio switches Nagle's algorithm off only then,
+            # and with it a piece would wait for 40 real milliseconds.
+            sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             sock.setblocking(False)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
