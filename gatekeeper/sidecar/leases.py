@@ -17,9 +17,10 @@ import heapq
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from gatekeeper.clock import Clock, Timer, utc
 from gatekeeper.config import ServerConfig
@@ -43,8 +44,7 @@ _REMEMBERED = 10_000
 """Ended leases whose late or repeated report is still understood."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """What a client asks for."""
 
     url: str
@@ -54,8 +54,7 @@ class Wanted:
     user_agent: str | None
 
 
-@dataclass(slots=True)
-class Held:
+class Held(msgspec.Struct, eq=False):
     """A lease in a client's hands."""
 
     id: str
