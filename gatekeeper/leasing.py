@@ -180,17 +180,23 @@ class LeaseRequest:
         self._agent = agent
         self._lease: Lease | None = None
 
+    def at_once(self) -> Lease | None:
+        """Enter without waiting, if that can be seen at a glance; None says nothing."""
+        if self._agent is not None:
+            return None
+        lease = self._lessor.take(self._url, asyncio.current_task())
+        if lease is not None:
+            self._lease = lease
+            open_leases.set((*open_leases.get(), lease))
+        return lease
+
     async def __aenter__(self) -> Lease:
-        # A coroutine less where the turn can be had at once.
-        lease = None
-        if self._agent is None:
-            lease = self._lessor.take(self._url, asyncio.current_task())
+        lease = self.at_once()
         if lease is None:
-            lease = await self._lessor.acquire(
+            lease = self._lease = await self._lessor.acquire(
                 self._url, priority=self._priority, timeout=self._timeout, user_agent=self._agent
             )
-        self._lease = lease
-        open_leases.set((*open_leases.get(), lease))
+            open_leases.set((*open_leases.get(), lease))
         return lease
 
     async def __aexit__(

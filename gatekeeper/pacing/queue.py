@@ -93,6 +93,8 @@ class Turn:
     `url` is the text that was put. Enter it soon: the lease is open already.
     """
 
+    __slots__ = ("_entry", "_held", "_lane", "_over", "_queue", "lease")
+
     def __init__(self, queue: PoliteQueue, lane: Lane, entry: Entry, held: Any, lease: Any) -> None:
         self._queue = queue
         self._lane = lane
@@ -274,14 +276,20 @@ class PoliteQueue:
         entry = lane.backlog.pop()
         self._size -= 1
         url = entry[2]
+        # Others ask this host too: whoever misses its turn stands in line the next time.
+        patience = PATIENCE if lane.misses else 0.0
+        held = self._gate.lease(url, priority=round(-entry[0]), timeout=patience)
         try:
+            lease = held.at_once() if hasattr(held, "at_once") else None
+            if lease is not None:
+                return self._taken(lane, entry, held, lease)
             decision = self._gate.peek(url)
             if decision is None:
                 self._keep(lane, entry)
                 self._ask(lane)
                 return None
             if decision.verdict is Verdict.ALLOW:
-                return await self._take(lane, entry)
+                return self._taken(lane, entry, held, await held.__aenter__())
             await self._refused(lane, entry, decision)
         except Deferred as error:
             await self._refused(lane, entry, error.decision)
@@ -299,12 +307,8 @@ class PoliteQueue:
             raise
         return None
 
-    async def _take(self, lane: Lane, entry: Entry) -> Turn:
-        # Others ask this host too: whoever misses its turn stands in line the next time.
-        patience = PATIENCE if lane.misses else 0.0
-        held = self._gate.lease(entry[2], priority=round(-entry[0]), timeout=patience)
-        lease = await held.__aenter__()
-        # No await from here on: whoever is cancelled now has not got it.
+    def _taken(self, lane: Lane, entry: Entry, held: Any, lease: Any) -> Turn:
+        # No await since the lease was had: whoever is cancelled now has not got it.
         lane.misses = 0
         self._got += 1
         self._place(lane)

@@ -230,6 +230,9 @@ class Scheduler(Controls):
         scope = self._books.host(host)
         watch = Watch(callback, priority)
         now = self._clock.monotonic()
+        if self._books.free_now(scope, now):
+            watch.offer()  # nobody stands in line, and none is needed
+            return _undone
         self._turns.join(scope, watch, now)
         self._turns.run(now)
 
@@ -239,3 +242,7 @@ class Scheduler(Controls):
             self._turns.run(now)
 
         return cancel
+
+
+def _undone() -> None:
+    """There is nothing left to undo."""
