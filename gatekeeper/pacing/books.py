@@ -330,8 +330,8 @@ class Books:
             if began and self.keeper is not None:
                 self._keep(grant, now)
         finally:
-            turns = self.turns
-            if scope.line is not None or grant.others or turns.ready or turns.behind:
+            # The slot stays taken: only others of the host's slots can be waited for.
+            if grant.others or (scope.line and scope.in_flight < scope.settings.limit):
                 self._after(grant, now)
 
     def _observe(self, grant: Grant, report: Report, now: float) -> None:

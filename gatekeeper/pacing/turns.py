@@ -27,6 +27,8 @@ __all__ = ["Remote", "Turns"]
 
 _ID_BITS = 24
 _ID_MASK = (1 << _ID_BITS) - 1
+_NOISE = 1e-9
+"""Seconds: sums of floats that should be equal differ by less."""
 _NEAR = -2
 """A line's `due` while its exact moment stands in `_near`."""
 _HELD, _TIMED, _READY, _PARKED, _SERVING = LineState
@@ -134,7 +136,7 @@ class Turns:
     def _place(self, line: Line, now: float) -> None:
         """Put a line that no queue holds where its clock says: READY, TIMED or HELD."""
         due = line.due_at()
-        if due <= now:
+        if due <= now + _NOISE:
             line.state = _READY
             line.due = int(now * 1_000_000)
             self.ready.append(line)
@@ -166,7 +168,7 @@ class Turns:
 
     def _sweep(self) -> None:
         """Drop stale hints: lines that came and went before their moment."""
-        self._heap = [
+        self._heap[:] = [
             line.due << _ID_BITS | line.id
             for line in self._lines
             if line is not None and line.state is _TIMED and line.due != _NEAR
@@ -178,8 +180,15 @@ class Turns:
         """The moment of the next hint, inf if there is none."""
         if self.behind:
             return INF  # there is no room: the end of a lease is what it takes
-        hint = (self._heap[0] >> _ID_BITS) / 1_000_000 if self._heap else INF
-        return min(hint, self._near[0][0]) if self._near else hint
+        first = INF
+        if self._heap:
+            # A hint is rounded down: the line itself knows the exact moment.
+            entry = self._heap[0]
+            hint = (entry >> _ID_BITS) / 1_000_000
+            line = self._lines[entry & _ID_MASK]
+            exact = hint if line is None else line.due_at()
+            first = min(max(hint, exact), hint + 1e-6)
+        return min(first, self._near[0][0]) if self._near else first
 
     # --- the turn -----------------------------------------------------------------------
 
@@ -207,8 +216,7 @@ class Turns:
                     line = self._lines[entry & _ID_MASK]
                     if line is not None and line.state is _TIMED and line.due == entry >> _ID_BITS:
                         self._serve(line, now)
-                    heap = self._heap  # a sweep makes a new one
-                elif near and near[0][0] <= now:
+                elif near and near[0][0] <= now + _NOISE:
                     line = self._lines[heapq.heappop(near)[1]]
                     if line is not None and line.state is _TIMED and line.due == _NEAR:
                         self._serve(line, now)
@@ -225,7 +233,7 @@ class Turns:
             return
         scope = line.scope
         while (waiter := line.first()) is not None:
-            if line.due_at() > now:
+            if line.due_at() > now + _NOISE:
                 self._place(line, now)
                 break
             if self.books.frozen and waiter.priority != ROBOTS:
@@ -301,7 +309,7 @@ class Turns:
 
     def _not_free(self, scope: Scope, now: float) -> Scope | None:
         for other in scope.shared:
-            if other.due_at() > now:
+            if other.due_at() > now + _NOISE:
                 return other
         return None
 
@@ -317,7 +325,7 @@ class Turns:
     def _serve_shared(self, line: Line, now: float) -> None:
         """A shared scope came free: the first parked line gets its chance."""
         parked = line.parked
-        if parked and line.scope.due_at() <= now:
+        if parked and line.scope.due_at() <= now + _NOISE:
             self._serve(parked.popleft(), now)
         if parked:
             self._place(line, now)

@@ -34,7 +34,9 @@ class Visitor:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     def ask(self, name: str, host: str = A, *, hold: float | None = 0.0, **how: Any) -> None:
-        self.tasks[name] = asyncio.create_task(self._visit(name, host, hold, how))
+        task = self.tasks[name] = asyncio.create_task(self._visit(name, host, hold, how))
+        # Whoever still waits at the end of a test is told that the gate closes.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _visit(self, name: str, host: str, hold: float | None, how: Any) -> None:
         how.setdefault("admit", wish(1.0))
