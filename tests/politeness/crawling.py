@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp.abc import AbstractResolver
 
-from gatekeeper import Deferred, Denied, polite_session
+from gatekeeper import Deferred, Denied, Gatekeeper, polite_session
 from gatekeeper.clock import Clock
 from gatekeeper.storage.base import Storage
 from tests.politeness.world import AGENT, config
 
-__all__ = ["Fetch", "crawl", "polite_fetch"]
+__all__ = ["Fetch", "crawl", "polite_fetch", "visit"]
 
 Fetch = Callable[[str], Awaitable[int]]
 """Fetches a URL, its redirects followed; gives the status."""
@@ -56,3 +56,10 @@ async def crawl(fetch: Fetch, urls: Iterable[str], clock: Clock) -> None:
     async with asyncio.TaskGroup() as tasks:
         for url in urls:
             tasks.create_task(until_had(url))
+
+
+async def visit(gate: Gatekeeper, url: str, log: list[tuple[str, float]]) -> None:
+    """Take a lease, use it at once and say that all went well."""
+    async with gate.lease(url) as lease:
+        log.append((url, gate.clock.monotonic()))
+        lease.report(status=200)

@@ -1,0 +1,210 @@
+"""The operator's hand, our own faults, and what is learnt, at the level of the whole gate."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gatekeeper import (
+    Denied,
+    GateStats,
+    LeaseTimeout,
+    Reason,
+)
+from gatekeeper.clock import VirtualClock
+from gatekeeper.storage.memory import MemoryStorage
+from tests.internet import Fail, FakeInternet, Hold
+from tests.politeness.conftest import MakeGate
+from tests.politeness.crawling import visit
+
+EPSILON = 1e-6
+A = "http://a.test"
+
+
+# -- what the operator does
+
+
+async def test_dry_run_decides_and_counts_and_waits_for_nothing(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    internet.site("a.test").robots("User-agent: *\nCrawl-delay: 50\nDisallow: /no\n")
+    log: list[tuple[str, float]] = []
+
+    async def run() -> GateStats:
+        async with make_gate(pacing={"dry_run": True}) as gate:
+            await gate.check(f"{A}/")
+            began = clock.monotonic()
+            for number in range(3):
+                await visit(gate, f"{A}/{number}", log)
+            with pytest.raises(Denied):
+                await visit(gate, f"{A}/no", log)
+            assert clock.monotonic() == began
+            return gate.stats()
+
+    stats = await internet.drive(run())
+    assert stats.pacing.dry_waits == 3
+    assert stats.pacing.dry_seconds == pytest.approx(50 + 100 + 150, abs=1)
+
+
+async def test_pause_and_block_hold_and_outlive_the_gate(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    for name in ("paused", "blocked", "free"):
+        internet.site(f"{name}.test").robots("")
+    storage = MemoryStorage()
+    log: list[tuple[str, float]] = []
+    until = clock.wall() + 1000
+
+    async def before() -> None:
+        async with make_gate(storage=storage) as gate:
+            for name in ("paused", "blocked", "free"):
+                await gate.check(f"http://{name}.test/")
+            await gate.pause("paused.test")
+            await gate.block("blocked.test", until)
+
+    async def after() -> None:
+        async with make_gate(storage=storage) as gate, asyncio.TaskGroup() as tasks:
+            for name in ("paused", "blocked", "free"):
+                tasks.create_task(visit(gate, f"http://{name}.test/", log))
+            await clock.sleep(2000)
+            assert [url for url, _ in log] == ["http://free.test/", "http://blocked.test/"]
+            assert clock.wall() - clock.monotonic() + log[1][1] >= until
+            await gate.resume("paused.test")
+
+    await internet.drive(before())
+    await internet.drive(after())
+    assert log[-1][0] == "http://paused.test/"
+    assert log[-1][1] >= 2000
+    assert len([r for r in internet.requests if r.path == "/robots.txt"]) == 3
+
+
+# -- our own faults
+
+
+async def test_pages_wait_while_our_own_network_is_down_and_probes_go_on(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    # fetching.md section 6.
+    site = internet.site("known.test").robots("")
+    for number in range(40):
+        internet.dns(f"o{number}.test", Fail.SERVFAIL)
+    log: list[tuple[str, float]] = []
+
+    async def run() -> None:
+        async with make_gate() as gate:
+            await gate.check("http://known.test/")
+            await clock.sleep(1.0)
+            assert gate.ready
+            asked = [gate.check(f"http://o{number}.test/") for number in range(40)]
+            reasons = {decision.reason for decision in await asyncio.gather(*asked)}
+            assert Reason.LOCAL_FAULT in reasons
+            stats = gate.stats()
+            assert (gate.ready, stats.pacing.frozen, stats.directory.local_fault) == (
+                False,
+                True,
+                True,
+            )
+            waiting = asyncio.create_task(visit(gate, "http://known.test/x", log))
+            queries = len(internet.resolver.queries)
+            await clock.sleep(300.0)
+            assert log == []
+            assert len(internet.resolver.queries) > queries + 2, "somebody finds out"
+            for number in range(40):
+                internet.site(f"o{number}.test").robots("")
+            await waiting
+            stats = gate.stats()
+            assert (gate.ready, stats.pacing.frozen, stats.directory.local_fault) == (
+                True,
+                False,
+                False,
+            )
+            assert await gate.allowed("http://o0.test/")
+
+    await internet.drive(run())
+    assert site.paths == ["/robots.txt"]
+    assert log
+
+
+async def test_those_who_wait_can_leave_and_close_during_a_fault(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    internet.site("known.test").robots("")
+    for number in range(40):
+        internet.dns(f"o{number}.test", Fail.SERVFAIL)
+
+    async def run() -> None:
+        async with make_gate() as gate:
+            await gate.check("http://known.test/")
+            await clock.sleep(1.0)
+            asked = [gate.check(f"http://o{number}.test/") for number in range(40)]
+            await asyncio.gather(*asked)
+            with pytest.raises(LeaseTimeout):
+                async with gate.lease("http://known.test/x", timeout=20.0):
+                    pass
+            gone = asyncio.create_task(visit(gate, "http://known.test/x", []))
+            await clock.sleep(1.0)
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+            assert gate.stats().pacing.waiting == 0
+
+    await internet.drive(run())
+
+
+# -- what is learnt is kept to
+
+
+async def test_a_pace_counts_from_the_robots_txt_that_told_it_also_after_a_restart(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 3600\n")
+    storage = MemoryStorage()
+    log: list[tuple[str, float]] = []
+
+    async def ask() -> None:
+        async with make_gate(storage=storage) as gate:
+            await gate.check(f"{A}/x")
+
+    async def fetch() -> None:
+        async with make_gate(storage=storage) as gate:
+            await visit(gate, f"{A}/x", log)
+
+    await internet.drive(ask())
+    await internet.drive(fetch())
+    assert site.paths == ["/robots.txt"]
+    assert log[0][1] >= site.requests[0].at + 3600 - EPSILON
+
+
+async def test_robots_txt_is_asked_for_again_at_the_pace_that_it_told(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 30\n")
+
+    async def run() -> None:
+        async with make_gate() as gate:
+            for _ in range(3):
+                await gate.refresh(A)
+
+    await internet.drive(run())
+    assert all(gap >= 30.0 - EPSILON for gap in site.gaps())
+
+
+async def test_a_hold_of_one_host_holds_nobody_else(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    hold = Hold()
+    internet.site("slow.test").robots(hold)
+    internet.site("a.test").robots("")
+    log: list[tuple[str, float]] = []
+
+    async def run() -> None:
+        async with make_gate() as gate:
+            slow = asyncio.create_task(visit(gate, "http://slow.test/", log))
+            await hold.waiting.acquire()
+            await visit(gate, f"{A}/", log)
+            slow.cancel()
+            await asyncio.gather(slow, return_exceptions=True)
+            hold.release()
+
+    await internet.drive(run(), limit=20.0)
+    assert [url for url, _ in log] == [f"{A}/"]
