@@ -159,3 +159,57 @@ async def test_check_all_keeps_order_and_loses_nothing(
         Reason.NO_RULE,
         Reason.BLOCKED,
     ]
+
+
+async def test_a_lease_had_at_once_has_the_decision_of_a_check(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    # /private/open is decided by a rule that was not met before: its answer is not prepared.
+    await asked(virtual_internet, gate, "/a")
+    for path in ("/b?c", "/private/open/x"):
+        url = f"http://a.test{path}"
+        await virtual_internet.clock.elapse(1.0)
+        lease = gate.lease(url).at_once()
+        assert lease is not None
+        lease.give_back()
+        decision = await asked(virtual_internet, gate, path)
+        assert lease.decision.url == url
+        assert lease.decision.id != decision.id
+        assert common(lease.decision) == common(decision)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a.test/private",
+        "http://a.test/x.pdf",
+        "http://a.test/robots.txt",
+        "HTTP://a.test/a",
+        "http://a.test/a#b",
+        "http://a.test/ü",
+        "http://user@a.test/a",
+        "http://a.test/x/../private",
+        "http://a.test",
+        "http://b.test/a",
+        "nonsense",
+    ],
+)
+async def test_what_is_not_plainly_welcome_is_not_leased_at_once(
+    virtual_internet: FakeInternet, gate: Gatekeeper, url: str
+) -> None:
+    await asked(virtual_internet, gate, "/a")
+
+    assert gate.lease(url).at_once() is None
+    assert gate.stats().pacing.in_flight == 0
+
+
+async def test_a_turn_that_is_not_free_is_not_had_at_once(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    await asked(virtual_internet, gate, "/a")
+    await virtual_internet.clock.elapse(1.0)
+    held = gate.lease("http://a.test/a").at_once()
+    assert held is not None
+
+    assert gate.lease("http://a.test/b").at_once() is None
+    held.end()

@@ -22,7 +22,7 @@ from gatekeeper import (
     signals,
 )
 from gatekeeper.clock import VirtualClock
-from tests.internet import FakeInternet, Hold, Page, Stall, redirect
+from tests.internet import FakeInternet, Hold, Page, Reset, Stall, redirect
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
 
@@ -323,3 +323,24 @@ async def test_a_spent_quota_slows_the_next_request(
     with pytest.raises(LeaseTimeout):
         async with session_gate(session).lease("http://a.test/", timeout=0):
             pass
+
+
+async def test_what_aiohttp_sends_again_takes_a_turn_of_its_own(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    site = internet.site("a.test").robots("").on("/", Reset(), Page("the second time"))
+    gate = session_gate(session)
+    async with gate.lease("http://a.test/") as lease, session.get("http://a.test/") as response:
+        assert await response.text() == "the second time"
+        assert lease.ended
+    assert site.paths == ["/robots.txt", "/", "/"]
+    assert gate.stats().pacing.granted == 3
+
+
+async def test_the_connection_that_brought_robots_txt_brings_the_page(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /no\n").page("/", "x")
+    async with session.get("http://a.test/") as response:
+        await response.read()
+    assert len(internet.connections) == 1

@@ -345,7 +345,8 @@ def _said(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
 
 class _Once:
     """Middleware for one request: aiohttp sends a GET again by itself when the connection
-    breaks, but a lease is the right to send one. The second time, the first error stands.
+    breaks, in a turn of its own. Here tries are counted, and the times of one are written
+    down: the second time, the first error stands, and the queue brings the URL back.
     """
 
     def __init__(self) -> None:
