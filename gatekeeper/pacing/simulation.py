@@ -33,8 +33,9 @@ _WISHES = (
     Wish(2.0, "crawl-delay 2 s from robots.txt line 2"),
     Wish(10.0, "request-rate 1/10 from robots.txt line 3"),
 )
-# Seconds until the head, and until the end.
-_PACES = ((0.05, 0.05), (0.2, 0.2), (0.1, 0.6), (1.5, 1.5))
+# Seconds until the head, and until the end. Sums of such fractions are exact, so that what
+# happens in one instant of virtual time does so in one, and not a rounding error apart.
+_PACES = ((0.0625, 0.0625), (0.1875, 0.1875), (0.125, 0.625), (1.5, 1.5))
 _TROUBLE = 0.02
 """Share of requests that do not simply succeed."""
 

@@ -27,8 +27,6 @@ __all__ = ["Remote", "Turns"]
 
 _ID_BITS = 24
 _ID_MASK = (1 << _ID_BITS) - 1
-_NOISE = 1e-9
-"""Seconds: sums of floats that should be equal differ by less."""
 _NEAR = -2
 """A line's `due` while its exact moment stands in `_near`."""
 _HELD, _TIMED, _READY, _PARKED, _SERVING = LineState
@@ -136,7 +134,7 @@ class Turns:
     def _place(self, line: Line, now: float) -> None:
         """Put a line that no queue holds where its clock says: READY, TIMED or HELD."""
         due = line.due_at()
-        if due <= now + _NOISE:
+        if due <= now:
             line.state = _READY
             line.due = int(now * 1_000_000)
             self.ready.append(line)
@@ -216,7 +214,7 @@ class Turns:
                     line = self._lines[entry & _ID_MASK]
                     if line is not None and line.state is _TIMED and line.due == entry >> _ID_BITS:
                         self._serve(line, now)
-                elif near and near[0][0] <= now + _NOISE:
+                elif near and near[0][0] <= now:
                     line = self._lines[heapq.heappop(near)[1]]
                     if line is not None and line.state is _TIMED and line.due == _NEAR:
                         self._serve(line, now)
@@ -233,7 +231,7 @@ class Turns:
             return
         scope = line.scope
         while (waiter := line.first()) is not None:
-            if line.due_at() > now + _NOISE:
+            if line.due_at() > now:
                 self._place(line, now)
                 break
             if self.books.frozen and waiter.priority != ROBOTS:
@@ -309,7 +307,7 @@ class Turns:
 
     def _not_free(self, scope: Scope, now: float) -> Scope | None:
         for other in scope.shared:
-            if other.due_at() > now + _NOISE:
+            if other.due_at() > now:
                 return other
         return None
 
@@ -325,7 +323,7 @@ class Turns:
     def _serve_shared(self, line: Line, now: float) -> None:
         """A shared scope came free: the first parked line gets its chance."""
         parked = line.parked
-        if parked and line.scope.due_at() <= now + _NOISE:
+        if parked and line.scope.due_at() <= now:
             self._serve(parked.popleft(), now)
         if parked:
             self._place(line, now)
