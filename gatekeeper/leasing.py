@@ -199,6 +199,13 @@ class LeaseRequest:
             open_leases.set((*open_leases.get(), lease))
         return lease
 
+    def enter_here(self) -> None:
+        """Let requests of this context adopt the lease, whichever task entered it."""
+        lease = self._lease
+        if lease is not None and not lease.ended and lease not in open_leases.get():
+            lease.owner = asyncio.current_task()
+            open_leases.set((*open_leases.get(), lease))
+
     async def __aexit__(
         self,
         kind: type[BaseException] | None,

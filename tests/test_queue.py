@@ -7,7 +7,15 @@ import itertools
 
 import pytest
 
-from gatekeeper import Config, Decision, Gatekeeper, PoliteQueue, VirtualClock
+from gatekeeper import (
+    Config,
+    Decision,
+    Gatekeeper,
+    PoliteQueue,
+    VirtualClock,
+    polite_session,
+    session_gate,
+)
 from tests.internet import FakeInternet
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
@@ -50,3 +58,24 @@ async def test_urls_come_back_when_their_host_is_due(virtual_internet: FakeInter
     assert all(after - before >= 10 for before, after in itertools.pairwise(starts))
     assert {url for url, _ in got if "quick" in url} == {f"http://quick.test/{n}" for n in range(3)}
     assert [decision.url for decision in denied] == ["http://quick.test/no"]
+
+
+async def test_a_turn_got_in_another_task_is_adopted_where_it_is_used(
+    internet: FakeInternet,
+) -> None:
+    site = internet.site("a.test").robots("").page("/x", "mine")
+    config = Config.from_dict(
+        {
+            "guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]},
+            "pacing": {"default_interval": 0},
+        }
+    )
+    async with polite_session(AGENT, config=config, resolver=internet.resolver) as session:
+        queue = PoliteQueue(session_gate(session))
+        await queue.put("http://a.test/x")
+        # asyncio.wait_for runs it in a task of its own on Python 3.11.
+        turn = await asyncio.create_task(queue.get())
+        async with turn as lease, session.get(lease.url) as response:
+            assert await response.text() == "mine"
+        await queue.join()
+    assert site.paths == ["/robots.txt", "/x"]

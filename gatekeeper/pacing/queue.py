@@ -62,7 +62,11 @@ class QueueGate(Protocol):
         timeout: float | None = None,
         user_agent: str | None = None,
     ) -> AbstractAsyncContextManager[Any]:
-        """The turn; raises Denied, Deferred or LeaseTimeout on entering."""
+        """The turn; raises Denied, Deferred or LeaseTimeout on entering.
+
+        `enter_here()`, where what is returned has it, lets requests of the calling
+        context use the lease, whichever task entered it.
+        """
 
     def when_due(
         self, host: str, callback: Callable[[], object], *, priority: float = 0
@@ -109,6 +113,10 @@ class Turn:
         return self._entry[2]
 
     async def __aenter__(self) -> Any:
+        # On Python 3.11 asyncio.wait_for runs `get` in a task, and a context, of its own.
+        enter_here = getattr(self._held, "enter_here", None)
+        if enter_here is not None:
+            enter_here()
         return self.lease
 
     async def __aexit__(
