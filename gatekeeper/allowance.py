@@ -81,11 +81,11 @@ class Allowance(msgspec.Struct, eq=False):
 
     def watch(self, response: ClientResponse, then: Callable[[], None] | None) -> None:
         """The head is here: they run on until the connection is free, and `then` follows."""
-        self._response, self._then = response, then
-        connection = response.connection
+        connection, self._then = response.connection, then
         if connection is None:
             self.stop()
         else:
+            self._response = response
             connection.add_callback(self.stop)
             if self._deadline is not None and self._fired():
                 self.expire()  # whoever caught our cancellation and went on

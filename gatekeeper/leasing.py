@@ -90,7 +90,7 @@ class Lease(msgspec.Struct, eq=False):
         """The head of the response is here: the interval counts from now."""
         if self._head_at is None:
             self._head_at = self._lessor.clock.monotonic()
-            self._grant.head()
+            self._grant.books.head(self._grant)
 
     def answered(
         self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
@@ -229,24 +229,24 @@ class Holdings:
     """Which open leases belong to which task, so that none waits for itself."""
 
     def __init__(self) -> None:
-        # Most hosts have one lease at a time: it stands in `_first`, and others behind it.
-        self._first: dict[str, Lease] = {}
+        # Most hosts have one lease at a time: it stands in `first`, and others behind it.
+        self.first: dict[str, Lease] = {}
         self._more: dict[str, list[Lease]] = {}
 
     def add(self, lease: Lease) -> None:
         """Remember a lease that has an owner."""
-        if self._first.setdefault(lease.host, lease) is not lease:
+        if self.first.setdefault(lease.host, lease) is not lease:
             self._more.setdefault(lease.host, []).append(lease)
 
     def drop(self, lease: Lease) -> None:
         """Forget an ended lease; unknown ones are no error."""
         host = lease.host
-        first, more = self._first.get(host), self._more.get(host)
+        first, more = self.first.get(host), self._more.get(host)
         if first is lease and more is None:
-            del self._first[host]
+            del self.first[host]
         elif more is not None:
             if first is lease:
-                self._first[host] = more.pop(0)
+                self.first[host] = more.pop(0)
             elif lease in more:
                 more.remove(lease)
             if not more:
@@ -254,7 +254,7 @@ class Holdings:
 
     def refuse_waiting_for_itself(self, host: str, url: str, limit: int) -> None:
         """Raise LeaseTimeout if the current task holds every slot of the host."""
-        first = self._first.get(host)
+        first = self.first.get(host)
         if first is None:
             return
         task = asyncio.current_task()
@@ -335,7 +335,7 @@ class Lessor:
         if grant is None:
             return None
         lease = Lease(self, grant, url, host, owner, origin, next(self._serial))
-        if owner is not None:
+        if owner is not None and self.holdings.first.setdefault(host, lease) is not lease:
             self.holdings.add(lease)
         return lease
 

@@ -197,7 +197,7 @@ class Books:
             self._take_shared(grant, now)
         self.in_flight += 1
         if ttl is None:
-            self.leases.add(grant)
+            self._usual[grant] = None
         else:
             self.leases.add_alone(grant)
         if expires < self.turns.armed:
@@ -279,9 +279,12 @@ class Books:
             now = self.clock.monotonic()
             self._head(grant, now)
             try:
-                self._keep(grant, now)
+                if self.keeper is not None:
+                    self._keep(grant, now)
             finally:
-                self._after(grant, now)
+                turns = self.turns
+                if grant.scope.line is not None or grant.others or turns.ready or turns.behind:
+                    self._after(grant, now)
 
     def _head(self, grant: Grant, now: float) -> None:
         grant.headed = True

@@ -19,9 +19,11 @@ class OpenLeases:
 
     def __init__(self) -> None:
         self.usual: dict[Grant, None] = {}
-        """Whoever ends a lease takes it out here, or else calls `remove_alone`."""
-        # No usual lease ends before this. It is looked for anew only when it has come:
-        # the first key of a dictionary from whose head much was taken is slow to find.
+        """Leases with the usual lifetime are put in here. Whoever ends one takes it out, or
+        else calls `remove_alone`."""
+        # No usual lease ends before this; inf: nobody has looked. It is looked for only when
+        # it has come: the first key of a dictionary from whose head much was taken is slow to
+        # find.
         self._hint = INF
         self._alone: list[tuple[float, int, Grant]] = []
         self._alone_open = 0
@@ -29,12 +31,6 @@ class OpenLeases:
 
     def __len__(self) -> int:
         return len(self.usual) + self._alone_open
-
-    def add(self, grant: Grant) -> None:
-        """A lease with the usual lifetime."""
-        self.usual[grant] = None
-        if self._hint == INF:
-            self._hint = grant.expires_at
 
     def add_alone(self, grant: Grant) -> None:
         """A lease with a lifetime of its own."""
@@ -52,7 +48,7 @@ class OpenLeases:
     def over(self, now: float) -> list[Grant]:
         """Those whose time is over."""
         found = []
-        if self._hint <= now:
+        if self.next() <= now:
             self._hint = INF
             for grant in self.usual:
                 if grant.expires_at > now:
@@ -67,6 +63,8 @@ class OpenLeases:
 
     def next(self) -> float:
         """No lease ends before that moment; inf if none is open."""
+        if self._hint == INF and self.usual:
+            self._hint = next(iter(self.usual)).expires_at
         return min(self._hint, self._alone[0][0]) if self._alone else self._hint
 
     @staticmethod
