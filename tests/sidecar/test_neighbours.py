@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import shutil
@@ -226,6 +227,7 @@ async def test_t8_an_oversized_head_is_refused(door: Any) -> None:
         assert response.content_type == "application/problem+json"
 
 
+@pytest.mark.timeout(120)
 async def test_too_many_connections_are_told_so_and_the_service_recovers(
     start: Any, tmp_path: Path
 ) -> None:
@@ -251,13 +253,13 @@ async def test_too_many_connections_are_told_so_and_the_service_recovers(
         assert process.stderr is not None
         assert line, (await process.stderr.read()).decode()
         port = int(line.rpartition(":")[2])
-        crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
-        crowd[-1].settimeout(10)
-        told = await asyncio.to_thread(crowd[-1].recv, 100)
+        with contextlib.ExitStack() as crowd:
+            for _ in range(200):
+                last = crowd.enter_context(socket.create_connection(("127.0.0.1", port)))
+            last.settimeout(40)  # a loaded machine takes its time; the service does not
+            told = await asyncio.to_thread(last.recv, 100)
         assert told.startswith(b"HTTP/1.1 503")
-        for one in crowd:
-            one.close()
-        async with aiohttp.ClientSession() as session, asyncio.timeout(10):
+        async with aiohttp.ClientSession() as session, asyncio.timeout(15):
             while True:
                 async with session.get(f"http://127.0.0.1:{port}/healthz") as response:
                     if response.status == 200:
