@@ -270,7 +270,7 @@ def simulate(
 
 def _configured(groups: int) -> Config:
     return Config(
-        pacing=PacingConfig(max_in_flight=20_000, lease_ttl=60.0),
+        pacing=PacingConfig(max_in_flight=2_000, lease_ttl=60.0),
         host=tuple(HostRule(match=f"*.g{n}.example", group=f"g{n}") for n in range(groups)),
         group=tuple(GroupRule(name=f"g{n}", interval=0.1 * (n % 5)) for n in range(groups)),
     )

@@ -133,7 +133,7 @@ class Turns:
 
     def _place(self, line: Line, now: float) -> None:
         """Put a line that no queue holds where its clock says: READY, TIMED or HELD."""
-        due = line.due_at()
+        due = line.due_at() if line.special else line.scope.due_at()
         if due <= now:
             line.state = _READY
             line.due = int(now * 1_000_000)
@@ -199,23 +199,24 @@ class Turns:
             return  # the loop below sees what they did
         self._running = True
         books, ready, heap, near = self.books, self.ready, self._heap, self._near
+        lines, most = self._lines, books.max_in_flight
         micros = int(now * 1_000_000 + 0.5)
         limit = (micros + 1) << _ID_BITS
         self.behind = False
         try:
             while True:
-                if self.halted or books.in_flight >= books.max_in_flight:
+                if books.in_flight >= most or self.halted:
                     self.behind = True
                     return
                 if ready and (not heap or ready[0].due <= heap[0] >> _ID_BITS):
                     self._serve(ready.popleft(), now)
                 elif heap and heap[0] < limit:
                     entry = heapq.heappop(heap)
-                    line = self._lines[entry & _ID_MASK]
+                    line = lines[entry & _ID_MASK]
                     if line is not None and line.state is _TIMED and line.due == entry >> _ID_BITS:
                         self._serve(line, now)
                 elif near and near[0][0] <= now:
-                    line = self._lines[heapq.heappop(near)[1]]
+                    line = lines[heapq.heappop(near)[1]]
                     if line is not None and line.state is _TIMED and line.due == _NEAR:
                         self._serve(line, now)
                 else:
@@ -231,7 +232,8 @@ class Turns:
             return
         scope = line.scope
         while (waiter := line.first()) is not None:
-            if line.due_at() > now:
+            # `line.due_at()`, without a call for a line that waits for its clock alone.
+            if (line.due_at() if line.special else scope.due_at()) > now:
                 self._place(line, now)
                 break
             if self.books.frozen and waiter.priority != ROBOTS:
@@ -284,6 +286,7 @@ class Turns:
         if answer == REFETCH:
             waiter.away = True
             line.away += 1
+            line.special = True
             self.books.counters.refetches += 1
             waiter.send_away()
         else:
@@ -339,7 +342,7 @@ class Turns:
             return True
         # Others count from its start: used late, it would come too close to theirs.
         line.reservation = None
-        line.reserving = True
+        line.reserving = line.special = True
         own = self.books.interval(line.scope, wish, now)
         others = (other.settings.default for other in line.scope.shared)
         remote.request(line, (own, *others))

@@ -102,6 +102,7 @@ class Line:
         "reservation",
         "reserving",
         "scope",
+        "special",
         "state",
     )
 
@@ -115,6 +116,8 @@ class Line:
         self.only: Waiter | None = None
         self.queue: list[tuple[float, int, Waiter]] | None = None
         self.parked: deque[Line] | None = None
+        self.special = False
+        """It waits for more than its scope's clock, or once did: `due_at` has to look."""
         self.away = 0
         """Waiters off to fetch robots.txt. No page goes before they are back."""
         self.reserving = False
@@ -168,11 +171,8 @@ class Line:
 
     def due_at(self) -> float:
         """When its first may go, as far as this scope alone can tell; inf: after an event."""
-        if self.away or self.reserving or self.reservation is not None:
-            return self._due_later()
-        return self.scope.due_at()
-
-    def _due_later(self) -> float:
+        if not self.special:
+            return self.scope.due_at()
         if self.reserving:
             return _INF
         if self.away:
