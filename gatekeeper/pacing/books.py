@@ -13,12 +13,12 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from typing import Protocol
 
 from gatekeeper import fields
 from gatekeeper.clock import Clock
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.pacing.blocks import Report
+from gatekeeper.pacing.counters import Counters, Keeper
 from gatekeeper.pacing.expiry import OpenLeases
 from gatekeeper.pacing.intervals import LONGEST, Interval, Settings, Wish, interval_for, jittered
 from gatekeeper.pacing.leases import Grant
@@ -26,36 +26,13 @@ from gatekeeper.pacing.ledger import INF, MemoryLedger, Scope
 from gatekeeper.pacing.rules import Rules
 from gatekeeper.pacing.turns import Turns
 
-__all__ = ["DURABLE", "Books", "Counters", "Keeper"]
+__all__ = ["DURABLE", "Books"]
 
 _log = logging.getLogger(__name__)
 
 DURABLE = 1.0
 """Clocks further ahead than this many seconds outlive the process (promise 8)."""
 _MAX_INTERVALS = 10_000
-
-
-class Keeper(Protocol):
-    """Where promises are made durable."""
-
-    def promise(self, scope: Scope, now: float) -> None:
-        """Keep this scope's clock before the grant or the report returns."""
-
-
-class Counters:
-    """What `stats()` counts since the start."""
-
-    def __init__(self) -> None:
-        self.granted = 0
-        self.robots = 0
-        self.refused = 0
-        self.refetches = 0
-        self.cancelled = 0
-        self.timeouts = 0
-        self.expired = 0
-        self.given_back = 0
-        self.passed_on = 0
-        self.blocks = 0
 
 
 class Books:
@@ -153,14 +130,8 @@ class Books:
 
     def free_now(self, scope: Scope, now: float) -> bool:
         """May somebody take a turn of this host without standing in line?"""
-        if scope.history is None:  # as `due_at` has it, without the call
-            if (
-                scope.basis + scope.gap > now
-                or scope.in_flight >= scope.settings.limit
-                or (scope.unheaded and scope.gap > 0)
-            ):
-                return False
-        elif scope.due_at() > now:
+        quiet = not scope.in_flight and scope.history is None
+        if (scope.basis + scope.gap if quiet else scope.due_at()) > now:
             return False
         turns = self.turns
         if scope.line is not None or turns.halted or turns.behind or turns.remote is not None:
@@ -279,12 +250,9 @@ class Books:
             now = self.clock.monotonic()
             self._head(grant, now)
             try:
-                if self.keeper is not None:
-                    self._keep(grant, now)
+                self._keep(grant, now)
             finally:
-                turns = self.turns
-                if grant.scope.line is not None or grant.others or turns.ready or turns.behind:
-                    self._after(grant, now)
+                self._after(grant, now)
 
     def _head(self, grant: Grant, now: float) -> None:
         grant.headed = True

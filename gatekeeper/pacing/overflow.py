@@ -8,11 +8,13 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-__all__ = ["Backlog", "Entry", "Overflow"]
+__all__ = ["IN_MEMORY", "Backlog", "Entry", "Overflow"]
 
 Entry = tuple[float, int, str]
 """Rank (the negated priority), order of arrival, URL: sorts as it is to be served."""
 
+IN_MEMORY = 32
+"""URLs of one lane in memory; from the next on they wait in a file."""
 _BATCH = 500
 
 
