@@ -56,11 +56,9 @@ class Judge:
 
     def __init__(self) -> None:
         self.violations: Counter[str] = Counter()
-        self.starts = 0
 
     def start(self, account: Experience, now: float) -> None:
         """A request starts."""
-        self.starts += 1
         if now < account.basis + account.interval - TOLERANCE:
             self.violations["early"] += 1
         if now < account.blocked_until - TOLERANCE:

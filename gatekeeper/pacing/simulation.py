@@ -95,16 +95,28 @@ class _Site(Waiter):
         return self.wish
 
     def deliver(self, grant: Grant) -> None:
+        """The judge looks at the turn, and the request takes its course."""
+        sim = self.sim
         self.todo -= 1
         if self.todo == 1:
             self.stays = False  # the next turn is the last
-        self.sim.granted(self, grant)
+        sim.judge.start(self, grant.start_at)
+        if grant.others:
+            for other in grant.others:
+                sim.judge.start(sim.accounts[other], grant.start_at)
+        under_way = (grant, self)
+        if (waiting := sim.heads[self.pace]) is not None:
+            waiting.append(under_way)
+        sim.ends[self.pace].append(under_way)
 
     def refuse(self, error: Exception) -> None:
         raise error
 
     def send_away(self) -> None:  # pragma: no cover - simulated policies do not expire
         raise AssertionError
+
+
+_UnderWay = tuple[Grant, _Site]
 
 
 class _Simulation:
@@ -120,9 +132,19 @@ class _Simulation:
         self.accounts: dict[Scope, Experience] = {}
         """Of the scopes that several hosts share."""
         # Requests of one pace begin and end in the order of their starts: queues, no heap.
-        self._heads: list[deque[tuple[float, Grant, _Site]]] = [deque() for _ in _PACES]
-        self._ends: list[deque[tuple[float, Grant, _Site]]] = [deque() for _ in _PACES]
-        self._lost: list[tuple[float, Grant, _Site]] = []
+        self.heads: list[deque[_UnderWay] | None] = [
+            deque() if head != end else None for head, end in _PACES
+        ]
+        self.ends: list[deque[_UnderWay]] = [deque() for _ in _PACES]
+        self._queues = [
+            *(
+                (heads, head)
+                for heads, (head, _) in zip(self.heads, _PACES, strict=True)
+                if heads is not None
+            ),
+            *((ends, end) for ends, (_, end) in zip(self.ends, _PACES, strict=True)),
+        ]
+        self._lost: list[_UnderWay] = []
 
     def add(self, name: str, todo: int) -> None:
         """A host with so many URLs to be fetched."""
@@ -135,18 +157,6 @@ class _Simulation:
         wish = _WISHES[int(rng.random() * len(_WISHES))]
         site = _Site(self, scope, wish, int(rng.random() * len(_PACES)), todo)
         self.books.turns.join(scope, site, 0.0)
-
-    def granted(self, site: _Site, grant: Grant) -> None:
-        """A turn was given: the judge looks at it, and the request takes its course."""
-        now = grant.start_at
-        judge = self.judge
-        judge.start(site, now)
-        for other in grant.others:
-            judge.start(self.accounts[other], now)
-        head, end = _PACES[site.pace]
-        if head != end:
-            self._heads[site.pace].append((now + head, grant, site))
-        self._ends[site.pace].append((now + end, grant, site))
 
     def run(self) -> None:
         """Until no URL is left and nothing is in flight."""
@@ -165,15 +175,15 @@ class _Simulation:
 
     def _next_event(self) -> float:
         when = INF
-        for queue in (*self._heads, *self._ends):
-            if queue and queue[0][0] < when:
-                when = queue[0][0]
+        for queue, delay in self._queues:
+            if queue and queue[0][0].start_at + delay < when:
+                when = queue[0][0].start_at + delay
         return when
 
     def _begin(self, now: float) -> None:
-        for queue in self._heads:
-            while queue and queue[0][0] <= now:
-                _, grant, site = queue.popleft()
+        for queue, (delay, _) in zip(self.heads, _PACES, strict=True):
+            while queue and queue[0][0].start_at + delay <= now:
+                grant, site = queue.popleft()
                 grant.head()
                 self.judge.head(site, now)
                 for other in grant.others:
@@ -181,9 +191,9 @@ class _Simulation:
 
     def _finish(self, now: float) -> None:
         random_share, judge, accounts = self.rng.random, self.judge, self.accounts
-        for queue in self._ends:
-            while queue and queue[0][0] <= now:
-                _, grant, site = queue.popleft()
+        for queue, (_, delay) in zip(self.ends, _PACES, strict=True):
+            while queue and queue[0][0].start_at + delay <= now:
+                grant, site = queue.popleft()
                 headed = grant.headed
                 # The judge knows of the end before the scheduler, which may grant within.
                 if random_share() < _TROUBLE:
@@ -201,7 +211,7 @@ class _Simulation:
         judge, headed = self.judge, grant.headed
         kind = self.rng.randrange(5)
         if kind == 4:
-            self._lost.append((now, grant, site))  # never reported: it will expire
+            self._lost.append((grant, site))  # never reported: it will expire
             return
         accounts = (site, *(self.accounts[other] for other in grant.others))
         if kind == 3 and not headed:
@@ -222,11 +232,11 @@ class _Simulation:
         grant.release()
 
     def _expire(self, now: float) -> None:
-        for _, grant, site in self._lost:
+        for grant, site in self._lost:
             if grant.open and grant.expires_at <= now:
                 for account in (site, *(self.accounts[other] for other in grant.others)):
                     self.judge.end(account, now, grant.headed)
-        self._lost = [entry for entry in self._lost if entry[1].expires_at > now]
+        self._lost = [entry for entry in self._lost if entry[0].expires_at > now]
         self.books.expire(now)
 
 
