@@ -29,7 +29,7 @@ def first_verdict(text: str, spans: Spans, path: str) -> bool:
                 continue
             if not rest:
                 octets = len(head)
-            elif escapes or _last_piece(rest) in path:
+            elif escapes or _may_end(rest, path):
                 octets = octets_of(head + rest, path, query)
             else:
                 continue
@@ -67,7 +67,11 @@ def octets_of(value: str, path: str, query: str) -> int:
     return len(pattern) if wild_match(squeeze(pattern), path) else 0
 
 
-def _last_piece(value: str) -> str:
-    """The end of a plain wildcard pattern, which stands in each path that it matches."""
-    piece = value[value.rfind("*") + 1 :].rstrip("$ \t")
-    return piece if normal.is_plain(piece) else ""
+def _may_end(rest: str, path: str) -> bool:
+    """The last literal piece of a rule stands in a path without escapes, or might.
+
+    A piece that is no plain text has an escape in its normal form, if it is not one that the
+    normal form undoes.
+    """
+    piece = rest[rest.rfind("*") + 1 :].rstrip("$ \t")
+    return piece in path or "%" in piece

@@ -13,8 +13,8 @@ from gatekeeper.robots import normal
 from gatekeeper.robots.lines import Spans, octets
 from gatekeeper.robots.model import Dialect
 from gatekeeper.robots.patterns import Places, ShellPattern, present
-from gatekeeper.robots.rulesets import ROBOTS_TXT, Numbered, rules_in
-from gatekeeper.robots.trie import PieceIndex
+from gatekeeper.robots.rulesets import DENIED, ROBOTS_TXT, Numbered, rules_in
+from gatekeeper.robots.trie import LastPlaces, PieceIndex
 
 __all__ = ["PrefixesInOrder", "ShellRules"]
 
@@ -111,8 +111,6 @@ def _absolute(value: str) -> tuple[str, str] | None:
 
 
 _RAW, _DECODED, _BOTH = range(3)
-_DENIED = -2
-"""A code: denied, but by no line of the file."""
 
 
 class ShellRules:
@@ -175,7 +173,7 @@ class ShellRules:
             ranked = sorted(self._matched(views), key=_precedence)
             if ranked:
                 return ranked[0][0]
-            return _DENIED if self._whitelist else -1
+            return DENIED if self._whitelist else -1
         first = None
         for which, seen in enumerate(views):
             for place in seen:
@@ -194,7 +192,7 @@ class ShellRules:
         here = present("".join(texts))
         likely: list[int] = []
         for which, text in enumerate(texts):
-            for key, _ in self._keys[which].found(text):
+            for key in self._keys[which].found(text, LastPlaces(text)):
                 likely += self._by_key[which, key]
         for index in sorted(likely):
             code, rarest, pattern, which = self._patterns[index]

@@ -2,7 +2,8 @@
 
 No rule is an object here. Rules are numbered as they stand in the text, and a set keeps its
 patterns and what it needs to choose among them. `decide` gives a *code*: the number of the
-deciding rule times two, plus one if it allows; or -1, which allows, where no rule matches.
+deciding rule times two, plus one if it allows; or -1, which allows, where no rule matches; or
+DENIED.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from gatekeeper.errors import InvalidURL
 from gatekeeper.robots.lines import RULE, Spans, value_of
 from gatekeeper.robots.model import Dialect
 
-__all__ = ["ROBOTS_TXT", "Numbered", "RuleSet", "TextSource", "rules_in", "split_url"]
+__all__ = ["DENIED", "ROBOTS_TXT", "Numbered", "RuleSet", "TextSource", "rules_in", "split_url"]
 
 ROBOTS_TXT = "/robots.txt"
 """May always be asked for (RFC-20, R96-16, V2-34); `allows` knows, `decide` does not."""
+
+
+DENIED = -2
+"""A code: denied, but by no line of the file."""
 
 
 class TextSource(Protocol):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from gatekeeper.robots import normal
 from gatekeeper.robots.patterns import key_piece, wild_match
 from gatekeeper.robots.prefixes import HEAD, Suspects, linked, packed
-from gatekeeper.robots.rulesets import ROBOTS_TXT
+from gatekeeper.robots.rulesets import DENIED, ROBOTS_TXT
 from gatekeeper.robots.shapes import SortedRules
-from gatekeeper.robots.trie import WildTrie
+from gatekeeper.robots.trie import TooDear, WildTrie
 
 __all__ = ["WildRules"]
 
@@ -108,7 +108,10 @@ class WildRules:
             place = self._links[place] >> 2
         link = self._links[place]
         if self._turns & (2 - (link & 1)) and (link & HEAD or self._may_be_wild(path)):
-            entry = self._wild(path, path, self._entries[place])
+            try:
+                entry = self._wild(path, path, self._entries[place])
+            except TooDear:
+                return path == ROBOTS_TXT
             return entry >> self._shift & 1 == 1 or path == ROBOTS_TXT
         return link & 1 == 1 or path == ROBOTS_TXT
 
@@ -135,8 +138,11 @@ class WildRules:
         return (*prefixes, *(self._exact or ())), self._loose + self._query
 
     def decide(self, path: str) -> int:
-        """The code of the deciding rule, or -1."""
-        entry = self._entry(path)
+        """The code of the deciding rule, -1 or DENIED."""
+        try:
+            entry = self._entry(path)
+        except TooDear:
+            return DENIED
         place = entry & (1 << self._shift) - 1
         # The place counts down to 1; the entry of no rule has none.
         return (self._count - place) * 2 + (entry >> self._shift & 1) if place else -1

@@ -133,14 +133,17 @@ def text_of(rules: list[tuple[str, str]]) -> str:
     return "User-agent: *\n" + "".join(f"{field}: {value}\n" for field, value in rules)
 
 
-@pytest.fixture(params=["flat", "trie", "indexed trie"], scope="module")
+@pytest.fixture(params=["flat", "trie", "branching trie", "indexed trie"], scope="module")
 def layout(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every way to hold wildcard patterns: the one for few, and those for many."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "flat":
             patch.setattr(wilds, "_FLAT_RULES", 0)
+        if request.param in {"branching trie", "indexed trie"}:
+            patch.setattr(trie, "_BUCKET", 0)
         if request.param == "indexed trie":
             patch.setattr(trie, "_MANY", 1)
+            patch.setattr(trie, "_HARD", 0)
         yield
 
 
@@ -170,6 +173,14 @@ def test_rfc9309_candidates_are_the_rules_that_match(
     assert lengths == sorted(lengths, reverse=True)
     if match.rule is not None:
         assert match.candidates[0].line == match.rule.line
+
+
+@given(text=st.text("ab", max_size=40), pieces=st.lists(st.text("ab", min_size=1, max_size=9)))
+def test_last_places(text: str, pieces: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trie, "_HARD", 0)
+        last = trie.LastPlaces(text)
+        assert [last[piece] for piece in pieces] == [text.rfind(piece) for piece in pieces]
 
 
 @pytest.mark.parametrize(("dialect", "naive"), [("1996", naive_1996), ("1994", naive_1994)])

@@ -53,6 +53,9 @@ FILES = {
     "nested prefixes": "User-agent: *\n"
     + "".join(f"{'Allow' if n % 2 else 'Disallow'}: /{'a' * n}\n" for n in range(950)),
     "wildcards that share pieces": fill(random_pieces),
+    "pieces that are hard to find": fill(
+        lambda n: f"Disallow: /*{'a' * (60 + n % 60)}b{'a' * (n // 60)}\n"
+    ),
     "wildcards with a number": fill(lambda n: f"Disallow: /*shop*item{n}$\n"),
     "wildcards under one head": fill(lambda n: f"Disallow: /a/*/{n}*b\n"),
     "ordered digits": fill(lambda n: "Disallow: /*" + "*".join(str(n)) + "*x$\n"),
@@ -120,6 +123,22 @@ def test_hostile_file(name: str, dialect: str) -> None:
 
     for path in PATHS.values():
         assert best_of_three(lambda path=path: policy.allows_path(path)) < ANSWER_SECONDS
+
+
+def late_refusal(number: int) -> str:
+    letters = random.Random(number).choices("abcdefgh", k=60)
+    return "Disallow: /*" + "*".join(letters) + "*0*1\n"
+
+
+def test_what_takes_too_many_steps_is_denied_by_no_line() -> None:
+    """Promise 6: the answer is bounded, and promise 2: it never fails open."""
+    policy = RobotsTxt.parse(fill(late_refusal)).policy("bot")
+    dear = "/1" + "abcdefgh" * 240 + "0"
+    assert best_of_three(lambda: policy.allows_path(dear)) < ANSWER_SECONDS / 4
+    assert policy.allows_path(dear) is False
+    match = policy.match_path(dear)
+    assert (match.allowed, match.rule) == (False, None)
+    assert policy.allows_path("/abcdefgh")
 
 
 def test_first_answer_of_a_big_file_is_as_quick_as_any() -> None:
