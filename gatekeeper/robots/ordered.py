@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import normal
 from gatekeeper.robots.lines import Spans, octets
 from gatekeeper.robots.model import Dialect
-from gatekeeper.robots.patterns import Places, ShellPattern, present
+from gatekeeper.robots.patterns import Places, ShellPattern, present, shell_key
 from gatekeeper.robots.rulesets import DENIED, ROBOTS_TXT, Numbered, rules_in
-from gatekeeper.robots.trie import LastPlaces, PieceIndex
+from gatekeeper.robots.trie import LastPlaces, Meter, PieceIndex, TooDear
+from gatekeeper.urls import MAX_URL
 
 __all__ = ["PrefixesInOrder", "ShellRules"]
 
@@ -111,6 +113,22 @@ def _absolute(value: str) -> tuple[str, str] | None:
 
 
 _RAW, _DECODED, _BOTH = range(3)
+_STEPS = 2_048
+"""Patterns that are looked at for one path; past that the answer is no."""
+_TRY = 2
+"""As how many more a pattern counts that is tried, however short."""
+_LONG = 4
+"""And one more for every two to that power characters that it needs."""
+_SPECIAL = re.compile(r"[*?\[\\]").search
+
+
+class _Listed(NamedTuple):
+    """A pattern of a set, as it is kept until a path comes that it may match."""
+
+    code: int
+    value: str
+    which: int
+    """The view of a path that it is compared with."""
 
 
 class ShellRules:
@@ -120,9 +138,20 @@ class ShellRules:
     the pattern Allows, which are a whitelist where there are any; Allows alone always are one
     (V2-22). A rule matches the path with or without its query (V2-35), as it came or decoded
     (V2-36). An empty value matches nothing (V2-23).
+
+    A pattern is listed under a piece that it needs, and read only for a path that has it.
     """
 
-    __slots__ = ("_by_key", "_explicit", "_keys", "_patterns", "_precedence", "_whitelist", "spans")
+    __slots__ = (
+        "_by_key",
+        "_explicit",
+        "_keys",
+        "_listed",
+        "_precedence",
+        "_read",
+        "_whitelist",
+        "spans",
+    )
 
     dialect = Dialect.V2
     spans: Spans
@@ -130,36 +159,39 @@ class ShellRules:
     def __init__(self, text: str, spans: Spans, *, precedence: bool = False) -> None:
         self.spans = spans
         self._precedence = precedence
+        self._read: dict[int, ShellPattern] = {}
         rules = rules_in(text, spans, v2=True)
-        self._explicit: dict[str, int] = {}
-        patterns: list[tuple[int, ShellPattern, int]] = []
+        # Of two equal rules the first decides, whichever the order.
+        firsts: dict[Numbered, int] = {}
         for number, rule in enumerate(rules):
-            for which, pattern in _patterns(rule.value):
-                code = number * 2 + rule.allow
-                if pattern.explicit is None or precedence:
-                    patterns.append((code, pattern, which))
+            firsts.setdefault(rule, number)
+        self._explicit: dict[str, int] = {}
+        self._listed: list[_Listed] = []
+        for rule, number in firsts.items():
+            code = number * 2 + rule.allow
+            for which, value in _readings_of(rule.value):
+                if not precedence and not _SPECIAL(value):
+                    self._explicit.setdefault(f"{which}{value}", code)
                 else:
-                    self._explicit.setdefault(f"{which}{pattern.explicit}", code)
-        self._file(patterns)
-        allows = [rule.value for rule in rules if rule.allow and rule.value]
-        self._whitelist = bool(allows) and (
-            any(each[1].explicit is None for each in patterns if each[0] & 1)
-            or all(rule.allow or not rule.value for rule in rules)
-        )
-
-    def _file(self, patterns: list[tuple[int, ShellPattern, int]]) -> None:
-        """Patterns under the piece that they need; each with the rarest class that it needs."""
-        common = Counter(bits for _, pattern, _ in patterns for bits in pattern.classes)
-        self._patterns = tuple(
-            (code, min(pattern.classes, key=common.__getitem__, default=-1), pattern, which)
-            for code, pattern, which in patterns
-        )
+                    self._listed.append(_Listed(code, value, which))
         self._by_key: dict[tuple[int, str], list[int]] = {}
-        for index, (_, pattern, which) in enumerate(patterns):
-            self._by_key.setdefault((which, pattern.key), []).append(index)
+        for index, listed in enumerate(self._listed):
+            key = listed.which, shell_key(listed.value)
+            self._by_key.setdefault(key, []).append(index)
         self._keys = tuple(
             PieceIndex(key for view, key in self._by_key if view == which)
             for which in (_RAW, _DECODED, _BOTH)
+        )
+        self._whitelist = precedence and self._is_whitelist(rules)
+
+    def _is_whitelist(self, rules: list[Numbered]) -> bool:
+        said = [rule for rule in rules if rule.value]
+        if not any(rule.allow for rule in said):
+            return False
+        return all(rule.allow for rule in said) or any(
+            self._pattern(index, 0).explicit is None
+            for index, listed in enumerate(self._listed)
+            if listed.code & 1
         )
 
     def allows(self, path: str) -> bool:
@@ -167,49 +199,75 @@ class ShellRules:
         return self.decide(path) & 1 == 1 or path == ROBOTS_TXT
 
     def decide(self, path: str) -> int:
-        """The code of the deciding rule; -1 or -2: allowed or denied by none."""
-        views = _views(path)
+        """The code of the deciding rule; -1 or DENIED: allowed or denied by none."""
+        try:
+            return self._decide(_views(path))
+        except TooDear:
+            return DENIED
+
+    def _decide(self, views: _ThreeViews) -> int:
         if self._precedence:
             ranked = sorted(self._matched(views), key=_precedence)
             if ranked:
                 return ranked[0][0]
             return DENIED if self._whitelist else -1
-        first = None
-        for which, seen in enumerate(views):
-            for place in seen:
-                code = self._explicit.get(f"{which}{place.text}")
-                if code is not None and (first is None or code < first):
-                    first = code
+        equal = (self._explicit.get(key) for key in _explicit_keys(views))
+        first = min((code for code in equal if code is not None), default=None)
         for code, _ in self._matched(views, first):
             return code
         return -1 if first is None else first
 
-    def _matched(
-        self, views: tuple[_Views, _Views, _Views], end: int | None = None
-    ) -> Iterator[tuple[int, bool]]:
+    def _matched(self, views: _ThreeViews, end: int | None = None) -> Iterator[tuple[int, bool]]:
         """Code, and whether it is explicit, of each listed pattern that matches, before `end`."""
+        for index in self._matching(views, end):
+            yield self._listed[index].code, self._read[index].explicit is not None
+
+    def _matching(self, views: _ThreeViews, end: int | None = None) -> Iterator[int]:
+        """The places in the list of those that match, in file order. Raises TooDear."""
         texts = ["\n".join(place.text for place in seen) for seen in views]
         here = present("".join(texts))
+        room = max(map(len, texts))
         likely: list[int] = []
         for which, text in enumerate(texts):
             for key in self._keys[which].found(text, LastPlaces(text)):
                 likely += self._by_key[which, key]
+        meter = Meter(_STEPS)
         for index in sorted(likely):
-            code, rarest, pattern, which = self._patterns[index]
+            code, _, which = self._listed[index]
             if end is not None and code > end:
                 return
-            if rarest & here and any(map(pattern.matches, views[which])):
-                yield code, pattern.explicit is not None
+            pattern = self._pattern(index, room)
+            meter.spend(1)
+            if pattern.least > room or not pattern.may_match(here):
+                continue
+            meter.spend(_TRY + (pattern.least >> _LONG))
+            if any(map(pattern.matches, views[which])):
+                yield index
+
+    def _pattern(self, index: int, room: int) -> ShellPattern:
+        """The pattern, read the first time that it is asked for, for paths of that length."""
+        pattern = self._read.get(index)
+        if pattern is None or MAX_URL < pattern.least <= room:
+            longest = max(room, MAX_URL)
+            pattern = self._read[index] = ShellPattern(self._listed[index].value, longest)
+        return pattern
 
     def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:
         """Number and length of every rule that matches, the deciding one first."""
         views = _views(path)
+        hits = dict.fromkeys((k for k in _explicit_keys(views) if k in self._explicit), True)
+        try:
+            for index in self._matching(views):
+                _, value, which = self._listed[index]
+                hits[f"{which}{value}"] = self._read[index].explicit is not None
+        except TooDear:
+            return []
         found = []
         for number, rule in enumerate(rules):
-            for which, pattern in _patterns(rule.value):
-                if any(map(pattern.matches, views[which])):
-                    code = number * 2 + rule.allow
-                    found.append((code, pattern.explicit is not None))
+            for which, value in _readings_of(rule.value):
+                explicit = hits.get(f"{which}{value}")
+                if explicit is not None:
+                    found.append((number * 2 + rule.allow, explicit))
                     break
         if self._precedence:
             found.sort(key=_precedence)
@@ -217,6 +275,7 @@ class ShellRules:
 
 
 _Views = tuple[Places, ...]
+_ThreeViews = tuple[_Views, _Views, _Views]
 
 
 def _precedence(matched: tuple[int, bool]) -> tuple[int, int]:
@@ -225,7 +284,7 @@ def _precedence(matched: tuple[int, bool]) -> tuple[int, int]:
     return (0 if explicit else 2) if code & 1 else 1, code
 
 
-def _views(path: str) -> tuple[_Views, _Views, _Views]:
+def _views(path: str) -> _ThreeViews:
     """The path as it came, decoded, and both; each with and without its query."""
     bare, mark, _ = path.partition("?")
     forms = (path, bare) if mark else (path,)
@@ -236,12 +295,19 @@ def _views(path: str) -> tuple[_Views, _Views, _Views]:
     return raw, plain, raw + plain
 
 
-def _patterns(value: str) -> Iterator[tuple[int, ShellPattern]]:
+def _explicit_keys(views: _ThreeViews) -> Iterator[str]:
+    """What a plain value has to be kept as for the path to be equal to it."""
+    for which, seen in enumerate(views):
+        for place in seen:
+            yield f"{which}{place.text}"
+
+
+def _readings_of(value: str) -> Iterator[tuple[int, str]]:
     """How a value is read: once for both views of a path, or once for each if it has escapes."""
     if not value:
         return
     if "%" not in value:
-        yield _BOTH, ShellPattern(value)
+        yield _BOTH, value
     else:
-        yield _RAW, ShellPattern(value)
-        yield _DECODED, ShellPattern(normal.decoded_pattern(value))
+        yield _RAW, value
+        yield _DECODED, normal.decoded_pattern(value)

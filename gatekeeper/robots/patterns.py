@@ -10,9 +10,18 @@ from __future__ import annotations
 import re
 from typing import TypeGuard
 
-__all__ = ["Places", "ShellPattern", "key_piece", "present", "squeeze", "wild_match"]
+__all__ = [
+    "Places",
+    "ShellPattern",
+    "key_piece",
+    "present",
+    "shell_key",
+    "squeeze",
+    "wild_match",
+]
 
 _STARS = re.compile(r"\*{2,}")
+_LITERALS = re.compile(r"[^*?\[\\]+")
 
 
 def squeeze(pattern: str) -> str:
@@ -53,6 +62,17 @@ def key_piece(pattern: str) -> str:
     return max(pattern.removesuffix("$").split("*"), key=len)
 
 
+def shell_key(value: str) -> str:
+    """A literal piece of a shell pattern: a path without it can't match. Reads it but roughly.
+
+    Between the first `[` and the last `]` may stand a class, outside of them none.
+    """
+    start = value.find("[")
+    if start >= 0:
+        value = value[:start] + "*" + value[max(value.rfind("]"), start) + 1 :]
+    return max(_LITERALS.findall(value), key=len, default="")
+
+
 class ShellPattern:
     """A pattern of the 2.0 draft (V2-17): `*`, `?`, `[...]`, `[!...]`, `\\x`, both ends anchored.
 
@@ -65,8 +85,12 @@ class ShellPattern:
 
     __slots__ = ("classes", "explicit", "key", "least", "segments")
 
-    def __init__(self, value: str) -> None:
-        segments = _segments(value)
+    def __init__(self, value: str, longest: int) -> None:
+        """`longest`: characters of the longest path that will be asked about.
+
+        A pattern that needs more is read no further than to see that.
+        """
+        segments = _segments(value, longest)
         self.segments = segments
         self.explicit = segments[0] if len(segments) == 1 and _is_plain(segments[0]) else None
         """The one path that matches, of an explicit pattern."""
@@ -78,6 +102,10 @@ class ShellPattern:
             unit for s in segments if not isinstance(s, str) for unit in s if isinstance(unit, int)
         )
         """A bit an octet: of every one of them, each matching path has a member."""
+
+    def may_match(self, here: int) -> bool:
+        """Some member of each class stands in the path, whose characters are given as bits."""
+        return all(bits & here for bits in self.classes)
 
     def matches(self, path: Places) -> bool:
         """Whether the whole path matches."""
@@ -165,17 +193,23 @@ def _is_plain(segment: _Segment) -> TypeGuard[str]:
     return isinstance(segment, str)
 
 
-def _segments(value: str) -> tuple[_Segment, ...]:
-    """The pattern cut at its unescaped stars; a segment without specials is a str."""
+def _segments(value: str, longest: int) -> tuple[_Segment, ...]:
+    """The pattern cut at its unescaped stars; a segment without specials is a str.
+
+    Reading stops where so many characters are needed that no path matches.
+    """
     if "?" not in value and "[" not in value and "\\" not in value:
         return tuple(squeeze(value).split("*"))
     segments: list[list[_Unit]] = [[]]
+    needed = 0
     closed = True  # false once a bracket was found open to the end: so are all behind it
     i = 0
-    while i < len(value):
+    while i < len(value) and needed <= longest:
         char = value[i]
         i += 1
+        needed += 1
         if char == "*":
+            needed -= 1
             segments.append([])
         elif char == "?":
             segments[-1].append(None)
@@ -200,6 +234,8 @@ def _segment(units: list[_Unit]) -> _Segment:
 
 def _bracket(value: str, start: int) -> tuple[int | None, int]:
     """A class beginning behind its `[`, and where it ends; None for an unclosed one (V2-17)."""
+    if value.find("]", start) < 0:
+        return None, start
     i = start
     negated = value[i : i + 1] in {"!", "^"}
     i += negated
