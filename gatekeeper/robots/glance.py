@@ -16,6 +16,9 @@ PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~:/@!&
 """Octets that stand for themselves wherever they stand in a rule's value."""
 
 
+_plain_head = re.compile(f"[{re.escape(PLAIN)}]*+").match
+
+
 def first_verdict(text: str, spans: Spans, path: str) -> bool:
     """Whether RFC 9309 allows the path: of most rules two octets say that they don't match."""
     path = normal.rfc_path(path)
@@ -60,6 +63,8 @@ def octets_of(value: str, path: str, query: str) -> int:
     """How long a rule's pattern is if it matches, else 0. `query`: the path by RFC-25."""
     value = value.rstrip(" \t")
     if value[:1] != "/" and value[:1] != "*":
+        return 0
+    if not path.startswith(_plain_head(value)[0]):  # type: ignore[index]
         return 0
     pattern = normal.rfc_pattern(value)
     if "?" in pattern:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -24,6 +24,7 @@ __all__ = [
     "Spans",
     "decode",
     "iter_lines",
+    "line_numbers",
     "octets",
     "rule_at",
     "rule_offsets",
@@ -197,13 +198,23 @@ def rule_offsets(text: str, spans: Spans) -> array[int]:
     return array("I", [m.start() + 1 for lo, hi in spans for m in RULE.finditer(text, lo, hi)])
 
 
-def rule_at(text: str, offset: int, *, v2: bool = False) -> Rule:
-    """The line that begins at `offset`, as people see it."""
+def line_numbers(text: str, offsets: Sequence[int]) -> dict[int, int]:
+    """The number of the line that begins at each offset."""
+    numbers = {}
+    number, counted = 1, 0
+    for offset in sorted(offsets):
+        number += text.count("\n", counted, offset)
+        numbers[offset], counted = number, offset
+    return numbers
+
+
+def rule_at(text: str, offset: int, line: int, *, v2: bool = False) -> Rule:
+    """The line that begins at `offset`, as people see it; `line` is its number."""
     end = text.find("\n", offset)
     raw = text[offset : end if end >= 0 else len(text)]
     field, _, rest = raw.partition(":")
     return Rule(
-        line=text.count("\n", 0, offset) + 1,
+        line=line,
         field=shown(field.strip(" \t")),
         value=shown(value_of(rest, v2=v2)),
         text=shown(raw),

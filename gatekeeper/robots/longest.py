@@ -112,11 +112,8 @@ class LongestMatch:
         """Number and length of every rule that matches, the deciding one first."""
         plain = normal.rfc_path(path)
         query = normal.query_form(plain)
-        found = []
-        for number, rule in enumerate(rules):
-            octets = octets_of(rule.value, plain, query)
-            if octets:
-                found.append((number, octets))
+        known = {value: octets_of(value, plain, query) for value in {rule.value for rule in rules}}
+        found = [(n, octets) for n, rule in enumerate(rules) if (octets := known[rule.value])]
         found.sort(key=lambda each: (-each[1], not rules[each[0]].allow))
         return found
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Literal
 
 from gatekeeper.robots import lines, normal, signals, timing
 from gatekeeper.robots.agents import product_token
@@ -16,6 +17,7 @@ from gatekeeper.robots.ordered import PrefixesInOrder
 from gatekeeper.robots.patterns import squeeze, wild_match
 from gatekeeper.robots.quick import QuickAnswer, at_a_glance, in_general, welcome
 from gatekeeper.robots.rulesets import ROBOTS_TXT, RuleSet, rules_in, split_url
+from gatekeeper.robots.wishes import FIELDS, Wishes, heard
 
 if TYPE_CHECKING:
     from gatekeeper.robots.parser import RobotsTxt
@@ -29,19 +31,10 @@ _BIG = 65_536
 """Octets of rules from which their places are looked up at once, not with the first answer."""
 _FEW = 24
 """Prefixes or pieces up to which trying each in turn is faster than looking them up."""
+_MAX_CANDIDATES = 1_000
+"""Rules that are named as candidates: more than anybody reads, fewer than a file may hold."""
 _MAX_RULES = 256
 """Rule objects that a policy keeps; beyond, it forgets them and makes them anew."""
-
-
-class _Wishes(NamedTuple):
-    """What the rule set says beside Allow and Disallow (DIA-08)."""
-
-    crawl_delay: float | None
-    request_rates: tuple[timing.RequestRate, ...]
-    visit_times: tuple[timing.Window, ...]
-    comments: tuple[str, ...]
-    content_usage: tuple[tuple[str, dict[str, str]], ...]
-    content_signal: dict[str, str]
 
 
 class Policy:
@@ -107,11 +100,11 @@ class Policy:
             self.allowed = first.allows_url
         else:
             self.allowed = _of_urls(readings)
-        self._wishes: _Wishes | None = None
+        self._wishes: Wishes | None = None
         self._rules: dict[tuple[int, int], Rule] | None = None
         self._offsets: list[array[int]] | None = None
         if robots.size > _BIG and sum(high - low for low, high in readings[0].spans) > _BIG:
-            self._places()
+            self._places(source.text)
 
     @property
     def allows_path(self) -> Callable[[str], bool]:
@@ -184,20 +177,28 @@ class Policy:
         return Match(code & 1 == 1, rule, self.dialect, conflict, path, self)
 
     def candidates(self, path: str) -> tuple[Candidate, ...]:
-        """Every rule that matches the path, the deciding one first, with its octets."""
-        found: dict[int, Candidate] = {}
+        """The rules that match the path, the deciding one first, with their octets.
+
+        All of them, unless a file made for it has more than a thousand.
+        """
+        text = self.robots.lines
+        places = self._places(text)
         readings = list(enumerate(self._readings))
         # The reading that decides speaks first: with `strict` one that denies (DIA-03).
         readings.sort(key=lambda each: each[1].decide(path) & 1)
+        found: dict[int, tuple[int, bool]] = {}
         for place, reading in readings:
             v2 = reading.dialect is Dialect.V2
-            rules = rules_in(self.robots.lines, reading.spans, v2=v2)
+            rules = rules_in(text, reading.spans, v2=v2)
             for number, length in reading.matching(path, rules):
-                offset = self._places()[place][number]
-                if offset not in found:
-                    rule = self._rule(place, number)
-                    found[offset] = Candidate(rule.line, rule.field, rule.value, rule.text, length)
-        return tuple(found.values())
+                found.setdefault(places[place][number], (length, v2))
+        kept = list(islice(found.items(), _MAX_CANDIDATES))
+        numbers = lines.line_numbers(text, [offset for offset, _ in kept])
+        return tuple(
+            Candidate(rule.line, rule.field, rule.value, rule.text, length)
+            for offset, (length, v2) in kept
+            for rule in (lines.rule_at(text, offset, numbers[offset], v2=v2),)
+        )
 
     def _rule(self, place: int, number: int) -> Rule:
         known = self._rules
@@ -205,18 +206,21 @@ class Policy:
             known = self._rules = {}
         rule = known.get((place, number))
         if rule is None:
-            offset = self._places()[place][number]
+            text = self.robots.lines
+            offset = self._places(text)[place][number]
+            line = text.count("\n", 0, offset) + 1
             v2 = self._readings[place].dialect is Dialect.V2
-            rule = known[place, number] = lines.rule_at(self.robots.lines, offset, v2=v2)
+            rule = known[place, number] = lines.rule_at(text, offset, line, v2=v2)
         return rule
 
-    def _places(self) -> list[array[int]]:
-        """Where each rule of each reading stands in the text."""
-        if self._offsets is None:
-            self._offsets = [
-                lines.rule_offsets(self.robots.lines, reading.spans) for reading in self._readings
-            ]
-        return self._offsets
+    def _places(self, text: str) -> list[array[int]]:
+        """Where each rule of each reading stands in the text; kept where finding it is felt."""
+        found = self._offsets
+        if found is None:
+            found = [lines.rule_offsets(text, reading.spans) for reading in self._readings]
+            if self.robots.size > _BIG:
+                self._offsets = found
+        return found
 
     @property
     def crawl_delay(self) -> float | None:
@@ -294,32 +298,19 @@ class Policy:
             return "the rule of thumb"
         return " and ".join(names)
 
-    def _said(self) -> _Wishes:
+    def _said(self) -> Wishes:
         if self._wishes is None:
             self._wishes = self._listen()
         return self._wishes
 
-    def _listen(self) -> _Wishes:
-        said = {field: list(self._values(field)) for field in _WISHES}
+    def _listen(self) -> Wishes:
+        said = {field: list(self._values(field)) for field in FIELDS}
         if self.inherit_crawl_delay and not said["crawl-delay"]:  # VND-09
             everybody = choose(self.robots.source(precedence=False), "*")[0]
             said["crawl-delay"] = list(
                 lines.values_in(self.robots.lines, everybody.spans, "crawl-delay")
             )
-        delays = map(timing.parse_crawl_delay, said["crawl-delay"])
-        rates = map(timing.parse_request_rate, said["request-rate"])
-        windows = map(timing.parse_visit_time, said["visit-time"])
-        usage = (signals.parse_content_usage(value) for value in said["content-usage"])
-        return _Wishes(
-            crawl_delay=max((delay for delay in delays if delay is not None), default=None),
-            request_rates=tuple(rate for rate in rates if rate),
-            visit_times=tuple(window for window in windows if window),
-            comments=tuple(map(lines.shown, said["comment"])),
-            content_usage=tuple((normal.rfc_pattern(path), view) for path, view in usage),
-            content_signal=signals.combine_signals(
-                map(signals.parse_content_signal, said["content-signal"])
-            ),
-        )
+        return heard(said)
 
     def _values(self, field: str) -> Iterator[str]:
         """What the rule set says of a field: the first reading that says something does."""
@@ -349,16 +340,6 @@ class Policy:
             self.v2_semantics,
             self.inherit_crawl_delay,
         )
-
-
-_WISHES = (
-    "crawl-delay",
-    "request-rate",
-    "visit-time",
-    "comment",
-    "content-usage",
-    "content-signal",
-)
 
 
 def _restore(

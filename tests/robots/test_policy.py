@@ -76,6 +76,19 @@ def test_candidates_stand_by_length(policy: Policy) -> None:
     assert match.candidates[0].value == match.rule.value
 
 
+def test_no_more_than_a_thousand_candidates_are_named() -> None:
+    text = "User-agent: *\n" + "Allow: /a\n" * 1_500 + "Disallow: /ab\n"
+    candidates = RobotsTxt.parse(text).policy("bot").match("/abc").candidates
+    assert [each.line for each in candidates[:3]] == [1_502, 2, 3]
+    assert len(candidates) == 1_000
+
+
+def test_equal_rules_of_the_2_0_draft_are_all_candidates() -> None:
+    text = "User-agent: *\nRobot-version: 2.0\nAllow: /a\nDisallow: /a\nDisallow: /?\nAllow: /a\n"
+    match = RobotsTxt.parse(text, dialect="2.0").policy("bot").match("/a")
+    assert [each.line for each in match.candidates] == [3, 4, 5, 6]
+
+
 def test_no_rule_no_candidates(policy: Policy) -> None:
     match = policy.match("/elsewhere")
     assert (match.allowed, match.rule, match.candidates) == (True, None, ())
