@@ -25,6 +25,7 @@ class Allowances:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        self.now = clock.monotonic
         self.running: dict[Allowance, None] = {}
         self._timer: Timer | None = None
         self.armed = _INF
@@ -46,7 +47,7 @@ class Allowances:
     def _look(self) -> None:
         self._timer = None
         self.armed = _INF
-        now = self.clock.monotonic()
+        now = self.now()
         for over in [one for one in self.running if one.ends <= now]:
             over.expire()
         # Nearly all are done long before their end: what runs now is few, and met anew.
@@ -59,7 +60,7 @@ class Allowance(msgspec.Struct, eq=False):
 
     among: Allowances
     left: float | None
-    """None: no limit."""
+    """None: no limit; over, where not above zero."""
     ends: float = _INF
     """While they run: the moment at which they are over."""
     _task: asyncio.Task[object] | None = None
@@ -70,34 +71,36 @@ class Allowance(msgspec.Struct, eq=False):
 
     def begin(self, task: asyncio.Task[object] | None) -> None:
         """A hop goes out, from the task: the seconds run."""
-        if self.left is None or task is None:
+        left = self.left
+        if left is None or task is None:
             return
-        self._task, self._before = task, task.cancelling()
+        self._task = task
+        self._before = task.cancelling()
         among = self.among
-        self.ends = ends = among.clock.monotonic() + self.left
+        self.ends = ends = among.now() + left
         among.running[self] = None
         if ends < among.armed:
             among.arm(ends)
 
     def watch(self, response: ClientResponse, then: Callable[[], None] | None) -> None:
         """The head is here: they run on until the connection is free, and `then` follows."""
-        connection, self._then = response.connection, then
+        self._then = then
+        connection = response.connection
         if connection is None:
             self.stop()
-        else:
-            self._response = response
-            connection.add_callback(self.stop)
-            if self._deadline is not None and self._fired():
-                self.expire()  # whoever caught our cancellation and went on
+            return
+        self._response = response
+        connection.add_callback(self.stop)
+        if self._deadline is not None and self._fired():
+            self.expire()  # whoever caught our cancellation and went on
 
     def stop(self) -> None:
         """They stand still."""
         among = self.among
-        if among.running.pop(self, self) is None and self.left is not None:
-            self.left = max(0.0, self.ends - among.clock.monotonic())
+        if among.running.pop(self, self) is None:
+            self.left = self.ends - among.now()
         self._response = None
-        then = self._then
-        if then is not None:
+        if (then := self._then) is not None:
             self._then = None
             then()
 

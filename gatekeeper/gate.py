@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from types import TracebackType
@@ -12,6 +12,7 @@ from typing import Self
 import aiohttp
 from aiohttp import ClientMiddlewareType
 from aiohttp.abc import AbstractResolver
+from yarl import URL
 
 from gatekeeper import urls
 from gatekeeper.batching import in_order
@@ -25,7 +26,7 @@ from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import Guard, guarded_connector
 from gatekeeper.fetching.records import Record
 from gatekeeper.leasing import Lease, LeaseRequest, Lessor
-from gatekeeper.middleware import gate_passage
+from gatekeeper.middleware import Passage, gate_passage
 from gatekeeper.operating import Operated, token_of
 from gatekeeper.pacing.intervals import NO_RATE
 from gatekeeper.pacing.scheduler import Scheduler
@@ -93,9 +94,7 @@ class Gatekeeper(Operated):
         self._lessor = Lessor(
             self, self._answers.at_once, self._scheduler, self._clock, self._decider.serial
         )
-        self.passage = gate_passage(self, self._lessor.take)
-        """`middleware`, for a session that gives each request an allowance of its own."""
-        self._middleware = partial(self.passage, None)
+        self._middleware = partial(self.passage(), None)
         self._own: aiohttp.ClientSession | None = None
         self._stack = AsyncExitStack()
         # The authority of the last question to `allowed`, with the slash behind it, where
@@ -318,6 +317,10 @@ class Gatekeeper(Operated):
     def middleware(self) -> ClientMiddlewareType:
         """For `aiohttp.ClientSession(middlewares=(gate.middleware,))`; put it last."""
         return self._middleware
+
+    def passage(self, text_of: Callable[[URL], str] = str) -> Passage:
+        """`middleware`, for a session that gives each request an allowance of its own."""
+        return gate_passage(self, self._lessor.take, text_of)
 
     # -- inside ----------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -20,6 +21,7 @@ from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError
 from gatekeeper.fetching.guard import Guard, Refusal, guarded_connector
 from gatekeeper.gate import Gatekeeper
+from gatekeeper.sending import Spelling
 from gatekeeper.storage.base import Storage
 
 __all__ = ["Guard", "Refusal", "guarded_connector", "polite_session", "session_gate"]
@@ -122,6 +124,9 @@ def _keep_to_the_gate(
     """
     plain = session._request
     usual, usual_unhurried = session.timeout, _unhurried(session.timeout)
+    usual_total = usual.total or None  # 0, too, is no limit
+    spelling = Spelling()
+    read, pass_gate = spelling.read, gate.passage(spelling.text_of)
 
     @functools.wraps(plain)
     def request(
@@ -136,17 +141,22 @@ def _keep_to_the_gate(
         if proxy is not None:
             _refuse_proxy(gate.config, proxy)
             arguments["proxy"] = proxy
-        wanted, unhurried = usual, usual_unhurried
+        total, unhurried = usual_total, usual_unhurried
         if timeout is not _NOT_GIVEN:
             wanted = _as_timeout(timeout, usual)
-            unhurried = _unhurried(wanted)
-        left = Allowance(times, wanted.total or None)  # 0, too, is no limit
-        passage = functools.partial(gate.passage, left)
+            total, unhurried = wanted.total or None, _unhurried(wanted)
+        passage = partial(pass_gate, Allowance(times, total))
+        if url.__class__ is str:
+            try:  # noqa: SIM105 - each request comes this way
+                url = read(url)
+            except ValueError:
+                pass  # aiohttp has its own words for it
+        outer = inner if middlewares is None else middlewares
         return plain(
             method,
             url,
             timeout=unhurried,
-            middlewares=(*(inner if middlewares is None else middlewares), passage),
+            middlewares=(*outer, passage) if outer else (passage,),
             **arguments,
         )
 

@@ -112,6 +112,9 @@ class GuardedResolver(AbstractResolver):
             await self._inner.close()
 
 
+_connect = aiohttp.TCPConnector.connect  # each request goes this way: no super() for it
+
+
 class GuardedConnector(aiohttp.TCPConnector):
     """A TCPConnector that dials nothing the guard refuses. Made by `guarded_connector`.
 
@@ -161,7 +164,7 @@ class GuardedConnector(aiohttp.TCPConnector):
             refuse_proxy(self.guard.mode, req.proxy)
         if self.guard.refuses_request(req.url) is not None:
             raise _denied(req)
-        return super().connect(req, traces, timeout)
+        return _connect(self, req, traces, timeout)
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout

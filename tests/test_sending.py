@@ -1,0 +1,103 @@
+"""The short road from text to the URL that is sent gives what yarl gives."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from yarl import URL
+
+from gatekeeper.sending import Spelling
+
+AUTHORITIES = st.sampled_from(
+    [
+        "http://a.example",
+        "https://a.example:8443",
+        "http://a.example:80",
+        "http://127.0.0.1:8080",
+        "http://[::1]:8080",
+        "HTTP://A.Example",
+        "http://a.example.",
+        "http://ann:secret@a.example",
+        "http://bücher.example",
+        "http://a.example?x=",
+        "http://a.example\\b",
+        "ftp://a.example",
+        "http:/",
+    ]
+)
+PIECES = st.text(
+    alphabet=st.one_of(
+        st.sampled_from("/.%?#&=+ ~:;,!$'()*@[]{}|\\^`\"<>ab0é\x00\n\t"),
+        st.characters(codec="utf-8"),
+    ),
+    max_size=12,
+)
+
+
+def read(spelling: Spelling, text: str) -> URL | None:
+    try:
+        return spelling.read(text)
+    except ValueError:
+        return None
+
+
+def by_yarl(text: str) -> URL | None:
+    try:
+        return URL(text)
+    except ValueError:
+        return None
+
+
+def seen(url: URL) -> tuple[object, ...]:
+    """What aiohttp looks at."""
+    return (
+        str(url),
+        url.scheme,
+        url.raw_authority,
+        url.raw_host,
+        url.host_port_subcomponent,
+        url.port,
+        url.explicit_port,
+        url.raw_user,
+        url.raw_password,
+        url.raw_path_qs,
+        url.raw_fragment,
+    )
+
+
+@given(AUTHORITIES, PIECES)
+@example("http://a.example", "/page/7.html")
+@example("http://a.example", "/a/../b")
+@example("http://a.example", "/.well-known/x")
+@example("http://a.example", "//b.example/x")
+@example("http://a.example", "/a|b")
+@example("http://a.example", "")
+def test_it_reads_as_yarl_does(authority: str, rest: str) -> None:
+    spelling = Spelling()
+    read(spelling, authority + "/")  # the authority is known from now on
+    text = authority + rest
+    found, expected = read(spelling, text), by_yarl(text)
+    assert found == expected
+    if found is not None and expected is not None:
+        assert seen(found) == seen(expected)
+        assert spelling.text_of(found) == str(expected)
+
+
+def test_the_text_of_another_url_is_its_own() -> None:
+    spelling = Spelling()
+    first, second = (spelling.read(f"http://a.example/{name}") for name in "ab")
+    assert [spelling.text_of(url) for url in (first, second)] == [
+        "http://a.example/a",
+        "http://a.example/b",
+    ]
+
+
+def test_authorities_are_forgotten_before_they_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gatekeeper.sending._MAX_AUTHORITIES", 10)
+    spelling = Spelling()
+    for number in range(95):
+        assert spelling.read(f"http://{number}.example/").host == f"{number}.example"
+    assert len(spelling._roots) <= 10
