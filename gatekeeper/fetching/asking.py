@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import weakref
+from collections.abc import Coroutine, Mapping
+from functools import partial
 from types import SimpleNamespace
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import msgspec
-from aiohttp.typedefs import LooseHeaders
+from aiohttp.connector import Connection
+from aiohttp.hdrs import CONTENT_ENCODING, CONTENT_TYPE
 from yarl import URL
 
-from gatekeeper.clock import Clock, Deadline, Timer, deadline
+from gatekeeper.clock import Clock
 from gatekeeper.config import FetchConfig
 from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.content import is_binary, judge
 from gatekeeper.fetching.decoding import BadEncoding, Decoder
 from gatekeeper.fetching.outcomes import Outcome, classify
+from gatekeeper.fetching.watching import Alarm, Watch
 
-__all__ = ["Ask", "Reply", "Watch", "ask", "robots_session", "trace_of_phases"]
+__all__ = ["Asker", "Reply"]
 
 _NO_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=None)
 
@@ -38,112 +41,115 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """One request to send."""
+class Asker:
+    """Sends requests over the connections of a session, and nothing else of it.
 
-    url: str
-    headers: LooseHeaders
-    first_hop: bool
-    ssl: bool = True
-
-
-class Watch:
-    """The network time of one retrieval: a limit for each phase, and one for the whole.
-
-    Waiting for turns, for slots and for a place in the connection pool is not network time
-    and is not counted.
+    The caller's session may carry cookies, headers and middlewares, and a robots.txt is asked
+    for without (2.1): so one of our own is laid over its connector, which stays its own.
     """
 
-    def __init__(self, clock: Clock, config: FetchConfig) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        lent: aiohttp.ClientSession,
+        *,
+        headers: Mapping[str, str],
+        config: FetchConfig,
+        clock: Clock,
+    ) -> None:
+        self._lent = lent
+        self._headers = headers
         self._config = config
-        self._left = config.total_timeout
-        self._running_since: float | None = None
-        self._limit: Deadline | None = None
-        self._tick: Timer | None = None
-        self._window_bytes = 0
-        self._asked_at = 0.0
-        self.connected = False
-        self.dripping = False
-        """The body came slower than `fetch.min_rate`."""
+        self._alarm = Alarm(clock)
+        self._ssl = config.tls_errors != "accept" and config.profile != "archival"
+        self._own: aiohttp.ClientSession | None = None
 
-    @property
-    def used(self) -> float:
-        """Network seconds so far."""
-        return self._config.total_timeout - self._left
+    def watch(self) -> Watch:
+        """For one retrieval: all its requests share the time that it has."""
+        return Watch(self._alarm, self._config)
 
-    @contextmanager
-    def over(self, limit: Deadline) -> Iterator[None]:
-        """Watch one request; `limit` is moved from phase to phase."""
-        self._limit = limit
-        self.connected = False
-        self.connecting()
+    def session(self) -> aiohttp.ClientSession:
+        """Our own session, made when it is first asked for.
+
+        Raises GateClosed where the lent one is closed: a session made without a connector
+        would get one that no guard knows.
+        """
+        connector = self._lent.connector
+        if connector is None or self._lent.closed:
+            raise GateClosed("the session that robots.txt is fetched with is closed")
+        own = self._own
+        if own is None:
+            own = self._own = _laid_over(self._lent, connector, self._headers)
+            # It holds nothing to be closed; but aiohttp warns of a session that is not.
+            weakref.finalize(self, own.detach)
+        return own
+
+    async def ask(
+        self, url: str, headers: Mapping[str, str] | None, watch: Watch, *, first_hop: bool
+    ) -> Reply:
+        """Send one GET and read its answer. Whatever goes wrong out there is an outcome.
+
+        `headers` are those of this request alone. Raises GateClosed.
+        """
+        session = self.session()
+        in_body = False
+        head: aiohttp.ClientResponse | None = None
         try:
-            yield
-        finally:
-            self._stop()
-            self._limit = None
-
-    def connecting(self) -> None:
-        """Name service, TCP and TLS."""
-        self._phase(self._config.connect_timeout)
-
-    def queued(self) -> None:
-        """Our own pool is full: nobody's fault out there."""
-        self._stop()
-
-    def sending(self) -> None:
-        """Connected: now for the first octet of the head."""
-        self.connected = True
-        self._phase(self._config.first_byte_timeout)
-        self._asked_at = self._clock.monotonic()
-
-    def reading(self) -> float | None:
-        """The head has come; the seconds it took, None where the sending was not seen."""
-        took = self._clock.monotonic() - self._asked_at if self.connected else None
-        self.connected = True
-        self._phase(None)
-        self._next_window()
-        return took
-
-    def received(self, octets: int) -> None:
-        """So many octets of the body have come."""
-        self._window_bytes += octets
-
-    def _phase(self, seconds: float | None) -> None:
-        self._stop()
-        if self._limit is None:
-            return
-        self._running_since = self._clock.monotonic()
-        self._limit.move(self._left if seconds is None else min(seconds, self._left))
-
-    def _stop(self) -> None:
-        if self._tick is not None:
-            self._tick.cancel()
-            self._tick = None
-        if self._running_since is not None:
-            self._left = max(0.0, self._left - (self._clock.monotonic() - self._running_since))
-            self._running_since = None
-        if self._limit is not None:
-            self._limit.move(None)
-
-    def _next_window(self) -> None:
-        self._window_bytes = 0
-        end = self._clock.monotonic() + self._config.min_rate_window
-        self._tick = self._clock.call_at(end, self._judge_rate)
-
-    def _judge_rate(self) -> None:
-        # A drip must not hold a slot: sock_read alone never fires on one (fetching.md 2.4).
-        if self._window_bytes < self._config.min_rate * self._config.min_rate_window:
-            self.dripping = True
-            if self._limit is not None:
-                self._limit.move(0.0)
-        else:
-            self._next_window()
+            with watch:
+                async with session.get(
+                    URL(url, encoded=True),
+                    headers=headers,
+                    allow_redirects=False,
+                    middlewares=(partial(_ask_once, watch),),
+                    ssl=self._ssl,
+                    trace_request_ctx=watch,
+                ) as head:
+                    elapsed = watch.reading()
+                    in_body = True
+                    return await _read(head, watch, self._config, elapsed)
+        except (aiohttp.ClientError, OSError, TimeoutError, BadEncoding) as error:
+            if isinstance(error, BadEncoding):
+                outcome = Outcome.BAD_ENCODING
+            elif isinstance(error, TimeoutError) and in_body:
+                outcome = Outcome.TOO_SLOW  # row 23: the drip, and the deadline inside the body
+            else:
+                outcome = classify(
+                    error=error,
+                    config=self._config,
+                    first_hop=first_hop,
+                    connected=watch.connected,
+                    in_body=in_body,
+                )
+            return Reply(
+                outcome=outcome,
+                status=None if head is None else head.status,
+                headers={} if head is None else head.headers,
+                detail=f"{type(error).__name__}: {error}"[:300],
+            )
 
 
-def trace_of_phases() -> aiohttp.TraceConfig:
-    """Tells the `Watch` given as `trace_request_ctx` what the connection is doing."""
+def _laid_over(
+    lent: aiohttp.ClientSession, connector: aiohttp.BaseConnector, headers: Mapping[str, str]
+) -> aiohttp.ClientSession:
+    # Only in a bounded pool is there a queue to hear of.
+    queue = connector.limit or connector.limit_per_host
+    return aiohttp.ClientSession(
+        connector=connector,
+        connector_owner=False,
+        headers=headers,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        request_class=_Request,
+        trace_configs=[_trace_of_queue()] if queue else None,
+        trust_env=lent.trust_env,
+        auto_decompress=False,
+        timeout=_NO_LIMITS,
+        # aiohttp has no public name for the proxy a session was made with.
+        proxy=getattr(lent, "_default_proxy", None),
+        proxy_auth=getattr(lent, "_default_proxy_auth", None),
+    )
+
+
+def _trace_of_queue() -> aiohttp.TraceConfig:
+    """Tells the Watch given as `trace_request_ctx` of waiting for a place in the pool."""
     trace = aiohttp.TraceConfig()
 
     async def queued(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
@@ -152,40 +158,21 @@ def trace_of_phases() -> aiohttp.TraceConfig:
     async def connecting(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
         context.trace_request_ctx.connecting()
 
-    async def sending(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-        context.trace_request_ctx.sending()
-
     trace.on_connection_queued_start.append(queued)
     trace.on_connection_queued_end.append(connecting)
-    trace.on_connection_create_end.append(sending)
-    trace.on_connection_reuseconn.append(sending)
     return trace
 
 
-def robots_session(
-    base: aiohttp.ClientSession, trace: aiohttp.TraceConfig
-) -> aiohttp.ClientSession:
-    """A session on the same connections that has no cookies, headers or middlewares.
+class _Request(aiohttp.ClientRequest):
+    """A request that tells its Watch when it has a connection."""
 
-    The caller's own may carry all three, and a robots.txt is asked for without (2.1). Its
-    connector stays its own. Raises GateClosed where it is closed: a session made without a
-    connector would get one that no guard knows.
-    """
-    connector = base.connector
-    if connector is None or base.closed:
-        raise GateClosed("the session that robots.txt is fetched with is closed")
-    return aiohttp.ClientSession(
-        connector=connector,
-        connector_owner=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trace_configs=[trace],
-        trust_env=base.trust_env,
-        auto_decompress=False,
-        timeout=_NO_LIMITS,
-        # aiohttp has no public name for the proxy a session was made with.
-        proxy=getattr(base, "_default_proxy", None),
-        proxy_auth=getattr(base, "_default_proxy_auth", None),
-    )
+    watch: Watch | None = None
+
+    def send(self, conn: Connection) -> Coroutine[Any, Any, aiohttp.ClientResponse]:
+        """Called by aiohttp with the connection, a new one or one from the pool."""
+        if self.watch is not None:
+            self.watch.sending()
+        return super().send(conn)
 
 
 class _Lost(aiohttp.ClientConnectionError):
@@ -193,61 +180,17 @@ class _Lost(aiohttp.ClientConnectionError):
 
 
 async def _ask_once(
-    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    watch: Watch, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
     """Keep aiohttp from sending a GET again by itself: each request has a turn of its own."""
+    if isinstance(request, _Request):
+        request.watch = watch
     try:
         return await handler(request)
     except aiohttp.ClientConnectorError:
         raise
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
         raise _Lost(str(error)) from error
-
-
-async def ask(
-    session: aiohttp.ClientSession, request: Ask, *, watch: Watch, clock: Clock, config: FetchConfig
-) -> Reply:
-    """Send one GET and read its answer. Whatever goes wrong out there is an outcome."""
-    in_body = False
-    head: aiohttp.ClientResponse | None = None
-    try:
-        async with deadline(clock, None) as limit:
-            with watch.over(limit):
-                async with session.get(
-                    URL(request.url, encoded=True),
-                    headers=request.headers,
-                    allow_redirects=False,
-                    middlewares=(_ask_once,),
-                    ssl=request.ssl,
-                    trace_request_ctx=watch,
-                ) as head:
-                    elapsed = watch.reading()
-                    in_body = True
-                    return await _read(head, watch, config, elapsed)
-    except (aiohttp.ClientError, OSError, TimeoutError, BadEncoding) as error:
-        outcome = _outcome_of(error, request, watch, config, in_body=in_body)
-        return Reply(
-            outcome=outcome,
-            status=None if head is None else head.status,
-            headers={} if head is None else head.headers,
-            detail=f"{type(error).__name__}: {error}"[:300],
-        )
-
-
-def _outcome_of(
-    error: Exception, request: Ask, watch: Watch, config: FetchConfig, *, in_body: bool
-) -> Outcome:
-    if isinstance(error, BadEncoding):
-        return Outcome.BAD_ENCODING
-    if isinstance(error, TimeoutError) and in_body:
-        return Outcome.TOO_SLOW  # row 23: the drip, and the deadline inside the body
-    return classify(
-        error=error,
-        config=config,
-        first_hop=request.first_hop,
-        connected=watch.connected,
-        in_body=in_body,
-    )
 
 
 async def _read(
@@ -279,15 +222,17 @@ async def _body_of(
     One octet beyond the cap is kept as the sign that the text goes on. Raises BadEncoding
     where the wire's cap is reached before that: so much padding is an attack.
     """
-    kind = head.headers.get("Content-Type", "")
+    kind = head.headers.get(CONTENT_TYPE, "")
     if is_binary(b"", kind):
         head.close()
         return b"", 0, True
-    decoder = Decoder(head.headers.get("Content-Encoding", ""))
+    decoder = Decoder(head.headers.get(CONTENT_ENCODING, ""))
+    content = head.content
     body = bytearray()
     received = 0
     sniffed = False
-    while chunk := await head.content.readany():
+    while not content.at_eof():
+        chunk = await content.readany()
         received += len(chunk)
         watch.received(len(chunk))
         body += decoder.feed(chunk, config.max_body + 1 - len(body))
@@ -302,4 +247,5 @@ async def _body_of(
         if received > config.max_wire:
             raise BadEncoding(f"{received} octets on the wire for {len(body)} of text")
     decoder.finish()
-    return bytes(body), received, is_binary(bytes(body[:1024]), kind)
+    whole = bytes(body)
+    return whole, received, not sniffed and is_binary(whole, kind)

@@ -12,6 +12,7 @@ from gatekeeper.fetching.outcomes import Outcome
 __all__ = ["is_binary", "judge", "readable"]
 
 _SNIFFED = 1024
+_MEDIA = frozenset({"image", "video", "audio", "font"})
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 _PAGE = re.compile(
     rb"\A(?:\xef\xbb\xbf)?[ \t\r\n\f]*"
@@ -20,6 +21,9 @@ _PAGE = re.compile(
     re.IGNORECASE,
 )
 _AGENT_LINE = re.compile(rb"(?:^|[\r\n])[ \t]*user-?agent[ \t]*:", re.IGNORECASE)
+# What stands first in its line and is no comment. The blanks are not given back, which keeps
+# the search linear in however many of them.
+_SAID = re.compile(rb"(?:\A|[\r\n])[ \t\v\f]*+[^\s#]")
 # A tag that ends a line on the screen ends one in the text: a rule after <br> is a rule.
 _BREAKS = re.compile(rb"/?(?:br|p|div|pre|li|tr|h[1-6])(?![a-z0-9])", re.IGNORECASE)
 
@@ -29,8 +33,7 @@ def is_binary(start: bytes, content_type: str) -> bool:
 
     UTF-16 and UTF-32 have NULs in every other place, and say so by their first octets.
     """
-    kind = content_type.partition("/")[0].strip().lower()
-    if kind in {"image", "video", "audio", "font"}:
+    if content_type.partition("/")[0].strip().lower() in _MEDIA:
         return True
     return b"\0" in start[:_SNIFFED] and not start.startswith(_WIDE_BOMS)
 
@@ -62,8 +65,7 @@ def _is_page(body: bytes) -> bool:
 def _says_nothing(body: bytes) -> bool:
     if body.startswith(_WIDE_BOMS):
         return False
-    body = body.removeprefix(b"\xef\xbb\xbf")
-    return not any(line.partition(b"#")[0].strip() for line in body.splitlines())
+    return _SAID.search(body.removeprefix(b"\xef\xbb\xbf")) is None
 
 
 def _without_tags(body: bytes) -> bytes:

@@ -14,6 +14,7 @@ __all__ = ["BadEncoding", "Decoder"]
 _BOMB_FROM: Final = 65_536
 _BOMB_RATIO: Final = 100
 _GZIP_MAGIC: Final = 0x1F
+_KNOWN: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
 
 
 class BadEncoding(Exception):
@@ -31,10 +32,10 @@ class Decoder:
     def __init__(self, encoding: str) -> None:
         """Raises BadEncoding for an encoding that we never asked for."""
         name = encoding.strip().lower()
-        if name not in {"", "identity", "gzip", "x-gzip", "deflate"}:
+        if name not in _KNOWN:
             raise BadEncoding(f"unknown Content-Encoding {encoding[:40]!r}")
         self._gzip = name.endswith("gzip")
-        self._plain = name in {"", "identity"}
+        self._plain = not name or name == "identity"
         self._unpacker: zlib._Decompress | None = None
         self._ended = False
         self._consumed = 0

@@ -13,11 +13,13 @@ from typing import Final
 
 import aiohttp
 import msgspec
+from aiohttp.hdrs import ETAG, LAST_MODIFIED, LOCATION, RETRY_AFTER
+from multidict import istr
 
 from gatekeeper.clock import Clock
-from gatekeeper.config import Config
+from gatekeeper.config import Config, FetchConfig
 from gatekeeper.errors import GateClosed, InvalidURL, LeaseTimeout, StorageError
-from gatekeeper.fetching.asking import Ask, Reply, Watch, ask, robots_session, trace_of_phases
+from gatekeeper.fetching.asking import Asker, Reply
 from gatekeeper.fetching.freshness import lifetime
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.retrieval import Known, Refuse, Retrieval, TakeTurn, Validators
@@ -28,6 +30,8 @@ from gatekeeper.urls import Target, join, parse
 __all__ = ["Fetcher"]
 
 _ACCEPT: Final = "text/plain, text/*;q=0.9, */*;q=0.1"
+_ENCODING: Final = "gzip, deflate"  # DESIGN section 8; the cap stands on decoded octets
+_RATE_LIMIT: Final = istr("RateLimit")
 _PATH: Final = "/robots.txt"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _MAX_VALIDATOR: Final = 1_024
@@ -57,7 +61,6 @@ class Fetcher:
         known: Known | None = None,
     ) -> None:
         self._session = session
-        self._user_agent = user_agent
         self._config = config.fetch
         self._clock = clock
         self._rng = rng
@@ -65,7 +68,9 @@ class Fetcher:
         self._refuse = refuse
         self.known = known
         self._slots = Slots(clock, config.fetch.max_concurrent)
-        self._trace = trace_of_phases()
+        self._asker = Asker(
+            session, headers=_headers(user_agent, config.fetch), config=config.fetch, clock=clock
+        )
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
         """Ask for the origin's robots.txt. Whatever goes wrong out there is an outcome.
@@ -73,8 +78,8 @@ class Fetcher:
         With `validators` the request is conditional (HTTP-01).
         """
         try:
-            async with robots_session(self._session, self._trace) as session:
-                retrieval = await _Journey(self, session, origin, validators).run()
+            self._asker.session()  # before a turn is waited for in vain
+            retrieval = await _Journey(self, origin, validators).run()
         except LeaseTimeout as error:  # row 28: too many wait for turns
             return Retrieval(outcome=Outcome.OVERLOADED, detail=str(error))
         except (GateClosed, StorageError) as error:
@@ -87,23 +92,18 @@ class Fetcher:
 class _Journey:
     """One retrieval on its way."""
 
-    def __init__(
-        self,
-        fetcher: Fetcher,
-        session: aiohttp.ClientSession,
-        origin: str,
-        validators: Validators | None,
-    ) -> None:
+    def __init__(self, fetcher: Fetcher, origin: str, validators: Validators | None) -> None:
         self._fetcher = fetcher
-        self._session = session
         self._origin = origin
         self._validators = validators
         self._target: Target = parse(origin + _PATH)
         self._hops: list[str] = []
         self._seen = {self._target.url}
-        self._watch = Watch(fetcher._clock, fetcher._config)
-        self._encoding = "gzip, deflate"  # DESIGN section 8; the cap stands on decoded octets
+        self._watch = fetcher._asker.watch()
+        self._encoding = _ENCODING
         self._retried = False
+        self._wait: float | None = None
+        """Seconds that the latest reply asks to wait."""
 
     async def run(self) -> Retrieval:
         while True:
@@ -124,38 +124,29 @@ class _Journey:
         """Take the turn of the hop's host, send the request, give the turn back."""
         fetcher = self._fetcher
         url = self._target.url
-        config = fetcher._config
-        accept_bad_tls = config.tls_errors == "accept" or config.profile == "archival"
-        request = Ask(
-            url=url,
-            headers=self._headers(url),
-            first_hop=not self._hops,
-            ssl=not accept_bad_tls,
-        )
         async with fetcher._take_turn(url) as turn, fetcher._slots():
-            reply = await ask(
-                self._session, request, watch=self._watch, clock=fetcher._clock, config=config
+            reply = await fetcher._asker.ask(
+                url, self._own_headers(url), self._watch, first_hop=not self._hops
             )
-            turn.report(
-                status=reply.status, elapsed=reply.elapsed, retry_after=self._wait_of(reply)
-            )
+            headers = reply.headers
+            self._wait = None
+            if RETRY_AFTER in headers or _RATE_LIMIT in headers:
+                self._wait = wait_of(headers, fetcher._clock.wall())
+            turn.report(status=reply.status, elapsed=reply.elapsed, retry_after=self._wait)
         return reply
 
-    def _headers(self, url: str) -> dict[str, str]:
-        headers = {
-            "User-Agent": self._fetcher._user_agent,
-            "Accept": _ACCEPT,
-            "Accept-Encoding": self._encoding,
-        }
-        if self._fetcher._config.from_address:
-            headers["From"] = self._fetcher._config.from_address  # HTTP-12
+    def _own_headers(self, url: str) -> dict[str, str] | None:
+        """Those that this request has beside, or instead of, the usual ones."""
+        headers = {}
+        if self._encoding is not _ENCODING:
+            headers["Accept-Encoding"] = self._encoding
         validators = self._validators
         if validators is not None and validators.url == url:
             if validators.etag:
                 headers["If-None-Match"] = validators.etag
             if validators.last_modified:
                 headers["If-Modified-Since"] = validators.last_modified
-        return headers
+        return headers or None
 
     def _not_modified(self, reply: Reply) -> Reply:
         """Row 9: a 304 means something only in answer to a condition of ours."""
@@ -169,7 +160,7 @@ class _Journey:
     def _follow(self, reply: Reply) -> Retrieval | None:
         """Take the redirect; a retrieval if the journey ends with it."""
         try:
-            target = self._location(reply.headers.get("Location", ""))
+            target = self._location(reply.headers.get(LOCATION, ""))
         except InvalidURL:
             return self._ended(Outcome.BAD_REDIRECT, reply)  # row 12
         if target is None:
@@ -220,10 +211,10 @@ class _Journey:
             hops=tuple(self._hops),
             url=self._target.url,
             body=reply.body,
-            etag=_sendable(headers.get("ETag")),
-            last_modified=_sendable(headers.get("Last-Modified")),
+            etag=_sendable(headers.get(ETAG)),
+            last_modified=_sendable(headers.get(LAST_MODIFIED)),
             lifetime=lifetime(headers, now),
-            retry_after=self._wait_of(reply),
+            retry_after=self._wait,
             took=self._watch.used,
             truncated=reply.truncated,
             received=reply.received,
@@ -236,8 +227,13 @@ class _Journey:
             self._arrived(reply), outcome=outcome, body=None, etag=None, last_modified=None
         )
 
-    def _wait_of(self, reply: Reply) -> float | None:
-        return wait_of(reply.headers, self._fetcher._clock.wall())
+
+def _headers(user_agent: str, config: FetchConfig) -> dict[str, str]:
+    """Those of every request (fetching.md 2.1)."""
+    headers = {"User-Agent": user_agent, "Accept": _ACCEPT, "Accept-Encoding": _ENCODING}
+    if config.from_address:
+        headers["From"] = config.from_address  # HTTP-12
+    return headers
 
 
 def _sendable(value: str | None) -> str | None:

@@ -5,6 +5,7 @@ Nothing here touches the network; guard.py puts it where no request gets past.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import socket
@@ -44,9 +45,15 @@ _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
 _MAX_REMEMBERED = 50_000  # origins whose verdict is kept; emptied when full
+_MAX_ADDRESSES = 4_096  # addresses whose text needs not be read again
 _ORDINARY = 8_000  # octets of a path that is not looked at twice
 _ODD = re.compile(r"[^!-~]").search
 _MAX_LOGGED = 1_024  # refusals that are logged once until so many others were
+_REASONS = {
+    Kind.MALFORMED: "no canonical address",
+    Kind.SELF: "our own listener",
+    Kind.OPERATOR: "on the deny list",
+}
 _MAX_LABEL, _MAX_NAME = 63, 253  # RFC 1035 section 2.3.4
 
 
@@ -224,21 +231,29 @@ class Guard:
 
     def _judge_address(self, ip: str | _Address, port: int, name: str = "") -> Refusal | None:
         """`name`: what resolved to the address, for the log."""
+        parsed = _as_address(ip) if isinstance(ip, str) else ip
+        kind = Kind.MALFORMED if parsed is None else self._kind_of(parsed, port, name)
+        if kind is None:
+            return None
         shown = f"{name} -> {ip} port {port}" if name else f"{ip} port {port}"
-        parsed = ip if isinstance(ip, IPv4Address | IPv6Address) else _as_address(ip)
-        if parsed is None:
-            return Refusal(Kind.MALFORMED, f"{shown!r:.200}: no canonical address")
-        judged = _unmapped(parsed, nat64=self._unwrap_nat64)
-        if self._is_self(_unmapped(parsed, nat64=True), port):
-            return Refusal(Kind.SELF, f"{shown}: our own listener")
-        if _within(parsed, self._denied) or _within(judged, self._denied):
-            return Refusal(Kind.OPERATOR, f"{shown}: on the deny list")
+        if kind is Kind.MALFORMED:
+            shown = f"{shown!r:.200}"
+        return Refusal(kind, f"{shown}: {_REASONS.get(kind, f'{kind} address')}")
+
+    def _kind_of(self, ip: _Address, port: int, name: str) -> Kind | None:
+        """Why the address may not be dialled; None: it may be."""
+        judged = _unmapped(ip, nat64=self._unwrap_nat64)
+        if self._listeners and self._is_self(_unmapped(ip, nat64=True), port):
+            return Kind.SELF
+        if _within(ip, self._denied) or _within(judged, self._denied):
+            return Kind.OPERATOR
         # The allow list is asked about the address that is really reached: `::/0` on it does
         # not open ::ffff:127.0.0.1.
         if _within(judged, self._allowed) or _listed(_folded(name), self._allowed_names):
             return None
-        kind = Kind.NAT64 if judged in NAT64 else address_kind(judged)
-        return None if kind is None else Refusal(kind, f"{shown}: {kind} address")
+        if isinstance(judged, IPv6Address) and judged in NAT64:
+            return Kind.NAT64
+        return address_kind(judged)
 
     def _is_self(self, ip: _Address, port: int) -> bool:
         for own, own_port in self._listeners:
@@ -282,9 +297,15 @@ class Guard:
 # -- small parts
 
 
+@functools.lru_cache(_MAX_ADDRESSES)
 def _as_address(text: str) -> _Address | None:
-    """A canonical address; a zone is taken off where it belongs, at link-local ones."""
+    """A canonical address; a zone is taken off where it belongs, at link-local ones.
+
+    Each is judged several times on its way to the socket, and read once.
+    """
     plain, percent, _ = text.partition("%")
+    if ":" not in plain and not plain[-1:].isdecimal():
+        return None  # a name: without a colon every address ends with a digit
     try:
         ip = ip_address(plain)
     except ValueError:
@@ -298,7 +319,10 @@ def _unmapped(ip: _Address, *, nat64: bool = False) -> _Address:
 
 
 def _within(ip: _Address, networks: tuple[_Network, ...]) -> bool:
-    return any(ip in network for network in networks)
+    for network in networks:  # noqa: SIM110 - a generator would cost more than the look
+        if ip in network:
+            return True
+    return False
 
 
 def _folded(host: str) -> str:

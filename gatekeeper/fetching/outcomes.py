@@ -83,8 +83,30 @@ def _failed(
     return Row(number, name, Verdict.DEFER, State.UNREACHABLE, reason, kept, retry, local, lapses)
 
 
+_WITH_TEXT = frozenset({1, 2, 4, 6, 22})
+"""Numbers of the rows that the parser speaks for."""
+
+
 class Outcome(Enum):
-    """Every outcome of one retrieval; the value is its row."""
+    """Every outcome of one retrieval; the value is its row.
+
+    What is asked of it for every origin stands in plain attributes: Enum's own `value` and
+    hash cost a call in Python each.
+    """
+
+    row: Row
+    """The row of the table."""
+    good: bool
+    """A file, or a definite absence: becomes the last good copy."""
+    has_text: bool
+    """A text was read, which the parser speaks for."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self.good = row.state is not State.UNREACHABLE
+        self.has_text = row.number in _WITH_TEXT
+
+    __hash__ = object.__hash__  # each is one of its kind
 
     RULES = _text(1, "rules")
     EMPTY = Row(2, "empty", Verdict.ALLOW, State.PARSED, Reason.EMPTY_FILE, Kept.FRESH)
@@ -136,41 +158,22 @@ class Outcome(Enum):
     # fetching.md 2.9: whatever nobody foresaw. Counted, logged, never a welcome.
     INTERNAL = _failed(0, "internal", Reason.INTERNAL, lapses=False)
 
-    @property
-    def row(self) -> Row:
-        """The row of the table."""
-        value: Row = self.value
-        return value
-
-    @property
-    def good(self) -> bool:
-        """A file, or a definite absence: becomes the last good copy."""
-        return self.value.state is not State.UNREACHABLE
-
-    @property
-    def has_text(self) -> bool:
-        """A text was read, which the parser speaks for."""
-        return self in _WITH_TEXT
-
     @classmethod
     def named(cls, name: str) -> Outcome:
         """The outcome of that row name; INTERNAL for one that this version doesn't know."""
         return _BY_NAME.get(name, cls.INTERNAL)
 
 
-_WITH_TEXT = frozenset(
-    {
-        Outcome.RULES,
-        Outcome.EMPTY,
-        Outcome.HTML_RULES,
-        Outcome.TRANSFORMED_RULES,
-        Outcome.CUT_RULES,
-    }
-)
-_BY_NAME = {outcome.value.name: outcome for outcome in Outcome}
+_BY_NAME = {outcome.row.name: outcome for outcome in Outcome}
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})  # HTTP-13
 _CHALLENGE_STATUS = frozenset({202, 403, 405, 503})
+_ODD_SUCCESSES = {
+    203: Outcome.TRANSFORMED_RULES,
+    204: Outcome.EMPTY,  # HTTP-18
+    205: Outcome.EMPTY,
+    206: Outcome.INVALID_RESPONSE,  # HTTP-17: we asked for the whole
+}
 
 
 def classify(
@@ -220,12 +223,7 @@ def _of_status(status: int, config: FetchConfig) -> Outcome:
     if 500 <= status <= 599:
         return Outcome.CAPTIVE_PORTAL if status == 511 else Outcome.SERVER_ERROR
     if 200 <= status <= 299:
-        return {
-            203: Outcome.TRANSFORMED_RULES,
-            204: Outcome.EMPTY,  # HTTP-18
-            205: Outcome.EMPTY,
-            206: Outcome.INVALID_RESPONSE,  # HTTP-17: we asked for the whole
-        }.get(status, Outcome.RULES)
+        return _ODD_SUCCESSES.get(status, Outcome.RULES)
     if status in _REDIRECTS:
         return Outcome.REDIRECT
     if status == 304:

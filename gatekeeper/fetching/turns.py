@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from gatekeeper.clock import Clock, Timer
+from gatekeeper.clock import Clock
 from gatekeeper.fetching.retrieval import Turn
+from gatekeeper.fetching.watching import Alarm
 from gatekeeper.urls import parse
 
-__all__ = ["HostTurns", "Slots"]
+__all__ = ["HostTurns", "Slot", "Slots"]
 
 _SWEEP_FROM: Final = 10_000
 _PATIENCE: Final = 1.0
@@ -87,40 +88,49 @@ class Slots:
     """
 
     def __init__(self, clock: Clock, most: int, *, patience: float = _PATIENCE) -> None:
-        self._clock = clock
-        self._fast = asyncio.Semaphore(most)
-        self._slow_free = most * _SLOW_LANE
-        self._patience = patience
+        self.fast = asyncio.Semaphore(most)
+        self.slow_free = most * _SLOW_LANE
+        self.alarm = Alarm(clock)
+        self.patience = patience
         self.taken = 0
         """Retrievals on the network now, in both lanes."""
 
-    @asynccontextmanager
-    async def __call__(self) -> AsyncIterator[None]:
+    def __call__(self) -> Slot:
         """Wait for a slot, hold it for the block."""
-        await self._fast.acquire()
-        slow = False
-        timer: Timer
+        return Slot(self)
 
-        def step_aside() -> None:
-            nonlocal slow, timer
-            if self._slow_free:
-                self._slow_free -= 1
-                slow = True
-                self._fast.release()
-            else:
-                timer = self._again(step_aside)
 
-        timer = self._again(step_aside)
-        self.taken += 1
-        try:
-            yield
-        finally:
-            self.taken -= 1
-            timer.cancel()
-            if slow:
-                self._slow_free += 1
-            else:
-                self._fast.release()
+class Slot:
+    """One retrieval's place, for one `async with`."""
 
-    def _again(self, step_aside: Callable[[], None]) -> Timer:
-        return self._clock.call_at(self._clock.monotonic() + self._patience, step_aside)
+    __slots__ = ("_slots", "_slow", "ends")
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._slow = False
+        self.ends = 0.0
+
+    async def __aenter__(self) -> None:
+        slots = self._slots
+        await slots.fast.acquire()
+        slots.taken += 1
+        slots.alarm.set(self, slots.alarm.clock.monotonic() + slots.patience)
+
+    async def __aexit__(self, *error: object) -> None:
+        slots = self._slots
+        slots.taken -= 1
+        slots.alarm.drop(self)
+        if self._slow:
+            slots.slow_free += 1
+        else:
+            slots.fast.release()
+
+    def due(self, now: float) -> None:
+        """Step aside if there is room, else look again."""
+        slots = self._slots
+        if slots.slow_free:
+            slots.slow_free -= 1
+            self._slow = True
+            slots.fast.release()
+        else:
+            slots.alarm.set(self, now + slots.patience)
