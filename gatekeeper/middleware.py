@@ -161,7 +161,7 @@ def gate_passage(
         own: Allowance | None, request: ClientRequest, handler: ClientHandlerType
     ) -> ClientResponse:
         url = text_of(request.url)
-        loop = asyncio.get_running_loop()
+        loop = request.loop  # asyncio would ask the system for the process's number first
         task = asyncio.current_task(loop)
         adopted = adopt(url) if open_leases.get() else None
         lease = adopted or (take(url, task) if take is not None else None)
