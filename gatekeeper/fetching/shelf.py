@@ -214,7 +214,7 @@ class Shelf:
         return msgspec.structs.replace(_DECODER.decode(head), text=text)
 
     def _pack(self, record: Record) -> _Cold:
-        text = None if record.text is None else record.text.packed
+        text = None if record.text is None else record.text.packed()
         if text is None or len(text) < _SHARED_FROM:
             return _encoded(_packed(record, text))
         held, count = self._shared.get(text, (text, 0))

@@ -32,20 +32,39 @@ def digest_of(body: bytes) -> bytes:
 
 
 class Text:
-    """One distinct text: compressed, parsed, and with the policies compiled so far."""
+    """One distinct text: parsed, and with the policies compiled so far.
 
-    __slots__ = ("__weakref__", "digest", "packed", "policies", "robots", "size")
+    The octets as they were fetched are not kept where the parsed text gives them back, which
+    is all but always: the file is in memory once.
+    """
 
-    def __init__(self, digest: bytes, body: bytes, packed: bytes, robots: RobotsTxt) -> None:
+    __slots__ = ("__weakref__", "_crlf", "_packed", "digest", "policies", "robots", "size")
+
+    def __init__(
+        self, digest: bytes, body: bytes, robots: RobotsTxt, packed: bytes | None = None
+    ) -> None:
         self.digest = digest
         self.size = len(body)
-        self.packed = packed
         self.robots = robots
         self.policies: dict[str, Policy] = {}
+        self._crlf = b"\r" in body
+        self._packed = packed
+        if packed is None and self._restored() != body:
+            self._packed = deflate(body)  # a mark, tags, or the end of it went in parsing
+
+    def packed(self) -> bytes:
+        """The body as it is kept while nobody asks; packed once."""
+        if self._packed is None:
+            self._packed = deflate(self._restored())
+        return self._packed
 
     def body(self) -> bytes:
         """The octets as they were fetched."""
-        return inflate(self.packed)
+        return self._restored() if self._packed is None else inflate(self._packed)
+
+    def _restored(self) -> bytes:
+        octets = self.robots.octets.encode("latin-1")
+        return octets.replace(b"\n", b"\r\n") if self._crlf else octets
 
 
 class Texts:
@@ -61,13 +80,17 @@ class Texts:
 
     def of(self, body: bytes, packed: bytes | None = None) -> Text:
         """The text with that body, parsed now unless it is in use already."""
-        text = self._texts.get(digest_of(body))
-        return self.add(self.read(body, packed)) if text is None else text
+        digest = digest_of(body)
+        text = self._texts.get(digest)
+        return self.add(self._read(digest, body, packed)) if text is None else text
 
-    def read(self, body: bytes, packed: bytes | None = None) -> Text:
+    def read(self, body: bytes) -> Text:
         """Parse a body; touches nothing shared, so it may run in a thread."""
+        return self._read(digest_of(body), body, None)
+
+    def _read(self, digest: bytes, body: bytes, packed: bytes | None) -> Text:
         robots = RobotsTxt.parse(readable(body), dialect=self._dialect, limit=self._limit)
-        return Text(digest_of(body), body, deflate(body) if packed is None else packed, robots)
+        return Text(digest, body, robots, packed)
 
     def add(self, text: Text) -> Text:
         """The one text with that body: this one, unless it is in use already."""
