@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing
@@ -115,6 +116,7 @@ class Gatekeeper(Operated):
                 stack.push_async_callback(self._storage.close)
             await self._scheduler.open()
             stack.push_async_callback(self._scheduler.close)
+            self._lessor.loop = asyncio.get_running_loop()
             session = self._session
             if session is None:
                 session = await stack.enter_async_context(self._own_session())
@@ -312,6 +314,12 @@ class Gatekeeper(Operated):
         return await self._lessor.acquire(
             url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
         )
+
+    def take(self, url: str) -> Lease | None:
+        """What `acquire` gives with `owned=False`, where it can be had without waiting and
+        that is known at a glance; None says nothing.
+        """
+        return self._lessor.take(url, None)
 
     @property
     def middleware(self) -> ClientMiddlewareType:

@@ -15,6 +15,7 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline, utc
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import Deferred, Denied, LeaseTimeout
+from gatekeeper.holdings import Holdings
 from gatekeeper.middleware import open_leases
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.leases import Grant
@@ -22,7 +23,7 @@ from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
 from gatekeeper.urls import Target
 
-__all__ = ["Holdings", "Lease", "LeaseRequest", "Lessor", "refuse"]
+__all__ = ["Lease", "LeaseRequest", "Lessor", "refuse"]
 
 
 def refuse(decision: Decision) -> None:
@@ -184,7 +185,8 @@ class LeaseRequest:
         """Enter without waiting, if that can be seen at a glance; None says nothing."""
         if self._agent is not None:
             return None
-        lease = self._lessor.take(self._url, asyncio.current_task())
+        lessor = self._lessor
+        lease = lessor.take(self._url, asyncio.current_task(lessor.loop))
         if lease is not None:
             self._lease = lease
             open_leases.set((*open_leases.get(), lease))
@@ -223,49 +225,6 @@ class LeaseRequest:
         # Without a report it counts as sent and unanswered: fail closed.
         lease.report()
         lease.end()
-
-
-class Holdings:
-    """Which open leases belong to which task, so that none waits for itself."""
-
-    def __init__(self) -> None:
-        # Most hosts have one lease at a time: it stands in `first`, and others behind it.
-        self.first: dict[str, Lease] = {}
-        self._more: dict[str, list[Lease]] = {}
-
-    def add(self, lease: Lease) -> None:
-        """Remember a lease that has an owner."""
-        if self.first.setdefault(lease.host, lease) is not lease:
-            self._more.setdefault(lease.host, []).append(lease)
-
-    def drop(self, lease: Lease) -> None:
-        """Forget an ended lease; unknown ones are no error."""
-        host = lease.host
-        first, more = self.first.get(host), self._more.get(host)
-        if first is lease and more is None:
-            del self.first[host]
-        elif more is not None:
-            if first is lease:
-                self.first[host] = more.pop(0)
-            elif lease in more:
-                more.remove(lease)
-            if not more:
-                del self._more[host]
-
-    def refuse_waiting_for_itself(self, host: str, url: str, limit: int) -> None:
-        """Raise LeaseTimeout if the current task holds every slot of the host."""
-        first = self.first.get(host)
-        if first is None:
-            return
-        task = asyncio.current_task()
-        held = (first, *self._more.get(host, ()))
-        mine = [lease for lease in held if lease.owner is task]
-        if len(mine) >= limit:
-            raise LeaseTimeout(
-                url,
-                f"{urls.mask(url)} would wait for {mine[0].url}, which this task still "
-                f"holds: read or close that response first (host {host}, {limit} at a time)",
-            )
 
 
 class Origin(Protocol):
@@ -317,10 +276,13 @@ class Lessor:
         """`serial` numbers the decisions."""
         self.answers = answers
         self.clock = clock
-        self.holdings = Holdings()
+        self.holdings: Holdings[Lease] = Holdings()
         self._at_once = at_once
         self._scheduler = scheduler
         self._serial = serial
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The one that the gate belongs to; to ask for the running one is a system call before
+        Python 3.12."""
 
     def take(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
         """The lease that can be had at once, where it is known at a glance; else None.
@@ -349,14 +311,14 @@ class Lessor:
         owned: bool = True,
     ) -> Lease:
         """Decide, wait for the turn, decide again at the grant. See `Gatekeeper.acquire`."""
-        owner = asyncio.current_task() if owned else None
+        owner = asyncio.current_task(self.loop) if owned else None
         lease = self.take(url, owner) if user_agent is None else None
         if lease is not None:
             return lease
         target = urls.parse(url)
         if owned:
             limit = self._scheduler.limit_of(target.host)
-            self.holdings.refuse_waiting_for_itself(target.host, target.url, limit)
+            self.holdings.refuse_waiting_for_itself(target.host, target.url, owner, limit)
         end = None if timeout is None else self.clock.monotonic() + timeout
         decision = await self._decide_within(url, target, timeout, user_agent)
         refuse(decision)
