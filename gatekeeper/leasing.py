@@ -290,10 +290,10 @@ class Lessor:
         The check before and the check at the grant are the same moment here.
         """
         origin = self._at_once(url)
-        if origin is None or origin.wish is None:
+        if origin is None or (wish := origin.wish) is None:
             return None
         host = origin.host
-        grant = self._scheduler.take(url, host, origin.wish)
+        grant = self._scheduler.take(url, host, wish)
         if grant is None:
             return None
         lease = Lease(self, grant, url, host, owner, origin, next(self._serial))

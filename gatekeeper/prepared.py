@@ -167,13 +167,13 @@ class PreparedAnswers:
         """
         cut = url.find("/", 8)  # behind `https://`
         record = self.warm.get(url[:cut])
-        if record is None or cut < 0 or record.ready is None:
+        if record is None or cut < 0 or (ready := record.ready) is None:
             return None
         path = url[cut:]
-        if not record.ready(path) or "#" in path or not path.isascii() or path == _ROBOTS_TXT:
-            return None
-        house: Prepared | None = record.house
-        return house
+        if ready(path) and "#" not in path and path.isascii() and path != _ROBOTS_TXT:
+            house: Prepared | None = record.house
+            return house
+        return None
 
     def keep(self, decision: Decision, path: str, record: Record, agent: str) -> None:
         """Let the next URL that the same rule decides have its answer from this one.
