@@ -29,6 +29,7 @@ log: Final = logging.getLogger("gatekeeper.fetching")
 _SOON: Final = 1.0
 _PAGE_NOTED_EVERY: Final = 3_600.0
 
+_NOT_RECORDED: Final = frozenset({Outcome.OURS, Outcome.OVERLOADED})
 _NOT_FROM_THE_NETWORK: Final = frozenset(
     {Outcome.DNS_NXDOMAIN, Outcome.EGRESS_POLICY, Outcome.BLOCKED, Outcome.INTERNAL}
 )
@@ -69,7 +70,7 @@ class Absorber:
         if outcome is Outcome.NOT_MODIFIED and (old is None or old.good is None):
             outcome = Outcome.NOT_MODIFIED_NOTHING  # forgotten while it was being asked for
         now = self._clock.monotonic()
-        if outcome in {Outcome.OURS, Outcome.OVERLOADED}:
+        if outcome in _NOT_RECORDED:
             return self._not_recorded(origin, old, outcome, now + _SOON)  # row 28
         if outcome.row.local:
             if self._faults.failed(

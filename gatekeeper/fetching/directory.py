@@ -1,7 +1,7 @@
 """`Directory`: one record per origin, asked once however many want to know.
 
 Each origin that has to be asked about has one *flight*: a task that the directory owns and
-a future that everybody awaits. So a cancelled caller cancels nobody, a slow origin holds up
+futures, one for each who awaits it. So a cancelled caller cancels nobody, a slow origin holds up
 only those who asked about it, and closing leaves no task behind. Between awaits nothing is
 held: every check and the update that follows it stand in one step of the loop.
 """
@@ -71,28 +71,26 @@ class DirectoryStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Flight:
-    """One origin being asked about."""
+    """One origin being asked about, and everybody who waits for it."""
 
-    __slots__ = ("asked", "done", "force")
+    __slots__ = ("asked", "force", "task", "waiters")
 
-    def __init__(self, done: asyncio.Future[Record | None], *, force: bool) -> None:
-        self.done = done
-        """Gets the record, or None when the directory closes. Never an exception, so none
-        goes unretrieved when all callers have left."""
+    def __init__(self, *, force: bool) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.waiters: dict[asyncio.Future[Record | None], None] = {}
+        """Each has a future of its own, so that a cancelled one cancels nobody. It gets the
+        record, or None when the directory closes; never an exception."""
         self.force = force
         self.asked = False
         """It came to asking the origin (or would have, but for a local fault), and not only
         to looking it up in the storage."""
 
     def answer(self, record: Record | None) -> None:
-        """Wake everybody who waits."""
-        if not self.done.done():
-            self.done.set_result(record)
-
-    def answer_early(self, record: Record) -> None:
-        """Wake everybody who waits so far; who comes from now on gets what is learnt."""
-        self.answer(record)
-        self.done = self.done.get_loop().create_future()
+        """Wake everybody who waits; who comes from now on gets what is learnt after it."""
+        waiters, self.waiters = self.waiters, {}
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(record)
 
 
 class Directory:
@@ -145,7 +143,6 @@ class Directory:
             on_learnt=on_learnt,
         )
         self._flights: dict[str, _Flight] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._prober: asyncio.Task[None] | None = None
         self._waiting = 0
         self._counts: Counter[str] = Counter()
@@ -169,13 +166,17 @@ class Directory:
         """End every flight; those who wait get GateClosed. Idempotent."""
         self._open = False
         self._sweeper.close()
-        tasks = [*self._tasks]
+        tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
         if self._prober is not None:
             tasks.append(self._prober)
             self._prober = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # Those whose task had not begun: cancelled before its first step, it does nothing.
+        flights, self._flights = self._flights, {}
+        for flight in flights.values():
+            flight.answer(None)
 
     @property
     def local_fault(self) -> bool:
@@ -282,12 +283,14 @@ class Directory:
             flight = self._launch(origin, force=force)
         elif force:
             flight.force = True
+        waiter: asyncio.Future[Record | None] = asyncio.get_running_loop().create_future()
+        flight.waiters[waiter] = None
         self._waiting += 1
         try:
-            # shield: a caller's cancellation must not reach the future of all the others.
-            record = await asyncio.shield(flight.done)
+            record = await waiter
         finally:
             self._waiting -= 1
+            flight.waiters.pop(waiter, None)
         if record is None:
             raise GateClosed("the gate was closed while robots.txt was being fetched")
         return record, flight.asked
@@ -296,11 +299,8 @@ class Directory:
         """The flight of the origin, begun now if there is none: no await in between."""
         flight = self._flights.get(origin)
         if flight is None:
-            loop = asyncio.get_running_loop()
-            flight = self._flights[origin] = _Flight(loop.create_future(), force=force)
-            task = loop.create_task(self._fly(origin, flight))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            flight = self._flights[origin] = _Flight(force=force)
+            flight.task = asyncio.get_running_loop().create_task(self._fly(origin, flight))
         return flight
 
     async def _fly(self, origin: str, flight: _Flight) -> None:
@@ -313,7 +313,7 @@ class Directory:
             record = self._after_surprise(origin)
         finally:
             # Also on cancellation: no waiter may be left behind.
-            del self._flights[origin]
+            self._flights.pop(origin, None)
             flight.answer(record)
 
     def _after_surprise(self, origin: str) -> Record:
@@ -334,7 +334,7 @@ class Directory:
             if now < record.fresh_until and not flight.force:
                 return record
             if record.usable(now) and not flight.force:
-                flight.answer_early(record)  # the rest of this flight is in the background
+                flight.answer(record)  # the rest of this flight is in the background
         flight.asked = True
         if not self._faults.may_ask(now):
             return self._absorber.postponed(origin)
@@ -343,7 +343,7 @@ class Directory:
         self._counts[retrieval.outcome.row.name] += 1
         if self.on_retrieval is not None:
             self.on_retrieval(origin, retrieval, self._clock.monotonic() - now)
-        log.debug("robots.txt of %s: %s %s", origin, retrieval.outcome.name, retrieval.detail)
+        log.debug("robots.txt of %s: %s %s", origin, retrieval.outcome.row.name, retrieval.detail)
         # `text` is only held: absorbing finds it among the texts in use.
         text = await self._read_ahead(retrieval.body)
         learnt = self._absorber.absorb(origin, retrieval, began=now)

@@ -36,6 +36,9 @@ class Lifetime(msgspec.Struct, frozen=True):
     """no-store, private or no-cache: hold it no longer than the floor (HTTP-05)."""
 
 
+_SILENT: Final = Lifetime()
+
+
 def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
     """Read Cache-Control, Expires and Age (HTTP-02 to HTTP-06).
 
@@ -44,7 +47,10 @@ def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
     >>> lifetime({"Cache-Control": "max-age=600", "Age": "500"}, 0.0).seconds
     100.0
     """
-    directives = _directives(headers.get("Cache-Control", ""))
+    control = headers.get("Cache-Control", "")
+    if not control and "Expires" not in headers:
+        return _SILENT
+    directives = _directives(control)
     brief = not directives.keys().isdisjoint({"no-store", "private", "no-cache"})
     for name in ("s-maxage", "max-age"):  # HTTP-02: a gate serves many, so it is shared
         if name in directives:

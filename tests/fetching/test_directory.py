@@ -113,6 +113,18 @@ async def test_closing_wakes_those_who_wait() -> None:
             await it.get()
 
 
+async def test_closing_wakes_those_whose_question_has_not_begun_to_be_asked() -> None:
+    source = held()
+    async with house(source) as it:
+        waiting = asyncio.create_task(it.get())
+        await it.clock.settle(turns=1)
+        assert source.asked == []
+        await it.directory.close()
+        with pytest.raises(GateClosed):
+            await waiting
+        assert it.directory.stats().in_flight == 0
+
+
 async def test_a_question_too_many_is_deferred_not_queued() -> None:
     source = held()
     async with house(source, cache={"max_waiters": 3}) as it:
