@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import Coroutine, Mapping
 from functools import partial
@@ -17,10 +18,11 @@ from yarl import URL
 from gatekeeper.clock import Clock
 from gatekeeper.config import FetchConfig
 from gatekeeper.errors import GateClosed
-from gatekeeper.fetching.content import is_binary, judge
+from gatekeeper.fetching.content import is_binary, is_media, judge
 from gatekeeper.fetching.decoding import BadEncoding, Decoder
 from gatekeeper.fetching.outcomes import Outcome, classify
 from gatekeeper.fetching.watching import Alarm, Watch
+from gatekeeper.urls import Target
 
 __all__ = ["Asker", "Reply"]
 
@@ -64,10 +66,11 @@ class Asker:
         self._own: aiohttp.ClientSession | None = None
 
     def watch(self) -> Watch:
-        """For one retrieval: all its requests share the time that it has."""
-        return Watch(self._alarm, self._config)
+        """For one retrieval: all its requests share the time that it has. Raises GateClosed."""
+        self._session()
+        return Watch(self._alarm, self._config, self._loop)
 
-    def session(self) -> aiohttp.ClientSession:
+    def _session(self) -> aiohttp.ClientSession:
         """Our own session, made when it is first asked for.
 
         Raises GateClosed where the lent one is closed: a session made without a connector
@@ -78,25 +81,26 @@ class Asker:
             raise GateClosed("the session that robots.txt is fetched with is closed")
         own = self._own
         if own is None:
+            self._loop = asyncio.get_running_loop()  # kept: to ask for it is a system call
             own = self._own = _laid_over(self._lent, connector, self._headers)
             # It holds nothing to be closed; but aiohttp warns of a session that is not.
             weakref.finalize(self, own.detach)
         return own
 
     async def ask(
-        self, url: str, headers: Mapping[str, str] | None, watch: Watch, *, first_hop: bool
+        self, target: Target, headers: Mapping[str, str] | None, watch: Watch, *, first_hop: bool
     ) -> Reply:
         """Send one GET and read its answer. Whatever goes wrong out there is an outcome.
 
         `headers` are those of this request alone. Raises GateClosed.
         """
-        session = self.session()
+        session = self._session()
         in_body = False
         head: aiohttp.ClientResponse | None = None
         try:
             with watch:
                 async with session.get(
-                    URL(url, encoded=True),
+                    _url_of(target),
                     headers=headers,
                     allow_redirects=False,
                     middlewares=(partial(_ask_once, watch),),
@@ -125,6 +129,18 @@ class Asker:
                 headers={} if head is None else head.headers,
                 detail=f"{type(error).__name__}: {error}"[:300],
             )
+
+
+def _url_of(target: Target) -> URL:
+    """`URL(target.url, encoded=True)`, of parts that need not be told apart again."""
+    path, _, query = target.path.partition("?")
+    return URL.build(
+        scheme=target.scheme,
+        authority=target.origin.partition("//")[2],
+        path=path,
+        query_string=query,
+        encoded=True,
+    )
 
 
 def _laid_over(
@@ -222,8 +238,7 @@ async def _body_of(
     One octet beyond the cap is kept as the sign that the text goes on. Raises BadEncoding
     where the wire's cap is reached before that: so much padding is an attack.
     """
-    kind = head.headers.get(CONTENT_TYPE, "")
-    if is_binary(b"", kind):
+    if is_media(head.headers.get(CONTENT_TYPE, "")):
         head.close()
         return b"", 0, True
     decoder = Decoder(head.headers.get(CONTENT_ENCODING, ""))
@@ -238,7 +253,7 @@ async def _body_of(
         body += decoder.feed(chunk, config.max_body + 1 - len(body))
         if not sniffed and len(body) >= 1024:
             sniffed = True
-            if is_binary(bytes(body[:1024]), kind):
+            if is_binary(bytes(body[:1024])):
                 head.close()
                 return b"", received, True
         if len(body) > config.max_body:
@@ -248,4 +263,4 @@ async def _body_of(
             raise BadEncoding(f"{received} octets on the wire for {len(body)} of text")
     decoder.finish()
     whole = bytes(body)
-    return whole, received, not sniffed and is_binary(whole, kind)
+    return whole, received, not sniffed and is_binary(whole)

@@ -9,7 +9,7 @@ import re
 
 from gatekeeper.fetching.outcomes import Outcome
 
-__all__ = ["is_binary", "judge", "readable"]
+__all__ = ["is_binary", "is_media", "judge", "readable"]
 
 _SNIFFED = 1024
 _MEDIA = frozenset({"image", "video", "audio", "font"})
@@ -28,13 +28,16 @@ _SAID = re.compile(rb"(?:\A|[\r\n])[ \t\v\f]*+[^\s#]")
 _BREAKS = re.compile(rb"/?(?:br|p|div|pre|li|tr|h[1-6])(?![a-z0-9])", re.IGNORECASE)
 
 
-def is_binary(start: bytes, content_type: str) -> bool:
-    """Row 5: NUL in the first KiB, or a media type that is no text at all.
+def is_media(content_type: str) -> bool:
+    """Row 5: a media type that is no text at all."""
+    return content_type.partition("/")[0].strip().lower() in _MEDIA
+
+
+def is_binary(start: bytes) -> bool:
+    """Row 5: NUL in the first KiB.
 
     UTF-16 and UTF-32 have NULs in every other place, and say so by their first octets.
     """
-    if content_type.partition("/")[0].strip().lower() in _MEDIA:
-        return True
     return b"\0" in start[:_SNIFFED] and not start.startswith(_WIDE_BOMS)
 
 

@@ -159,7 +159,8 @@ class Directory:
             fetcher.known = self.known  # type: ignore[attr-defined]
 
     async def open(self) -> None:
-        """Begin to answer. The storage, if any, is opened by its owner."""
+        """Begin to answer, in this loop. The storage, if any, is opened by its owner."""
+        self._loop = asyncio.get_running_loop()  # kept: to ask for it is a system call
         self._open = True
 
     async def close(self) -> None:
@@ -204,7 +205,7 @@ class Directory:
                 if self._open:
                     self._launch(origin)
                 return record
-        return await self._wait(origin, force=False)
+        return (await self._wait_for(origin, force=False))[0]
 
     def peek(self, origin: str) -> Record | None:
         """What is in memory and may still answer; never waits, asks or loads."""
@@ -266,9 +267,6 @@ class Directory:
             local_faults=self._faults.count,
         )
 
-    async def _wait(self, origin: str, *, force: bool) -> Record:
-        return (await self._wait_for(origin, force=force))[0]
-
     async def _wait_for(self, origin: str, *, force: bool) -> tuple[Record, bool]:
         """The record that the flight brings, and whether it came to asking the origin."""
         if not self._open:
@@ -283,7 +281,7 @@ class Directory:
             flight = self._launch(origin, force=force)
         elif force:
             flight.force = True
-        waiter: asyncio.Future[Record | None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[Record | None] = self._loop.create_future()
         flight.waiters[waiter] = None
         self._waiting += 1
         try:
@@ -300,7 +298,7 @@ class Directory:
         flight = self._flights.get(origin)
         if flight is None:
             flight = self._flights[origin] = _Flight(force=force)
-            flight.task = asyncio.get_running_loop().create_task(self._fly(origin, flight))
+            flight.task = self._loop.create_task(self._fly(origin, flight))
         return flight
 
     async def _fly(self, origin: str, flight: _Flight) -> None:
@@ -349,7 +347,7 @@ class Directory:
         learnt = self._absorber.absorb(origin, retrieval, began=now)
         del text
         if self._faults.active and self._prober is None and self._open:
-            self._prober = asyncio.get_running_loop().create_task(self._probe())
+            self._prober = self._loop.create_task(self._probe())
         return learnt
 
     async def _read_ahead(self, body: bytes | None) -> Text | None:

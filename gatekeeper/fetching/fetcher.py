@@ -78,7 +78,6 @@ class Fetcher:
         With `validators` the request is conditional (HTTP-01).
         """
         try:
-            self._asker.session()  # before a turn is waited for in vain
             retrieval = await _Journey(self, origin, validators).run()
         except LeaseTimeout as error:  # row 28: too many wait for turns
             return Retrieval(outcome=Outcome.OVERLOADED, detail=str(error))
@@ -123,10 +122,10 @@ class _Journey:
     async def _ask(self) -> Reply:
         """Take the turn of the hop's host, send the request, give the turn back."""
         fetcher = self._fetcher
-        url = self._target.url
+        target, url = self._target, self._target.url
         async with fetcher._take_turn(url) as turn, fetcher._slots():
             reply = await fetcher._asker.ask(
-                url, self._own_headers(url), self._watch, first_hop=not self._hops
+                target, self._own_headers(url), self._watch, first_hop=not self._hops
             )
             headers = reply.headers
             self._wait = None

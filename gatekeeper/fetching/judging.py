@@ -47,6 +47,8 @@ _Network = IPv4Network | IPv6Network
 _MAX_REMEMBERED = 50_000  # origins whose verdict is kept; emptied when full
 _MAX_ADDRESSES = 4_096  # addresses whose text needs not be read again
 _ORDINARY = 8_000  # octets of a path that is not looked at twice
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_QUAD = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}").fullmatch
 _ODD = re.compile(r"[^!-~]").search
 _MAX_LOGGED = 1_024  # refusals that are logged once until so many others were
 _REASONS = {
@@ -72,6 +74,9 @@ class Refusal:
 
     def __str__(self) -> str:
         return "blocked"
+
+
+_UNKNOWN: Final = Refusal(Kind.MALFORMED, "not judged yet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +145,14 @@ class Guard:
         key = (url.scheme, url.raw_authority)
         path = url.raw_path_qs
         # A verdict is about the authority; of the rest only malformed text is refused.
-        if key in self._passed and len(path) < _ORDINARY and not _ODD(path):
+        ordinary = len(path) < _ORDINARY and not _ODD(path)
+        if ordinary and key in self._passed:
             return None
-        raw = str(url)
-        refusal = self.refuses_url(raw)
+        # One that is spelt as its origin, and holds no credentials, was judged with it.
+        if ordinary and self._verdicts.get(f"{key[0]}://{key[1]}", _UNKNOWN) is None:
+            refusal = None
+        else:
+            refusal = self.refuses_url(str(url))
         if refusal is None and "@" not in key[1]:
             if len(self._passed) >= _MAX_REMEMBERED:
                 self._passed.clear()
@@ -304,6 +313,8 @@ def _as_address(text: str) -> _Address | None:
     Each is judged several times on its way to the socket, and read once.
     """
     plain, percent, _ = text.partition("%")
+    if _QUAD(plain) and not percent:
+        return IPv4Address(bytes(map(int, plain.split("."))))  # cheaper than its text
     if ":" not in plain and not plain[-1:].isdecimal():
         return None  # a name: without a colon every address ends with a digit
     try:

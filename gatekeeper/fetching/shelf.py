@@ -140,8 +140,10 @@ class Shelf:
     def get(self, origin: str) -> Record | None:
         """The record, made hot; None if there is none."""
         record = self._hot.get(origin)
-        if record is None and (record := self._thaw(origin)) is not None:
-            self.put(record)
+        if record is None and (origin in self._cold or origin in self._promises):
+            record = self._thaw(origin)
+            if record is not None:
+                self.put(record)
         return record
 
     def put(self, record: Record) -> None:

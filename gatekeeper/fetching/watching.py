@@ -84,6 +84,7 @@ class Watch:
         "_deadline",
         "_left",
         "_limit",
+        "_loop",
         "_octets",
         "_since",
         "_task",
@@ -91,9 +92,10 @@ class Watch:
         "ends",
     )
 
-    def __init__(self, alarm: Alarm, config: FetchConfig) -> None:
+    def __init__(self, alarm: Alarm, config: FetchConfig, loop: asyncio.AbstractEventLoop) -> None:
         self._alarm = alarm
         self._config = config
+        self._loop = loop
         self._left = config.total_timeout
         self._since: float | None = None
         """Network time runs since that moment."""
@@ -118,7 +120,7 @@ class Watch:
 
     def __enter__(self) -> None:
         """A request goes out from this task."""
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         if task is None:  # pragma: no cover - whoever awaits an answer runs inside a task
             raise RuntimeError("a Watch needs a running task")
         self._task, self._before = task, task.cancelling()
