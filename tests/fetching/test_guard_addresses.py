@@ -249,3 +249,32 @@ def test_bad_ports_are_all_ports() -> None:
 )
 def test_names_of_the_inner_network(name: str, inner: bool) -> None:
     assert inner_name(name) is inner
+
+
+_octets = st.one_of(
+    st.integers(0, 300).map(str), st.sampled_from(["00", "01", "0x7f", "", "٣", " 1"])
+)
+_texts = st.one_of(
+    st.lists(_octets, min_size=3, max_size=5).map(".".join),
+    st.ip_addresses().map(str),
+    st.text(st.sampled_from("0123456789.:%abcx\n"), max_size=16),
+)
+
+
+@given(_texts, st.sampled_from(["", "\n", ".", "%eth0", "%0"]))
+def test_an_address_is_read_as_python_reads_it_and_nothing_else_is_one(
+    text: str, tail: str
+) -> None:
+    guard, text = Guard(Config()), text + tail
+    plain, percent, _ = text.partition("%")
+    try:
+        ip = ip_address(plain)
+    except ValueError:
+        ip = None
+    if ip is None or (percent and not ip.is_link_local):
+        expected = Kind.MALFORMED
+    else:
+        refusal = guard.refuses_address(ip, 80)
+        expected = None if refusal is None else refusal.kind
+    got = guard.refuses_address(text, 80)
+    assert (None if got is None else got.kind) is expected

@@ -1,0 +1,96 @@
+"""Requests over the connections of a session that is somebody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from gatekeeper.config import Config
+from gatekeeper.fetching.asking import _url_of
+from gatekeeper.fetching.fetcher import Fetcher
+from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.urls import parse
+from tests.internet import FakeInternet, Page
+
+RULES = "User-agent: *\nDisallow: /private\n"
+
+
+def fetcher_of(net: FakeInternet, session: aiohttp.ClientSession) -> Fetcher:
+    return Fetcher(
+        session, user_agent="testbot", config=Config(), clock=net.clock, rng=random.Random(1)
+    )
+
+
+async def test_a_place_in_the_connection_pool_is_waited_for_outside_of_network_time(
+    virtual_internet: FakeInternet,
+) -> None:
+    net = virtual_internet
+    for name in ("a.test", "b.test"):
+        net.site(name).robots(Page(RULES, delay=12.0))
+    connector = aiohttp.TCPConnector(resolver=net.resolver, limit=1)
+    async with aiohttp.ClientSession(connector=connector) as lent:
+        fetcher = fetcher_of(net, lent)
+        both = asyncio.gather(fetcher.fetch("http://a.test"), fetcher.fetch("http://b.test"))
+        first, second = await net.drive(both, limit=3600.0)
+    # The second one waited for longer than anybody may take to connect.
+    assert (first.outcome, second.outcome) == (Outcome.RULES, Outcome.RULES)
+    assert first.took == second.took == pytest.approx(12.0)
+    assert net.clock.monotonic() == pytest.approx(24.0)
+
+
+async def test_a_fetcher_leaves_no_session_behind_that_aiohttp_would_complain_of(
+    virtual_internet: FakeInternet,
+) -> None:
+    net = virtual_internet
+    net.site("a.test").robots(RULES)
+    connector = aiohttp.TCPConnector(resolver=net.resolver)
+    # The connector outlives both: closing the lent session does not close it.
+    async with aiohttp.ClientSession(connector=connector, connector_owner=False) as lent:
+        fetcher = fetcher_of(net, lent)
+        assert (await net.drive(fetcher.fetch("http://a.test"))).outcome is Outcome.RULES
+        del fetcher
+        gc.collect()
+        assert not lent.closed
+        assert not connector.closed
+    await connector.close()
+
+
+async def test_a_connection_is_used_again_from_one_retrieval_to_the_next(
+    virtual_internet: FakeInternet,
+) -> None:
+    net = virtual_internet
+    net.site("a.test").robots(RULES)
+    connector = aiohttp.TCPConnector(resolver=net.resolver, limit=0)
+    async with aiohttp.ClientSession(connector=connector) as lent:
+        fetcher = fetcher_of(net, lent)
+        for _ in range(3):
+            got = await net.drive(fetcher.fetch("http://a.test"), limit=3600.0)
+            assert got.outcome is Outcome.RULES
+    assert len({request.connection for request in net.requests}) == 1
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "http://a.test/robots.txt",
+        "https://a.test:8443/robots.txt",
+        "http://[2001:db8::1]:8080/a?b=c&d=%26",
+        "http://a.test/a?b?c",
+        "http://a.test/%2fa%20?",
+        "http://a.test/a:b@c",
+    ],
+)
+def test_a_target_is_sent_as_its_text_says(raw: str) -> None:
+    url, whole = _url_of(parse(raw)), URL(parse(raw).url, encoded=True)
+    assert url == whole
+    assert (url.raw_authority, url.raw_path_qs, url.host, url.port) == (
+        whole.raw_authority,
+        whole.raw_path_qs,
+        whole.host,
+        whole.port,
+    )

@@ -1,0 +1,133 @@
+"""One timer for many moments, and the time that a retrieval has."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import FetchConfig
+from gatekeeper.fetching.watching import Alarm, Watch
+
+
+class One:
+    def __init__(self, alarm: Alarm, again: float | None = None) -> None:
+        self.alarm = alarm
+        self.again = again
+        self.ends = 0.0
+        self.called: list[float] = []
+
+    def due(self, now: float) -> None:
+        self.called.append(now)
+        if self.again is not None:
+            self.alarm.set(self, now + self.again)
+
+
+async def test_each_is_called_at_its_moment(clock: VirtualClock) -> None:
+    alarm = Alarm(clock)
+    ones = [One(alarm) for _ in range(3)]
+    for one, moment in zip(ones, (5.0, 2.0, 9.0), strict=True):
+        alarm.set(one, moment)
+    await clock.elapse(20.0)
+    assert [one.called for one in ones] == [[5.0], [2.0], [9.0]]
+    assert clock.next_timer() is None
+
+
+async def test_the_last_word_counts(clock: VirtualClock) -> None:
+    alarm = Alarm(clock)
+    later, sooner, off = (One(alarm) for _ in range(3))
+    for one, then, now in ((later, 3.0, 8.0), (sooner, 8.0, 3.0)):
+        alarm.set(one, then)
+        alarm.set(one, now)
+    alarm.set(off, 4.0)
+    alarm.drop(off)
+    await clock.elapse(20.0)
+    assert (later.called, sooner.called, off.called) == ([8.0], [3.0], [])
+
+
+async def test_whoever_was_called_may_want_another_moment(clock: VirtualClock) -> None:
+    alarm = Alarm(clock)
+    one = One(alarm, again=4.0)
+    alarm.set(one, 4.0)
+    await clock.elapse(13.0)
+    assert one.called == [4.0, 8.0, 12.0]
+
+
+async def test_a_thousand_moments_have_one_timer(clock: VirtualClock) -> None:
+    alarm = Alarm(clock)
+    for number in range(1000):
+        alarm.set(One(alarm), 10.0 + number)
+    assert len(clock._timers) == 1
+
+
+def watch_of(clock: VirtualClock, **fetch: float) -> Watch:
+    config = FetchConfig(**fetch)  # type: ignore[arg-type]
+    return Watch(Alarm(clock), config, asyncio.get_running_loop())
+
+
+async def wait(watch: Watch, event: asyncio.Event, clock: VirtualClock) -> float:
+    try:
+        with watch:
+            await event.wait()
+    except TimeoutError:
+        return clock.monotonic()
+    return -1.0
+
+
+async def test_the_time_being_over_is_a_timeout_and_no_cancellation(clock: VirtualClock) -> None:
+    task = asyncio.create_task(wait(watch_of(clock, connect_timeout=3.0), asyncio.Event(), clock))
+    await clock.elapse(10.0)
+    assert await task == 3.0
+    assert task.cancelling() == 0
+
+
+async def test_each_phase_has_a_limit_of_its_own(clock: VirtualClock) -> None:
+    watch = watch_of(clock, connect_timeout=3.0, first_byte_timeout=4.0, total_timeout=30.0)
+    task = asyncio.create_task(wait(watch, asyncio.Event(), clock))
+    await clock.elapse(2.0)
+    watch.sending()
+    await clock.elapse(10.0)
+    assert await task == 6.0
+    assert watch.used == 6.0
+
+
+async def test_while_nothing_is_on_the_network_no_time_goes_by(clock: VirtualClock) -> None:
+    watch = watch_of(clock, connect_timeout=3.0, total_timeout=4.0)
+    task = asyncio.create_task(wait(watch, asyncio.Event(), clock))
+    await clock.elapse(2.0)
+    watch.queued()
+    await clock.elapse(100.0)
+    watch.connecting()
+    await clock.elapse(10.0)
+    assert await task == 104.0
+    assert watch.used == 4.0
+
+
+async def test_somebody_elses_cancellation_goes_on(clock: VirtualClock) -> None:
+    task = asyncio.create_task(wait(watch_of(clock), asyncio.Event(), clock))
+    await clock.settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_cancellation_in_the_very_moment_of_ours_goes_on(clock: VirtualClock) -> None:
+    task = asyncio.create_task(wait(watch_of(clock, connect_timeout=3.0), asyncio.Event(), clock))
+    await clock.settle()
+    clock.advance(3.0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_the_block_that_ends_in_time_is_left_alone(clock: VirtualClock) -> None:
+    event = asyncio.Event()
+    watch = watch_of(clock, connect_timeout=3.0)
+    task = asyncio.create_task(wait(watch, event, clock))
+    await clock.elapse(2.0)
+    event.set()
+    assert await task == -1.0
+    await clock.elapse(10.0)
+    assert watch.used == 2.0
+    assert clock.next_timer() is None
