@@ -328,7 +328,7 @@ class Gatekeeper(Operated):
 
     def passage(self, text_of: Callable[[URL], str] = str) -> Passage:
         """`middleware`, for a session that gives each request an allowance of its own."""
-        return gate_passage(self, self._lessor.take, text_of)
+        return gate_passage(self._lessor.wait, self._lessor.take, text_of)
 
     # -- inside ----------------------------------------------------------------------
 

@@ -195,8 +195,13 @@ class LeaseRequest:
     async def __aenter__(self) -> Lease:
         lease = self.at_once()
         if lease is None:
-            lease = self._lease = await self._lessor.acquire(
-                self._url, priority=self._priority, timeout=self._timeout, user_agent=self._agent
+            lessor = self._lessor
+            lease = self._lease = await lessor.wait(
+                self._url,
+                asyncio.current_task(lessor.loop),
+                priority=self._priority,
+                timeout=self._timeout,
+                user_agent=self._agent,
             )
             open_leases.set((*open_leases.get(), lease))
         return lease
@@ -310,13 +315,27 @@ class Lessor:
         user_agent: str | None,
         owned: bool = True,
     ) -> Lease:
-        """Decide, wait for the turn, decide again at the grant. See `Gatekeeper.acquire`."""
+        """The lease as soon as it can be had. See `Gatekeeper.acquire`."""
         owner = asyncio.current_task(self.loop) if owned else None
         lease = self.take(url, owner) if user_agent is None else None
         if lease is not None:
             return lease
+        return await self.wait(
+            url, owner, priority=priority, timeout=timeout, user_agent=user_agent
+        )
+
+    async def wait(
+        self,
+        url: str,
+        owner: asyncio.Task[object] | None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+    ) -> Lease:
+        """Decide, wait for the turn, decide again at the grant: what `take` could not give."""
         target = urls.parse(url)
-        if owned:
+        if owner is not None:
             limit = self._scheduler.limit_of(target.host)
             self.holdings.refuse_waiting_for_itself(target.host, target.url, owner, limit)
         end = None if timeout is None else self.clock.monotonic() + timeout
@@ -340,7 +359,7 @@ class Lessor:
             refetch=lambda: self.answers.learn(target.origin),
         )
         lease = Lease(self, grant, target.url, target.host, owner, decision)
-        if owned:
+        if owner is not None:
             self.holdings.add(lease)
         return lease
 

@@ -127,12 +127,15 @@ def adopt(url: str) -> HeldLease | None:
 
 
 Take = Callable[[str, "asyncio.Task[object] | None"], HeldLease | None]
+"""The URL's lease for the task, if it can be had at once; None says nothing."""
+Wait = Callable[[str, "asyncio.Task[object] | None"], Coroutine[Any, Any, HeldLease]]
+"""The URL's lease for the task, once its turn has come. Raises as `Gate.lease`."""
 Passage = Callable[
     [Allowance | None, ClientRequest, ClientHandlerType], Coroutine[Any, Any, ClientResponse]
 ]
 
 
-def gate_middleware(gate: Gate, take: Take | None = None) -> ClientMiddlewareType:
+def gate_middleware(gate: Gate) -> ClientMiddlewareType:
     """A client middleware: every hop is decided, paced and reported.
 
     aiohttp calls it once a redirect hop, so a hop to another host is decided by that
@@ -142,19 +145,20 @@ def gate_middleware(gate: Gate, take: Take | None = None) -> ClientMiddlewareTyp
 
     Raises Denied or Deferred before a byte is sent, LeaseTimeout where waiting could
     never end, InvalidURL for a URL that is not http or https.
-
-    `take` is the gate's short road, if it has one: the URL's lease for the task, if it can be
-    had at once, in no context's list; None where `gate.lease` has to be asked.
     """
-    return partial(gate_passage(gate, take), None)
+
+    def wait(url: str, _task: asyncio.Task[object] | None) -> Coroutine[Any, Any, HeldLease]:
+        return _enter_detached(gate.lease(url))
+
+    return partial(gate_passage(wait), None)
 
 
 def gate_passage(
-    gate: Gate, take: Take | None = None, text_of: Callable[[URL], str] = str
+    wait: Wait, take: Take | None = None, text_of: Callable[[URL], str] = str
 ) -> Passage:
-    """What `gate_middleware` makes, for requests that have an allowance of their own.
+    """The same for requests that have an allowance of their own, over a gate's own roads.
 
-    `text_of` is `str`, or something faster.
+    Their leases stand in no context's list. `text_of` is `str`, or something faster.
     """
 
     async def pass_gate(
@@ -166,7 +170,7 @@ def gate_passage(
         adopted = adopt(url) if open_leases.get() else None
         lease = adopted or (take(url, task) if take is not None else None)
         if lease is None:
-            lease = await _enter_detached(gate.lease(url))
+            lease = await wait(url, task)
         started = loop.time()
         try:
             if own is not None:
