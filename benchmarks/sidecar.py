@@ -353,7 +353,8 @@ async def _serve_gate() -> None:
             assert decision, decision.explain()
         service = Service(gate, config, hosts=frozenset({"127.0.0.1", ANY_LITERAL}))
         service.phase = "serving"
-        runner = web.ServerRunner(Server(service.handle, header=16384))
+        server = Server(service.handle, header=16384, at_once=service.at_once)
+        runner = web.ServerRunner(server)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         await _until_closed(runner.addresses[0][1], origins)

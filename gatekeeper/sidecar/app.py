@@ -21,6 +21,7 @@ from gatekeeper.clock import Clock, SystemClock, deadline
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision
 from gatekeeper.errors import ConfigError, Deferred, Denied, GateClosed, InvalidURL, LeaseTimeout
+from gatekeeper.sidecar.atonce import AtOnce
 from gatekeeper.sidecar.auth import Door, Networks, Tokens
 from gatekeeper.sidecar.clients import Clients
 from gatekeeper.sidecar.decisionlog import DecisionLog
@@ -109,7 +110,10 @@ class Service:
         self._tracing = tracing(version)
         self.handle: Answer = self._answer
         """Answers one request; every error becomes a problem document."""
+        self.at_once: AtOnce | None = AtOnce(self)
+        """Answers what needs no waiting; None where each request has a span."""
         if self._tracing is not None:
+            self.at_once = None
             self.handle = self._tracing.around(self._answer, self.router)
         gate.on_retrieval(self._retrieved)
 
@@ -193,13 +197,21 @@ class Service:
         if self._tracing is not None:
             self._tracing.decided(decision)
 
+    def decided_at_once(self, decision: Decision, client: str) -> None:
+        """The same for an answer that needed no `Call`."""
+        if self.log.wants(decision):
+            self.log.add(decision, self._new_id(), client)
+
+    def _new_id(self) -> str:
+        return f"{self._prefix}{next(self._counter):x}"
+
     def _retrieved(self, origin: str, retrieval: Retrieval, seconds: float) -> None:
         self.metrics.robots_fetch.observe(retrieval.took)
         if self._tracing is not None:
             self._tracing.retrieved(origin, retrieval, seconds)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        request_id = f"{self._prefix}{next(self._counter):x}"
+        request_id = self._new_id()
         where = "unmatched"
         try:
             path, _, query = _target(request)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
@@ -105,18 +106,23 @@ class Door:
 
     def admit(self, request: web.BaseRequest) -> str:
         """The client's name, for its bounds and the log. Raises Problem 401 or 403."""
-        headers = request.headers
+        return self.admit_by(request.headers, request.remote, request.transport)
+
+    def admit_by(
+        self, headers: Mapping[str, str], remote: str | None, transport: asyncio.Transport | None
+    ) -> str:
+        """The same by a request's headers, where it came from, and its connection."""
         if self._hosts is not None:
             self._judge_browser(headers, self._hosts)
         if self._certificates and not self._tokens:
-            return self._by_certificate(request)
+            return self._by_certificate(transport)
         if not self._tokens:
-            return request.remote or "local"
+            return remote or "local"
         number = self._tokens.match(headers.get("Authorization", ""))
         if number is not None:
             return f"token-{number + 1}"
         if self._certificates:
-            return self._by_certificate(request)
+            return self._by_certificate(transport)
         raise Problem(
             401,
             "unauthorized",
@@ -124,7 +130,7 @@ class Door:
             headers={"WWW-Authenticate": 'Bearer realm="gatekeeper"'},
         )
 
-    def _judge_browser(self, headers: Any, hosts: frozenset[str]) -> None:
+    def _judge_browser(self, headers: Mapping[str, str], hosts: frozenset[str]) -> None:
         """T4: a page whose name was rebound to us has its own name in Host and Origin."""
         host = headers.get("Host", "").lower()
         if host not in hosts and not (ANY_LITERAL in hosts and _is_literal(host)):
@@ -138,8 +144,7 @@ class Door:
             raise Problem(403, "origin", "requests from other sites are refused")
 
     @staticmethod
-    def _by_certificate(request: web.BaseRequest) -> str:
-        transport = request.transport
+    def _by_certificate(transport: asyncio.Transport | None) -> str:
         peer = transport.get_extra_info("peercert") if transport is not None else None
         if not peer:
             raise Problem(401, "unauthorized", "a client certificate is needed")

@@ -65,6 +65,10 @@ class Clients:
             self._meter(client, self._rate)
         self._busy[client] = busy + 1
 
+    def passes(self, client: str) -> bool:
+        """Whether one that is over at once may pass unmetered; else `enter` must judge it."""
+        return self._rate is None and self._busy.get(client, 0) < self._most
+
     def leave(self, client: str) -> None:
         """Count one out."""
         busy = self._busy[client] - 1

@@ -89,9 +89,13 @@ class DecisionLog:
             [((result,), n) for result, n in counts],
         )
 
+    def wants(self, decision: Decision) -> bool:
+        """Whether it is one of those that are logged."""
+        return self.enabled and (self._all or decision.verdict is not Verdict.ALLOW)
+
     def add(self, decision: Decision, request: str, client: str) -> None:
         """Note a decision for the log."""
-        if not self.enabled or (decision.verdict is Verdict.ALLOW and not self._all):
+        if not self.wants(decision):
             return
         if len(self._ring) >= _RING:
             self._dropped += 1

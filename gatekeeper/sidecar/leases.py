@@ -96,6 +96,9 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._held)
 
+    def __contains__(self, lease_id: str) -> bool:
+        return lease_id in self._held
+
     async def acquire(
         self, gate: Gatekeeper, wanted: Wanted, client: str, gone: Callable[[], bool]
     ) -> Held:
@@ -121,6 +124,13 @@ class LeaseTable:
             lease.give_back()
             raise ConnectionResetError("the client hung up while its turn came")
         return self._hold(self._new_id(), lease, wanted.ttl, client)
+
+    def take(self, gate: Gatekeeper, url: str, ttl: float, client: str) -> Held | None:
+        """The lease that can be had without waiting; None says nothing: `acquire` knows."""
+        if self.closed or len(self._held) + self._waiting >= self._max_leases:
+            return None
+        lease = gate.take(url)
+        return None if lease is None else self._hold(self._new_id(), lease, ttl, client)
 
     async def take_up(self, gate: Gatekeeper) -> None:
         """Hold again what an earlier process left open, so that its hosts stay busy.

@@ -164,6 +164,7 @@ async def _listening(
         service.handle,
         header=service.config.server.max_header,
         connections=raise_file_limit(),
+        at_once=service.at_once,
     )
     service.metrics.add_source(lambda: _connections(server))
     runner = web.ServerRunner(server, shutdown_timeout=1.0)

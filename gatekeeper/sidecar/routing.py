@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import msgspec
 from aiohttp import web
 
 from gatekeeper.sidecar.problems import Problem
@@ -15,7 +16,7 @@ from gatekeeper.sidecar.problems import Problem
 if TYPE_CHECKING:
     from gatekeeper.sidecar.app import Service
 
-__all__ = ["ANY", "METHODS", "Call", "Handler", "Route", "Router"]
+__all__ = ["ANY", "METHODS", "Call", "Glance", "Handler", "Route", "Router"]
 
 
 @dataclass(slots=True)
@@ -31,12 +32,25 @@ class Call:
     """What stood in the `{...}` of the path, decoded."""
 
 
+class Glance(msgspec.Struct, gc=False):
+    """What is looked at to answer a request at once; see `Call`."""
+
+    headers: Mapping[str, str]
+    body: bytes
+    query: str
+    params: Mapping[str, str]
+    client: str
+
+
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 """Those that are told apart in counters and traces: a client may invent others."""
 ANY = "*"
 """As a route's method: whatever comes."""
 
 Handler = Callable[["Service", Call], Awaitable[web.StreamResponse]]
+AtOnce = Callable[["Service", Glance], bytes | None]
+"""The body of the good answer, where it can be given without waiting; None says nothing. It
+raises, if at all, before it has done anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +72,40 @@ class Route:
     body_required: bool = True
     probe: bool = False
     """Answered to anybody, without token or Host check: it reveals nothing."""
+    at_once: AtOnce | None = None
+
+    @property
+    def status(self) -> int:
+        """Of the good answer."""
+        status: int = next(iter(self.answers))
+        return status
 
 
 _NOTHING: Mapping[str, str] = {}
 
 
+_SEGMENT = 3
+"""The `{...}` that is one segment of a path: the fourth, behind `/v1/hosts/`."""
+
+
 class Router:
-    """Exact paths by one dictionary look-up, the few with `{...}` by pattern."""
+    """One dictionary look-up for a path, exact or around its `{...}`; `{...*}` by pattern."""
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
         self.routes = routes
         self._exact: dict[str, dict[str, Route]] = {}
+        self._around: dict[str, tuple[str, dict[str, Route]]] = {}
         patterns: dict[str, dict[str, Route]] = {}
         for route in routes:
-            table = patterns if "{" in route.path else self._exact
-            table.setdefault(route.path, {})[route.method] = route
+            parts = route.path.split("/")
+            if "*}" in route.path:
+                table = patterns.setdefault(route.path, {})
+            elif "{" in route.path:
+                name, parts[_SEGMENT] = parts[_SEGMENT].strip("{}"), ""
+                _, table = self._around.setdefault("/".join(parts), (name, {}))
+            else:
+                table = self._exact.setdefault(route.path, {})
+            table[route.method] = route
         self._patterns = [(_compile(path), methods) for path, methods in patterns.items()]
 
     def find(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
@@ -89,6 +122,12 @@ class Router:
         return route, params
 
     def _by_pattern(self, path: str) -> tuple[dict[str, Route], Mapping[str, str]]:
+        parts = path.split("/")
+        if len(parts) > _SEGMENT and (text := parts[_SEGMENT]):
+            parts[_SEGMENT] = ""
+            found = self._around.get("/".join(parts))
+            if found is not None:
+                return found[1], {found[0]: unquote(text) if "%" in text else text}
         for pattern, methods in self._patterns:
             if match := pattern.fullmatch(path):
                 return methods, {name: unquote(text) for name, text in match.groupdict().items()}
@@ -96,6 +135,5 @@ class Router:
 
 
 def _compile(path: str) -> re.Pattern[str]:
-    # Our own paths: one segment a parameter, `{name*}` the rest; nothing can backtrack.
-    pattern = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path)
-    return re.compile(re.sub(r"\{(\w+)\*\}", r"(?P<\1>.*)", pattern), re.DOTALL)
+    # Our own paths: `{name*}` is all the rest; nothing can backtrack.
+    return re.compile(re.sub(r"\{(\w+)\*\}", r"(?P<\1>.*)", path), re.DOTALL)

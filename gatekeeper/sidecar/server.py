@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 from aiohttp import web
 
+from gatekeeper.sidecar.atonce import AtOnce, Sieve, sieve_fits
 from gatekeeper.sidecar.problems import Problem
 
 __all__ = ["FIRST_REQUEST", "Server", "raise_file_limit"]
@@ -30,7 +31,15 @@ class Server(web.Server):
     in the queue, and be granted a lease that nobody uses.
     """
 
-    def __init__(self, handler: Any, *, header: int, connections: int = 100_000) -> None:
+    def __init__(
+        self,
+        handler: Any,
+        *,
+        header: int,
+        connections: int = 100_000,
+        at_once: AtOnce | None = None,
+    ) -> None:
+        """`at_once` answers what it can where it is read, `handler` everything else."""
         super().__init__(
             handler,
             handler_cancellation=True,
@@ -39,6 +48,7 @@ class Server(web.Server):
             max_field_size=header,
             keepalive_timeout=_IDLE,
         )
+        self.at_once = at_once if sieve_fits() else None
         self.most = connections
         self.full = 0
         """Connections turned away."""
@@ -51,12 +61,16 @@ class Server(web.Server):
 class _Protocol(web.RequestHandler):
     """A connection: bounded in number and patience, with problem documents for errors."""
 
-    __slots__ = ("_first",)
+    __slots__ = ("_at_once", "_first", "_remote")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, or turn it away with 503 when there are too many."""
         super().connection_made(transport)
         server = cast("Server", self._manager)
+        if server.at_once is not None:
+            self._at_once = server.at_once
+            self._remote = _address(transport)
+            self._parser = cast("Any", Sieve(self._parser, self._answered))
         self._first = asyncio.get_running_loop().call_later(FIRST_REQUEST, self._too_slow)
         if len(server.connections) > server.most:
             if not server.full:
@@ -69,6 +83,22 @@ class _Protocol(web.RequestHandler):
         """Forget the connection and its timer."""
         self._first.cancel()
         super().connection_lost(exc)
+
+    def _answered(self, message: Any, payload: Any) -> bool:
+        """Answer it here, if nothing stands before it and the client reads its answers."""
+        waiter, transport = self._waiter, self.transport
+        if waiter is None or waiter.done() or self._paused:
+            return False
+        if transport is None or transport.is_closing():
+            return False
+        answer = self._at_once(message, payload, self._remote, transport)
+        if answer is None:
+            return False
+        transport.write(answer)
+        # The rest is what aiohttp's own loop does after an answer.
+        self._request_count += 1
+        self._next_keepalive_close_time = self._loop.time() + _IDLE
+        return True
 
     def _too_slow(self) -> None:
         # aiohttp's own timer runs from the first answer on; before it nothing does.
@@ -93,6 +123,12 @@ class _Protocol(web.RequestHandler):
         response = problem.response()
         response.force_close()
         return response
+
+
+def _address(transport: asyncio.BaseTransport) -> str | None:
+    """Where a connection comes from, as aiohttp's `request.remote` has it."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0] if isinstance(peer, list | tuple) else peer) if peer is not None else None
 
 
 def _raw(problem: Problem) -> bytes:

@@ -13,18 +13,22 @@ from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 
 from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.routing import Glance
 
 __all__ = [
     "JSON",
     "Nothing",
     "QuickAnswer",
     "decode",
+    "encode",
     "is_quick",
     "json_response",
     "quick_json",
     "quick_nothing",
+    "read_at_once",
     "read_body",
     "read_query",
+    "written",
 ]
 
 JSON = "application/json"
@@ -32,7 +36,7 @@ BODY_TIMEOUT = 20.0
 """Seconds that a request's body may take (T9: slow-loris)."""
 _JSON_HEADERS = {"Content-Type": JSON, "Server": "gatekeeper"}
 _T = TypeVar("_T")
-_encoder = msgspec.json.Encoder()
+encode = msgspec.json.Encoder().encode
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +45,7 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def json_response(value: Any, *, status: int = 200) -> web.Response:
     """A struct, or bytes that are JSON already, as an answer."""
-    body = value if type(value) is bytes else _encoder.encode(value)
+    body = value if type(value) is bytes else encode(value)
     return web.Response(status=status, body=body, headers=_JSON_HEADERS)
 
 
@@ -99,11 +103,9 @@ class QuickAnswer:
         """Write head and body at once."""
         writer = request.writer
         body = self._body
-        # The writer applies back-pressure: it waits where a client does not read.
-        if self.status == 204:
-            await writer.write(_NO_CONTENT % _date())
-        else:
-            await writer.write(_HEADS[self.status] % (_date(), len(body)) + body)
+        await writer.write(written(self.status, body))
+        # A client that asks on and does not read has to wait for itself.
+        await writer.drain()
         return writer
 
     async def write_eof(self, data: bytes = b"") -> None:
@@ -132,6 +134,13 @@ def _date() -> bytes:
     return _last_date[1]
 
 
+def written(status: int, body: bytes) -> bytes:
+    """A whole answer, on a connection that stays open: JSON, or nothing with 204."""
+    if status == 204:
+        return _NO_CONTENT % _date()
+    return _HEADS[status] % (_date(), len(body)) + body
+
+
 def is_quick(response: object) -> bool:
     """It goes out as it is: there are no headers to add to."""
     return type(response) is QuickAnswer
@@ -139,7 +148,7 @@ def is_quick(response: object) -> bool:
 
 def quick_json(request: web.BaseRequest, value: Any, *, status: int = 200) -> web.StreamResponse:
     """A struct as the answer to a request, by the short way where the request allows it."""
-    body = _encoder.encode(value)
+    body = encode(value)
     if request.version == HttpVersion11 and request.keep_alive and request.method != "HEAD":
         return cast("web.StreamResponse", QuickAnswer(status, body))
     return json_response(body, status=status)
@@ -167,6 +176,16 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem(400, "bad-request", f"body: {error}") from None
+
+
+def read_at_once(glance: Glance, decoder: msgspec.json.Decoder[_T], *, limit: int) -> _T | None:
+    """The same of a body that is all here; None for one that `read_body` must judge."""
+    if glance.headers.get("Content-Type") != JSON or len(glance.body) > limit:
+        return None
+    try:
+        return decoder.decode(glance.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 async def _read(request: web.BaseRequest, limit: int) -> bytes:

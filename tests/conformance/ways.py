@@ -62,7 +62,8 @@ class Sidecar:
         self.service = Service(self.gate, self.config, hosts=hosts, tokens=self.tokens, clock=clock)
         self.service.phase = "serving"
         self._stack.push_async_callback(self.service.close)
-        runner = web.ServerRunner(Server(self._handle, header=16_384), shutdown_timeout=0.01)
+        server = Server(self._handle, header=16_384, at_once=self._at_once)
+        runner = web.ServerRunner(server, shutdown_timeout=0.01)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
         if self.socket:
@@ -74,6 +75,12 @@ class Sidecar:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self.seen.append((request.method, request.path))
         return await self.service.handle(request)
+
+    def _at_once(self, message: Any, *more: Any) -> bytes | None:
+        answer = None if self.service.at_once is None else self.service.at_once(message, *more)
+        if answer is not None:
+            self.seen.append((message.method, message.path.partition("?")[0]))
+        return answer
 
     async def stop(self) -> None:
         await self._stack.aclose()

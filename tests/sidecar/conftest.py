@@ -162,7 +162,8 @@ async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[
             service = Service(gate, config, hosts=frozenset([ANY_LITERAL]))
             service.phase = "serving"
             stack.push_async_callback(service.close)
-            runner = web.ServerRunner(Server(service.handle, header=16_384), shutdown_timeout=0.2)
+            server = Server(service.handle, header=16_384, at_once=service.at_once)
+            runner = web.ServerRunner(server, shutdown_timeout=0.2)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from gatekeeper.decision import Decision
 from gatekeeper.sidecar.problems import Problem
-from gatekeeper.sidecar.routing import Call, Route
-from gatekeeper.sidecar.wire import decode, quick_json, read_body, read_query
+from gatekeeper.sidecar.routing import Call, Glance, Route
+from gatekeeper.sidecar.wire import decode, encode, quick_json, read_body, read_query
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.app import Service
@@ -51,6 +51,18 @@ async def check(service: Service, call: Call) -> web.StreamResponse:
     return quick_json(call.request, decision)
 
 
+def check_at_once(service: Service, glance: Glance) -> bytes | None:
+    """The same where everything about the URL is known and ordinary."""
+    question = _plain_question(glance.query)
+    if question is None:
+        return None
+    decision = service.gate.recall(question.url)
+    if decision is None:
+        return None
+    service.decided_at_once(decision, glance.client)
+    return encode(decision)
+
+
 def _plain_question(text: str) -> CheckQuery | None:
     """The usual question, of one parameter, read without a dictionary; else None."""
     if text.startswith("url=") and "&" not in text:
@@ -78,6 +90,7 @@ ROUTES = (
         query=CheckQuery,
         answers={200: Decision},
         problems=(400,),
+        at_once=check_at_once,
     ),
     Route(
         "POST",

@@ -12,11 +12,19 @@ from gatekeeper import urls
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Denied
 from gatekeeper.fields import parse_retry_after
+from gatekeeper.sidecar.leasebook import OpenLease
 from gatekeeper.sidecar.leases import Held, Wanted
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routes.check import UserAgent
-from gatekeeper.sidecar.routing import Call, Route
-from gatekeeper.sidecar.wire import json_response, quick_json, quick_nothing, read_body
+from gatekeeper.sidecar.routing import Call, Glance, Route
+from gatekeeper.sidecar.wire import (
+    encode,
+    json_response,
+    quick_json,
+    quick_nothing,
+    read_at_once,
+    read_body,
+)
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.app import Service
@@ -70,6 +78,10 @@ class LeaseReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The RateLimit header as it came."""
 
 
+_lease_wanted = msgspec.json.Decoder(LeaseRequestBody)
+_lease_report = msgspec.json.Decoder(LeaseReport)
+
+
 async def acquire(service: Service, call: Call) -> web.StreamResponse:
     """A lease once the host's turn has come, or 429 when it does not within `wait`."""
     server = service.config.server
@@ -95,6 +107,21 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
     return quick_json(call.request, _body(held), status=201)
 
 
+def acquire_at_once(service: Service, glance: Glance) -> bytes | None:
+    """The same where the turn is free."""
+    server = service.config.server
+    asked = read_at_once(glance, _lease_wanted, limit=server.max_body)
+    if asked is None or asked.user_agent is not None or asked.wait > server.max_wait:
+        return None
+    held = service.leases.take(service.gate, asked.url, asked.ttl, glance.client)
+    if held is None:
+        return None
+    service.metrics.queue_wait.observe(0.0)
+    decision = held.lease.decision
+    service.decided_at_once(decision, glance.client)
+    return encode(_body(held))
+
+
 async def renew(service: Service, call: Call) -> web.StreamResponse:
     """The same lease with a new end."""
     wanted = Renewal()
@@ -108,17 +135,33 @@ async def report(service: Service, call: Call) -> web.StreamResponse:
     told = LeaseReport()
     if call.request.body_exists:
         told = await read_body(call.request, LeaseReport, limit=service.config.server.max_body)
-    left_over = service.leases.report(
-        call.params["id"],
+    left_over = _tell(service, call.params["id"], told)
+    if left_over is not None and told.status in (429, 503):
+        await _block(service, left_over.url, told)
+    return quick_nothing(call.request)
+
+
+def report_at_once(service: Service, glance: Glance) -> bytes | None:
+    """The same for a lease that is held."""
+    lease_id = glance.params["id"]
+    if lease_id not in service.leases:
+        return None
+    told = read_at_once(glance, _lease_report, limit=service.config.server.max_body)
+    if told is None:
+        return None
+    _tell(service, lease_id, told)
+    return b""
+
+
+def _tell(service: Service, lease_id: str, told: LeaseReport) -> OpenLease | None:
+    return service.leases.report(
+        lease_id,
         status=told.status,
         elapsed=told.elapsed,
         retry_after=told.retry_after,
         size=told.size,
         rate_limit=told.rate_limit,
     )
-    if left_over is not None and told.status in (429, 503):
-        await _block(service, left_over.url, told)
-    return quick_nothing(call.request)
 
 
 async def _block(service: Service, url: str, told: LeaseReport) -> None:
@@ -155,6 +198,7 @@ ROUTES = (
         body=LeaseRequestBody,
         answers={201: LeaseBody},
         problems=(400, 403, 413, 415, 429, 503),
+        at_once=acquire_at_once,
     ),
     Route(
         "POST",
@@ -175,6 +219,7 @@ ROUTES = (
         body_required=False,
         answers={204: None},
         problems=(400, 404, 413, 415),
+        at_once=report_at_once,
     ),
     Route(
         "DELETE",

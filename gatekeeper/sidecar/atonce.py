@@ -1,0 +1,114 @@
+"""Answers given where a request is read, without a task of their own.
+
+A warm check, a turn that is free and a report never wait for anything. aiohttp makes a
+future, a task, a writer and a request for each request, which is half of what such a one
+costs. So a `Sieve` stands before the queue that its parser fills: it takes out a request
+that can be answered on the spot, and lets everything else go its usual way. So does
+whatever is odd about a request: there is one place that explains a refusal, the usual one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import HttpVersion11, StreamReader, web
+
+from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.routing import Glance
+from gatekeeper.sidecar.wire import written
+
+if TYPE_CHECKING:
+    from gatekeeper.sidecar.app import Service
+
+__all__ = ["AtOnce", "Sieve", "sieve_fits"]
+
+logger = logging.getLogger(__name__)
+
+_NO_MESSAGES: tuple[tuple[()], bool, bytes] = ((), False, b"")
+
+
+def sieve_fits() -> bool:
+    """Whether this aiohttp is built the way a `Sieve` needs it; else all goes the usual way."""
+    inside = ("_parser", "_waiter", "_request_count", "_next_keepalive_close_time")
+    return all(hasattr(web.RequestHandler, name) for name in inside) and hasattr(
+        StreamReader, "_buffer"
+    )
+
+
+class Sieve:
+    """Stands in for the parser of one connection: what `answered` takes is not passed on."""
+
+    __slots__ = ("_answered", "_feed", "_parser", "message_consumed")
+
+    def __init__(self, parser: Any, answered: Callable[[Any, Any], bool]) -> None:
+        self._parser = parser
+        self._feed = parser.feed_data
+        self.message_consumed = parser.message_consumed
+        self._answered = answered
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    def feed_data(self, data: bytes) -> Any:
+        """The requests that `data` completes, but for one that is answered already."""
+        found = self._feed(data)
+        messages, upgraded, _ = found
+        # Several at once are pipelined: their answers go out in their order, by the queue.
+        if len(messages) == 1 and not upgraded and self._answered(*messages[0]):
+            self.message_consumed()
+            return _NO_MESSAGES
+        return found
+
+
+class AtOnce:
+    """What a service can answer without waiting."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def __call__(
+        self, message: Any, payload: Any, remote: str | None, transport: Any
+    ) -> bytes | None:
+        """The answer as octets, to aiohttp's message and payload from that connection.
+
+        None says nothing, and leaves nothing behind: the request goes the usual way.
+        """
+        if (
+            message.should_close
+            or message.version != HttpVersion11
+            or message.upgrade
+            or message.compression
+            or not payload.is_eof()
+        ):
+            return None
+        service = self._service
+        path, _, query = message.path.partition("?")
+        try:
+            route, params = service.router.find(message.method, path)
+            if route.at_once is None or message.method != route.method:
+                return None
+            client = service.door.admit_by(message.headers, remote, transport)
+            if not service.clients.passes(client):
+                return None
+            glance = Glance(message.headers, _body(payload), query, params, client)
+            body = route.at_once(service, glance)
+        except Problem:
+            return None
+        except Exception:
+            logger.exception("a request was not answered at once")
+            return None
+        if body is None:
+            return None
+        status = route.status
+        service.metrics.answered(route.path, route.method, status)
+        return written(status, body)
+
+
+def _body(payload: Any) -> bytes:
+    """The whole body, left where it is: the usual way may have to read it yet."""
+    if type(payload) is not StreamReader:
+        return b""  # aiohttp's own sign for none
+    parts = payload._buffer
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,316 @@
+"""Answers that are given where the request is read: the same, in order, within all bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gatekeeper.sidecar import atonce
+from gatekeeper.sidecar import server as serving
+from gatekeeper.sidecar.auth import Tokens
+from gatekeeper.sidecar.server import Server
+from tests.internet import FakeInternet
+
+TOKEN = "a" * 40
+_OWN = re.compile(
+    rb"(?m)^(?:Date|X-Request-Id|Content-Length): .*\r\n|(?<=urn:gatekeeper:request:)[^\"]*"
+    rb'|(?<="id":")[^"]*|(?<=not_before":")[^"]*|(?<=expires_at":")[^"]*'
+)
+
+
+def get(target: str, *fields: str) -> bytes:
+    lines = [f"GET {target} HTTP/1.1", "Host: 127.0.0.1", *fields, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+def post(target: str, body: object, *fields: str, kind: str = "application/json") -> bytes:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = [f"POST {target} HTTP/1.1", "Host: 127.0.0.1", f"Content-Type: {kind}", *fields]
+    return "\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data
+
+
+CHECK = get("/v1/check?url=http%3A%2F%2Fa.test%2Fpage")
+
+
+@dataclass
+class Connection:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def ask(self, *requests: bytes) -> bytes:
+        """Sends them in one piece; the first answer."""
+        self.writer.write(b"".join(requests))
+        return await self.answer()
+
+    async def answer(self) -> bytes:
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: (\d+)", head)
+        return head + await self.reader.readexactly(int(length[1]) if length else 0)
+
+
+class Doors:
+    """One service behind two servers: with answers at once, and without."""
+
+    def __init__(self, door: Any) -> None:
+        self.service = door.service
+        self.at_once: list[bytes | None] = []
+        self._open: list[Any] = []
+
+    def _look(self, *question: Any) -> bytes | None:
+        assert self.service.at_once is not None
+        self.at_once.append(self.service.at_once(*question))
+        return self.at_once[-1]
+
+    async def connect(self, *, usual: bool = False) -> Connection:
+        look = None if usual else self._look
+        server = Server(self.service.handle, header=16_384, at_once=look)
+        runner = web.ServerRunner(server, shutdown_timeout=0.2)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0])
+        self._open.append((writer, runner))
+        return Connection(reader, writer)
+
+    async def close(self) -> None:
+        for writer, runner in self._open:
+            writer.close()
+            await writer.wait_closed()
+            await runner.cleanup()
+
+
+@pytest.fixture
+async def doors(door: Any, internet: FakeInternet) -> AsyncIterator[Any]:
+    """`await doors(max_leases=3, ...)`: a.test is warm."""
+    opened = []
+
+    async def begin(**settings: Any) -> Doors:
+        internet.site("a.test").robots("User-agent: *\nDisallow: /private\nAllow: /é\n")
+        internet.site("b.test").robots("")
+        doors = Doors(await door(pacing={"concurrency": 10}, **settings))
+        opened.append(doors)
+        for path in ("", "private", "é"):
+            await doors.service.gate.check(f"http://a.test/{path}")
+        return doors
+
+    yield begin
+    for doors in opened:
+        await doors.close()
+
+
+def alike(answer: bytes) -> bytes:
+    """Without what is another in each answer."""
+    return _OWN.sub(b"", answer)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        CHECK,
+        get("/v1/check?url=http://a.test/private/x?y=1"),
+        get("/v1/check?url=http://a.test/%25C3%25A9"),
+        get("/v1/check?url=http%3A%2F%2Fa.test%2F%22%5C"),
+        get("/v1/check?url=http://a.test/page&user_agent=other"),
+        get("/v1/check?url=nothing"),
+        get("/v1/check?url=%ff"),
+        get("/v1/check"),
+        get("http://127.0.0.1/v1/check?url=http://a.test/page"),
+        get("/v1/check?url=http://a.test/page", "Origin: http://evil.test"),
+        get("/v1/check?url=http://a.test/page", "Sec-Fetch-Site: cross-site"),
+        CHECK.replace(b"GET", b"PUT"),
+        CHECK.replace(b"127.0.0.1", b"rebound.test"),
+        post("/v1/leases", {"url": "http://a.test/page"}),
+        post("/v1/leases", {"url": "http://a.test/page", "ttl": 3, "wait": 1, "priority": 2}),
+        post("/v1/leases", {"url": "http://a.test/private"}),
+        post("/v1/leases", {"url": "http://a.test/page", "wait": 10_000}),
+        post("/v1/leases", {"url": "http://a.test/page", "more": 1}),
+        post("/v1/leases", b"{"),
+        post("/v1/leases", b'{"url": "\xff"}'),
+        post("/v1/leases", {"url": "http://a.test/page"}, kind="text/plain"),
+        post("/v1/leases/unknown/report", {"status": 200}),
+        post("/v1/leases/%00/report", {"status": 200}),
+    ],
+)
+async def test_the_answer_is_the_one_of_the_usual_way(doors: Any, request_: bytes) -> None:
+    both = await doors()
+    quick, usual = await both.connect(), await both.connect(usual=True)
+
+    assert alike(await quick.ask(request_)) == alike(await usual.ask(request_))
+
+
+async def test_a_warm_check_a_free_turn_and_a_report_are_answered_at_once(doors: Any) -> None:
+    both = await doors()
+    connection = await both.connect()
+    await connection.ask(CHECK)
+    lease = json.loads(
+        (await connection.ask(post("/v1/leases", {"url": "http://a.test/1"})))[-900:].partition(
+            b"\r\n\r\n"
+        )[2]
+    )
+    report = await connection.ask(post(f"/v1/leases/{lease['id']}/report", {"status": 200}))
+
+    assert [answer is not None for answer in both.at_once] == [True, True, True]
+    assert report.startswith(b"HTTP/1.1 204 ")
+    assert both.service.leases.ended["reported"] == 1
+
+
+async def test_answers_keep_the_order_of_their_requests(doors: Any, internet: FakeInternet) -> None:
+    both = await doors()
+    connection = await both.connect()
+    cold = get("/v1/check?url=http://b.test/first")
+
+    assert b"b.test/first" in await connection.ask(cold, CHECK)
+    assert b"a.test/page" in await connection.answer()
+    # The same, the second one read while the first is being answered.
+    cold = get("/v1/check?url=http://b.test:81/first")
+    connection.writer.write(cold)
+    while both.service.clients.stats() == {}:
+        await asyncio.sleep(0)
+    assert b"b.test:81/first" in await connection.ask(CHECK)
+    assert b"a.test/page" in await connection.answer()
+
+
+async def test_a_client_that_does_not_read_waits_for_itself(doors: Any) -> None:
+    both = await doors()
+    connection = await both.connect()
+    await connection.ask(CHECK)
+    [protocol] = both._open[0][1].server.connections
+    protocol.pause_writing()  # as the transport does when too much was not read yet
+    await connection.ask(CHECK)
+    connection.writer.write(CHECK)
+    while not protocol._messages:
+        await asyncio.sleep(0)
+    protocol.resume_writing()
+    await connection.answer()
+
+    assert len(both.at_once) == 1
+
+
+async def test_a_body_in_pieces_goes_the_usual_way(doors: Any) -> None:
+    both = await doors()
+    connection = await both.connect()
+    whole = post("/v1/leases", {"url": "http://a.test/page"})
+    connection.writer.write(whole[:-5])
+    while not both.at_once:
+        await asyncio.sleep(0)
+
+    assert (await connection.ask(whole[-5:])).startswith(b"HTTP/1.1 201 ")
+    assert both.at_once == [None]
+
+
+@pytest.mark.parametrize(
+    "fields", [("Connection: close",), ("Upgrade: websocket", "Connection: upgrade")]
+)
+async def test_a_connection_that_ends_goes_the_usual_way(doors: Any, fields: Any) -> None:
+    both = await doors()
+    connection = await both.connect()
+    await connection.ask(get("/v1/check?url=http://a.test/page", *fields))
+
+    assert not any(both.at_once)
+
+
+@pytest.mark.parametrize(
+    ("settings", "status"),
+    [({"client_rate": 1.0}, b"429"), ({"client_concurrency": 0}, b"429")],
+)
+async def test_the_bounds_of_a_client_hold(doors: Any, settings: Any, status: bytes) -> None:
+    connection = await (await doors(**settings)).connect()
+    await connection.ask(CHECK)
+
+    assert (await connection.ask(CHECK)).split()[1] == status
+
+
+async def test_the_token_is_asked_for(doors: Any) -> None:
+    both = await doors()
+    both.service.take_over(both.service.config, Tokens((TOKEN.encode(),)))
+    connection = await both.connect()
+
+    assert (await connection.ask(CHECK)).split()[1] == b"401"
+    field = f"Authorization: Bearer {TOKEN}"
+    assert (await connection.ask(get("/v1/check?url=http://a.test/1", field))).split()[1] == b"200"
+    assert both.at_once[0] is None
+    assert both.at_once[1] is not None
+
+
+async def test_no_lease_is_had_at_once_beyond_the_bound_or_while_it_drains(doors: Any) -> None:
+    both = await doors(max_leases=1)
+    connection = await both.connect()
+    lease = post("/v1/leases", {"url": "http://a.test/page"})
+    await connection.ask(lease)
+    assert (await connection.ask(lease)).split()[1] == b"503"
+    both.service.leases.closed = True
+    assert (await connection.ask(lease)).split()[1] == b"503"
+
+
+async def test_it_is_counted_and_logged_like_any_other(doors: Any) -> None:
+    both = await doors(log_decisions="all", log_format="json")
+    lines: list[str] = []
+    both.service.log._put = lines.extend
+    for usual in (False, True):
+        connection = await both.connect(usual=usual)
+        await connection.ask(CHECK)
+        await connection.ask(post("/v1/leases", {"url": "http://a.test/1"}))
+    both.service.log.write()
+    told = [json.loads(line) for line in lines]
+
+    assert both.service.metrics.requests == {
+        ("/v1/check", "GET", 200): 2,
+        ("/v1/leases", "POST", 201): 2,
+    }
+    assert [one["url"] for one in told] == ["http://a.test/page", "http://a.test/1"] * 2
+    assert len({one["id"] for one in told}) == len({one["request"] for one in told}) == 4
+    assert both.service.gate.stats().decisions
+
+
+async def test_an_error_of_ours_goes_the_usual_way_and_is_logged(
+    doors: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = await doors()
+    monkeypatch.setattr(both.service.gate, "recall", lambda *_, **__: 1 / 0)
+    connection = await both.connect()
+
+    assert (await connection.ask(CHECK)).split()[1] == b"500"
+    assert "not answered at once" in caplog.text
+
+
+async def test_a_connection_in_use_is_not_taken_for_idle(doors: Any) -> None:
+    both = await doors()
+    connection = await both.connect()
+    await connection.ask(CHECK)
+    [protocol] = both._open[0][1].server.connections
+    protocol._next_keepalive_close_time = 0.0
+    await connection.ask(CHECK)
+    protocol._process_keepalive()  # as the timer does
+
+    assert (await connection.ask(CHECK)).split()[1] == b"200"
+
+
+async def test_a_first_request_answered_at_once_is_not_too_slow(doors: Any) -> None:
+    both = await doors()
+    connection = await both.connect()
+    await connection.ask(CHECK)
+    [protocol] = both._open[0][1].server.connections
+    protocol._too_slow()  # as the timer of the first request does
+
+    assert (await connection.ask(CHECK)).split()[1] == b"200"
+
+
+def test_this_aiohttp_is_one_that_a_sieve_fits() -> None:
+    assert atonce.sieve_fits()
+
+
+async def test_an_aiohttp_that_it_does_not_fit_has_all_go_the_usual_way(
+    doors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "sieve_fits", lambda: False)
+    both = await doors()
+    connection = await both.connect()
+
+    assert (await connection.ask(CHECK)).split()[1] == b"200"
+    assert both.at_once == []
