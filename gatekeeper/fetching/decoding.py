@@ -29,6 +29,8 @@ class Decoder:
     b'User'
     """
 
+    __slots__ = ("_consumed", "_ended", "_gzip", "_plain", "_produced", "_unpacker")
+
     def __init__(self, encoding: str) -> None:
         """Raises BadEncoding for an encoding that we never asked for."""
         name = encoding.strip().lower()

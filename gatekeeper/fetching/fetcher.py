@@ -91,13 +91,26 @@ class Fetcher:
 class _Journey:
     """One retrieval on its way."""
 
+    __slots__ = (
+        "_encoding",
+        "_fetcher",
+        "_hops",
+        "_origin",
+        "_retried",
+        "_start",
+        "_target",
+        "_validators",
+        "_wait",
+        "_watch",
+    )
+
     def __init__(self, fetcher: Fetcher, origin: str, validators: Validators | None) -> None:
         self._fetcher = fetcher
         self._origin = origin
         self._validators = validators
         self._target: Target = parse(origin + _PATH)
         self._hops: list[str] = []
-        self._seen = {self._target.url}
+        self._start = self._target.url
         self._watch = fetcher._asker.watch()
         self._encoding = _ENCODING
         self._retried = False
@@ -164,11 +177,11 @@ class _Journey:
             return self._ended(Outcome.BAD_REDIRECT, reply)  # row 12
         if target is None:
             return self._ended(Outcome.EGRESS_POLICY, reply)  # row 13
-        if target.url in self._seen or len(self._hops) >= self._fetcher._config.max_redirects:
+        been_there = target.url == self._start or target.url in self._hops
+        if been_there or len(self._hops) >= self._fetcher._config.max_redirects:
             if self._fetcher._config.too_many_redirects == "absent":
                 return self._ended(Outcome.TOO_MANY_REDIRECTS, reply)  # row 11
             return self._ended(Outcome.REDIRECTED_AWAY, reply)
-        self._seen.add(target.url)
         self._hops.append(target.url)
         self._target = target
         return self._consult(target)

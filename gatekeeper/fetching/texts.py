@@ -27,8 +27,8 @@ def inflate(packed: bytes) -> bytes:
 
 
 def digest_of(body: bytes) -> bytes:
-    """What a body is known by, in memory and in storage."""
-    return hashlib.sha256(body).digest()
+    """What a body is known by in memory; the storage has a hash of its own."""
+    return hashlib.blake2b(body, digest_size=32).digest()
 
 
 class Text:
