@@ -27,7 +27,7 @@ SIX_HOURS: Final = 21_600.0
 _MOST: Final = float(2**31)  # HTTP-06: delta-seconds that overflow
 
 
-class Lifetime(msgspec.Struct, frozen=True):
+class Lifetime(msgspec.Struct, frozen=True, gc=False):
     """What an answer says about its own lifetime."""
 
     seconds: float | None = None

@@ -29,7 +29,7 @@ NO_TEXT: Final = RobotsTxt.parse(b"")
 """What an origin without a file says: nothing, so everything is welcome."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """One answer of an origin, or the lack of one."""
 
     outcome: Outcome

@@ -14,7 +14,7 @@ from gatekeeper.fetching.outcomes import Outcome
 __all__ = ["Known", "Refuse", "Retrieval", "RobotsSource", "TakeTurn", "Turn", "Validators"]
 
 
-class Validators(msgspec.Struct, frozen=True, kw_only=True):
+class Validators(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What makes a request conditional (HTTP-01)."""
 
     url: str
@@ -23,7 +23,7 @@ class Validators(msgspec.Struct, frozen=True, kw_only=True):
     last_modified: str | None = None
 
 
-class Retrieval(msgspec.Struct, frozen=True, kw_only=True):
+class Retrieval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one retrieval came to."""
 
     outcome: Outcome
