@@ -26,6 +26,7 @@ from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import Guard, guarded_connector
 from gatekeeper.fetching.records import Record
+from gatekeeper.immediate import Immediate
 from gatekeeper.leasing import Lease, LeaseRequest, Lessor
 from gatekeeper.middleware import Passage, gate_passage
 from gatekeeper.operating import Operated, token_of
@@ -42,7 +43,7 @@ from gatekeeper.wishes import Wishes
 __all__ = ["Gatekeeper"]
 
 
-class Gatekeeper(Operated):
+class Gatekeeper(Immediate, Operated):
     """Asks every origin's robots.txt once, answers from it, and hands out turns.
 
     `user_agent` is the whole User-Agent header, or a product token; the token chooses the
@@ -217,10 +218,6 @@ class Gatekeeper(Operated):
             decision = self._decide(url, target, record, agent)
         return decision
 
-    def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """The fast half of `check`, without waiting; None says nothing: `check` knows."""
-        return self._answers.recall(url, self._token_of(user_agent))
-
     async def check_all(
         self, raws: Iterable[str], *, user_agent: str | None = None
     ) -> list[Decision]:
@@ -314,12 +311,6 @@ class Gatekeeper(Operated):
         return await self._lessor.acquire(
             url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
         )
-
-    def take(self, url: str) -> Lease | None:
-        """What `acquire` gives with `owned=False`, where it can be had without waiting and
-        that is known at a glance; None says nothing.
-        """
-        return self._lessor.take(url, None)
 
     @property
     def middleware(self) -> ClientMiddlewareType:

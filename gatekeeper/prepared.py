@@ -10,8 +10,9 @@ operator or a new file clears what was prepared.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from gatekeeper import urls
@@ -23,9 +24,10 @@ from gatekeeper.fetching.records import Record
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.robots import Policy
 
-__all__ = ["Pattern", "Prepared", "PreparedAnswers"]
+__all__ = ["Given", "Pattern", "Prepared", "PreparedAnswers"]
 
 _ROBOTS_TXT = "/robots.txt"
+_encode = msgspec.json.Encoder().encode
 _MAX_PATTERNS = 256
 """Rules of one file whose answer is kept; a file's URLs meet few of its rules."""
 
@@ -33,17 +35,44 @@ _MAX_PATTERNS = 256
 class Pattern:
     """An answer, and how often it was given again."""
 
-    __slots__ = ("_prefix", "decision", "tally", "welcome")
+    __slots__ = ("_prefix", "decision", "tally", "text", "welcome")
 
     def __init__(self, decision: Decision, tally: list[int], prefix: str) -> None:
         self.decision = decision
         self.welcome = decision.verdict is Verdict.ALLOW
         self.tally = tally
         self._prefix = prefix
+        self.text: tuple[str, str] | None = None
+        """What `write` gave."""
 
     def again(self, url: str, number: int) -> Decision:
         """The same answer about another URL."""
         return replace(self.decision, url=url, id=f"{self._prefix}{number:x}")
+
+    def write(self) -> tuple[str, str]:
+        """The same as JSON: what stands before the URL, and from there to the number.
+
+        Behind the number `"}` is left. Nothing in a URL that `split_ordinary` reads, spelt as
+        its origin, is escaped in JSON: it stands between the two as it is.
+        """
+        bare = replace(self.decision, url="", id=self._prefix)
+        # Two words without a quote stand before the URL, and nothing behind the id.
+        head, url, rest = _encode(bare).decode().partition('"url":"')
+        self.text = text = head + url, rest.removesuffix('"}')
+        return text
+
+
+class Given(msgspec.Struct, frozen=True):
+    """An answer that was written at once; most are never looked at again."""
+
+    pattern: Pattern
+    url: str
+    number: int
+
+    @property
+    def decision(self) -> Decision:
+        """What was said."""
+        return self.pattern.again(self.url, self.number)
 
 
 class Prepared:
@@ -159,6 +188,45 @@ class PreparedAnswers:
                 pattern.tally[0] += 1
                 answers[-1] = replace(pattern.decision, url=url, id=f"{prefix}{next(serial):x}")
         return answers
+
+    def write_all(
+        self, raws: Sequence[str], agent: str, given: list[Given] | None = None
+    ) -> list[str | None]:
+        """The same as the JSON of each; None also where the authority is spelt otherwise.
+
+        `given`, if any, takes what was written.
+        """
+        now, split = self._monotonic(), None if urls.all_plain(raws) else urls.split_ordinary
+        known: dict[str, Prepared | None] = {"": None}  # no slash, no authority
+        texts: list[str | None] = []
+        # A number that no answer takes is left out.
+        for url, number in zip(raws, self._serial, strict=False):
+            cut = url.find("/", 8) + 1
+            try:
+                prepared = known[url[:cut]]
+            except KeyError:
+                prepared = known[url[:cut]] = self._fresh(url[: cut - 1], agent, now)
+            path = url[cut - 1 :]
+            if prepared is None or path == _ROBOTS_TXT or (split is not None and not split(url)):
+                texts.append(None)
+                continue
+            pattern = prepared.patterns.get(prepared.decide(path))
+            if pattern is None:
+                texts.append(None)
+                continue
+            pattern.tally[0] += 1
+            head, rest = pattern.text or pattern.write()
+            texts.append(f'{head}{url}{rest}{number:x}"}}')
+            if given is not None:
+                given.append(Given(pattern, url, number))
+        return texts
+
+    def _fresh(self, origin: str, agent: str, now: float) -> Prepared | None:
+        record = self.warm.get(origin)
+        if record is None or record.prepared is None or now >= record.fresh_until:
+            return None
+        prepared: Prepared | None = record.prepared.get(agent)
+        return prepared
 
     def at_once(self, url: str) -> Prepared | None:
         """For the agent of the house: the answers of the URL's origin, if it is welcome.

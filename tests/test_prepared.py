@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+from hypothesis import example, settings
+from hypothesis import given as with_any
+from hypothesis import strategies as st
 
 from gatekeeper import Gatekeeper, HostRule, Reason, Verdict, VirtualClock
 from gatekeeper.config import CacheConfig, Config, GuardConfig
 from gatekeeper.decision import Decision
+from gatekeeper.prepared import Given
 from tests.internet import FakeInternet
 
 ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nDisallow: /*.pdf$\n"
@@ -213,3 +218,95 @@ async def test_a_turn_that_is_not_free_is_not_had_at_once(
 
     assert gate.lease("http://a.test/b").at_once() is None
     held.end()
+
+
+# -- written as JSON ------------------------------------------------------------------------
+
+ODD_FILE = 'User-agent: *\nDisallow: /ß"\nDisallow: /*"id":"\nAllow: /b # "url":""\u2028\\\n'
+_AUTHORITIES = ["http://a.test", "http://A.test", "http://a.test:80", "http://b.test", "http://"]
+_URLS = st.builds(
+    "{}{}".format,
+    st.sampled_from([*_AUTHORITIES, "http://[::1]", 'http://a"b', "http://ä.test", "https:", ""]),
+    st.text(alphabet=st.sampled_from('ab/.%2E?#&=\\ \t\x7f"<>^`{|}[]*$~éß\u2028\ud800'), max_size=9)
+    | st.sampled_from(
+        ['/"id":"', "/%C3%9F%22x", "/robots.txt", "/b", "/b/../robots.txt", "/" + "x" * 65_600]
+    ),
+)
+
+
+@with_any(st.lists(_URLS, min_size=1, max_size=20))
+@example(["http://a.test/b", "http://a.test/b"])
+@example(['http://a.test/"', "http://a.test/b"])
+@example(["http://a.testb", "http://a.test"])
+@example(["http://a.test/%C3%9F%22", "http://a.test/%22id%22:%22"])
+@settings(max_examples=60, deadline=None)
+def test_what_is_written_are_the_octets_of_the_decision(raws: list[str]) -> None:
+    async def main() -> None:
+        async with FakeInternet() as net:
+            for host in ("a.test", "b.test"):
+                net.site(host).robots(ODD_FILE)
+            config = Config(guard=GuardConfig(allow=("127.0.0.0/8", "*.test")))
+            async with Gatekeeper("testbot/1.0", config=config, resolver=net.resolver) as gate:
+                for path in ("/", "/b", '/ß"', '/"id":"'):
+                    await gate.check(f"http://a.test{path}")
+                assert all(gate.write_all(["http://a.test/%C3%9F%22", "http://a.test/b"]))
+                for raw, text in zip(raws, gate.write_all(raws), strict=True):
+                    if text is not None:
+                        told = gate.recall(raw)
+                        assert told is not None
+                        told = msgspec.structs.replace(told, id=msgspec.json.decode(text)["id"])
+                        assert text.encode() == msgspec.json.encode(told)
+
+    asyncio.run(main())
+
+
+async def test_ordinary_urls_are_written_whatever_stands_beside_them(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    for path in ("/a", "/private"):
+        await asked(virtual_internet, gate, path)
+    ordinary = ["http://a.test/b", "http://a.test/private/%20"]
+    odd = ["nonsense", "http://a.test/ä", "http://a.test/x/../private", "http://A.test/b"]
+    late = ["http://c.test/", "http://a.test/robots.txt", "http://a.test/new.pdf", ""]
+
+    assert all(gate.write_all(ordinary))
+    written = gate.write_all([*ordinary, *odd, *late])
+    assert all(written[:2])
+    assert written[2:] == [None] * 8
+
+
+async def test_what_is_written_is_counted_told_and_numbered(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    for path in ("/a", "/private"):
+        await asked(virtual_internet, gate, path)
+    given: list[Given] = []
+    raws = ["http://a.test/b", "nonsense", "http://a.test/private/c"] * 2
+    written = [text for text in gate.write_all(raws, given=given) if text is not None]
+
+    assert gate.stats().decisions[Verdict.DENY, Reason.RULE] == 1 + 2
+    assert [one.decision for one in given] == [
+        msgspec.json.decode(text, type=Decision) for text in written
+    ]
+    assert len({one.decision.id for one in given} | {(await gate.check(raws[0])).id}) == 5
+
+
+async def test_nothing_is_written_of_an_expired_record(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    await asked(virtual_internet, gate, "/a")
+    clock = virtual_internet.clock
+    assert isinstance(clock, VirtualClock)
+    clock.advance(86_400.0)
+
+    assert gate.write_all(["http://a.test/a"]) == [None]
+
+
+async def test_what_is_written_is_the_agents_own(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    await asked(virtual_internet, gate, "/private")
+    await gate.check("http://a.test/private", user_agent="otherbot")
+    [text] = gate.write_all(["http://a.test/private/x"], user_agent="otherbot/1.0")
+
+    assert msgspec.json.decode(text or "")["user_agent"] == "otherbot"

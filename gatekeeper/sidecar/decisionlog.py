@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import IO
 
@@ -13,6 +13,7 @@ import msgspec
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Decision, Verdict
+from gatekeeper.prepared import Given
 from gatekeeper.sidecar.logs import wants_json
 from gatekeeper.sidecar.metrics import Sample
 from gatekeeper.sidecar.pen import Pen, put
@@ -48,7 +49,7 @@ class DecisionRecord(
     retry_at: datetime | None = None
 
 
-_Entry = tuple[float, Decision, str, str]
+_Entry = tuple[float, Decision | Given, str, str]
 
 
 class DecisionLog:
@@ -102,12 +103,14 @@ class DecisionLog:
             return
         self._ring.append((self._clock.wall(), decision, request, client))
 
-    def add_many(self, decisions: Iterable[Decision], request: str, client: str) -> None:
+    def add_many(
+        self, decisions: Sequence[Decision] | Sequence[Given], request: str, client: str
+    ) -> None:
         """Note a batch; what the ring has no room for is counted as dropped."""
         if not self.enabled:
             return
         now = self._clock.wall()
-        wanted = [d for d in decisions if self._all or d.verdict is not Verdict.ALLOW]
+        wanted = decisions if self._all else [one for one in decisions if not _welcome(one)]
         room = max(0, _RING - len(self._ring))
         self._ring.extend((now, decision, request, client) for decision in wanted[:room])
         self._dropped += max(0, len(wanted) - room)
@@ -160,7 +163,8 @@ class DecisionLog:
         return self._dropped + self._lost
 
     def _line(self, entry: _Entry) -> str:
-        when, decision, request, client = entry
+        when, told, request, client = entry
+        decision = told.decision if isinstance(told, Given) else told
         rule = decision.rule
         record = DecisionRecord(
             time=utc(when),
@@ -190,6 +194,10 @@ class DecisionLog:
             head, mark, _ = url.partition("?")
             url = f"{head}?***" if mark else head
         return url[:_MAX_URL]
+
+
+def _welcome(told: Decision | Given) -> bool:
+    return told.pattern.welcome if isinstance(told, Given) else bool(told)
 
 
 def _printable(text: str) -> str:

@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from gatekeeper.sidecar import atonce
 from gatekeeper.sidecar import server as serving
 from gatekeeper.sidecar.auth import Tokens
+from gatekeeper.sidecar.routes.check import Decisions
 from gatekeeper.sidecar.server import Server
 from tests.internet import FakeInternet
 
@@ -266,6 +268,26 @@ async def test_it_is_counted_and_logged_like_any_other(doors: Any) -> None:
     assert [one["url"] for one in told] == ["http://a.test/page", "http://a.test/1"] * 2
     assert len({one["id"] for one in told}) == len({one["request"] for one in told}) == 4
     assert both.service.gate.stats().decisions
+
+
+@pytest.mark.parametrize("log", ["all", "refused"])
+async def test_a_batch_is_answered_in_its_order_and_logged(doors: Any, log: str) -> None:
+    both = await doors(log_decisions=log, log_format="json")
+    lines: list[str] = []
+    both.service.log._put = lines.extend
+    connection = await both.connect()
+    paths = ["page", "private/%20", "../private", "robots.txt", "private", "é", "b/"]
+    urls = [*(f"http://a.test/{path}" for path in paths), "nonsense", "http://b.test/"]
+    answer = await connection.ask(post("/v1/check", {"urls": urls}))
+    told = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=Decisions).decisions
+    both.service.log.write()
+    logged = {one["id"]: one["url"] for one in map(json.loads, lines)}
+
+    assert [one.url for one in told] == urls
+    assert [bool(one) for one in told] == [True, False, False, True, False, True, True, False, True]
+    wanted = [one for one in told if log == "all" or not one]
+    assert logged == {one.id: one.url for one in wanted}
+    assert len(logged) == len(lines) == len(wanted)
 
 
 async def test_an_error_of_ours_goes_the_usual_way_and_is_logged(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import aiohttp
@@ -54,6 +54,9 @@ class ScriptedGate:
             rule = Rule(line=3, field="disallow", value="/private", text="Disallow: /private")
             return decision(url, Verdict.DENY, reason=Reason.RULE, rule=rule, user_agent=user_agent)
         return decision(url, user_agent=user_agent)
+
+    def write_all(self, urls: Sequence[str], **_: object) -> list[str | None]:
+        return [None] * len(urls)
 
     async def check_all(
         self, urls: Iterable[str], *, user_agent: str | None = None

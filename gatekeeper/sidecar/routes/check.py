@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from aiohttp import web
 
 from gatekeeper.decision import Decision
+from gatekeeper.prepared import Given
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routing import Call, Glance, Route
 from gatekeeper.sidecar.wire import decode, encode, quick_json, read_body, read_query
@@ -76,9 +78,19 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
     most = service.config.server.max_batch
     if len(batch.urls) > most:
         raise Problem(413, "too-large", f"a batch may have {most} URLs at most")
-    decisions = await service.gate.check_all(batch.urls, user_agent=batch.user_agent)
-    service.log.add_many(decisions, call.id, call.client)
-    return quick_json(call.request, Decisions(decisions))
+    gate, agent = service.gate, batch.user_agent
+    given: list[Given] | None = [] if service.log.enabled else None
+    written = gate.write_all(batch.urls, user_agent=agent, given=given)
+    if given:
+        service.log.add_many(given, call.id, call.client)
+    missing = [url for url, text in zip(batch.urls, written, strict=True) if text is None]
+    late: Iterator[str] = iter(())
+    if missing:
+        rest = await gate.check_all(missing, user_agent=agent)
+        service.log.add_many(rest, call.id, call.client)
+        late = (encode(decision).decode() for decision in rest)
+    texts = ",".join([next(late) if text is None else text for text in written])
+    return quick_json(call.request, f'{{"decisions":[{texts}]}}'.encode())
 
 
 ROUTES = (

@@ -1,0 +1,40 @@
+"""What a gate answers on the spot: for a server that has read a request and could go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gatekeeper.decision import Decision
+from gatekeeper.leasing import Lease, Lessor
+from gatekeeper.operating import token_of
+from gatekeeper.prepared import Given, PreparedAnswers
+
+__all__ = ["Immediate"]
+
+
+class Immediate:
+    """The methods of a gate that never wait. None says nothing: the ones that may know."""
+
+    _agent: str
+    _answers: PreparedAnswers
+    _lessor: Lessor
+
+    def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """The fast half of `check`."""
+        agent = self._agent if user_agent is None else token_of(user_agent)
+        return self._answers.recall(url, agent)
+
+    def write_all(
+        self,
+        raws: Sequence[str],
+        *,
+        user_agent: str | None = None,
+        given: list[Given] | None = None,
+    ) -> list[str | None]:
+        """The same for many, as JSON; `given`, if any, takes what was written."""
+        agent = self._agent if user_agent is None else token_of(user_agent)
+        return self._answers.write_all(raws, agent, given)
+
+    def take(self, url: str) -> Lease | None:
+        """The lease that `acquire` gives with `owned=False`, if its turn is free."""
+        return self._lessor.take(url, None)
