@@ -6,6 +6,9 @@ What holds between any two calls:
   scope's latest start or response head, and not inside a block; while a scope's gap is
   above zero at most one of its leases has not seen its head.
 * A lease took all of its scopes or none; `in_flight` of a scope is its open leases.
+
+Most turns are plain: one clock, a host that answers well, nobody in line. They take the
+short roads, `Books.take`, `Grant.report` and `Grant.release`, which do what the long ones do.
 """
 
 from __future__ import annotations
@@ -17,10 +20,9 @@ from collections.abc import Callable
 from gatekeeper import fields
 from gatekeeper.clock import Clock
 from gatekeeper.errors import GatekeeperError
+from gatekeeper.pacing.accounts import DURABLE, Accounts
 from gatekeeper.pacing.blocks import Report
-from gatekeeper.pacing.counters import Counters, Keeper
-from gatekeeper.pacing.expiry import OpenLeases
-from gatekeeper.pacing.intervals import LONGEST, Interval, Settings, Wish, interval_for, jittered
+from gatekeeper.pacing.intervals import Wish, jittered
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.ledger import INF, MemoryLedger, Scope
 from gatekeeper.pacing.rules import Rules
@@ -30,12 +32,8 @@ __all__ = ["DURABLE", "Books"]
 
 _log = logging.getLogger(__name__)
 
-DURABLE = 1.0
-"""Clocks further ahead than this many seconds outlive the process (promise 8)."""
-_MAX_INTERVALS = 10_000
 
-
-class Books:
+class Books(Accounts):
     """Every scope and every lease of one scheduler."""
 
     def __init__(
@@ -47,86 +45,85 @@ class Books:
         *,
         rearm: Callable[[float], None] = lambda _when: None,
     ) -> None:
-        self.clock = clock
-        self.rules = rules
-        self.pacing = rules.pacing
-        self.ledger = ledger
-        self.scopes = ledger.scopes
-        self.rng = rng
-        self.keeper: Keeper | None = None
-        self.floor_until = -INF
-        """After a crash: no unknown host is asked before that moment."""
+        super().__init__(clock, rules, ledger, rng)
         self.frozen = False
         """The fault is ours: nothing is recorded against hosts."""
-        self.mixed: dict[str, float] = {}
-        """Hosts whose origins ask for different paces: the longer one, which must be kept to
-        should the next run begin with that origin."""
         self.turns = Turns(self, rearm)
-        self.counters = Counters()
         self.on_idle: Callable[[], None] | None = None
         """Told when the last open lease ends."""
-        self.in_flight = 0
-        self.max_in_flight = self.pacing.max_in_flight
-        self._plain = rules.plain
+        self.granted = 0
+        """Leases granted since the start ..."""
+        self.turnstile = 0
+        """... and how many may have been by now: it goes up by one with each that ends."""
+        self._room = 0
         self._learns = self.pacing.latency_factor > 0
-        self._jitter = self.pacing.jitter
-        self._ttl = self.pacing.lease_ttl
-        self._intervals: dict[tuple[Settings, Wish], tuple[Wish, Interval]] = {}
-        self.leases = OpenLeases()
-        self._usual = self.leases.usual
+        self.survey()
 
-    # --- scopes -------------------------------------------------------------------------
+    def survey(self) -> None:
+        """Follow a change of `keeper`, `frozen`, or of the turns' `halted` and `remote`."""
+        turns = self.turns
+        room = 0 if turns.halted else self.pacing.max_in_flight
+        self.turnstile += room - self._room
+        self._room = room
+        self.plain_to = INF if self.keeper is None else DURABLE
+        """The longest interval of a plain turn, of which nothing has to be kept or told;
+        below zero where none is plain now."""
+        if (
+            turns.halted
+            or turns.remote is not None
+            or self.frozen
+            or self._learns
+            or self._jitter > 0
+            or self.pacing.dry_run
+        ):
+            self.plain_to = -1.0
 
-    def host(self, name: str, extra: tuple[str, ...] = ()) -> Scope:
-        """The scope of a host, begun if unknown, with the scopes it shares."""
-        scope = self.scopes.get(name)
-        if scope is None:
-            scope = self.scopes[name] = Scope(name, self.rules.for_host(name))
-            self._begin(scope)
-            if not self._plain:
-                self.share(scope, ())
-        if extra:
-            self.share(scope, extra)
-        return scope
-
-    def shared(self, name: str) -> Scope:
-        """A shared scope by its name, begun if unknown."""
-        scope = self.scopes.get(name)
-        if scope is None:
-            scope = self.scopes[name] = Scope(name, self.rules.for_shared(name))
-            self._begin(scope)
-        return scope
-
-    def _begin(self, scope: Scope) -> None:
-        if self.floor_until > -INF:
-            # Clocks up to a second ahead were not kept: such a scope counts as just used.
-            scope.basis = self.floor_until - DURABLE
-            scope.gap = DURABLE
-
-    def share(self, scope: Scope, extra: tuple[str, ...]) -> None:
-        """Learn which scopes a host shares now: those configured, and the caller's."""
-        names = tuple(dict.fromkeys((*self.rules.shared_names(scope.name), *extra)))
-        if names != tuple(other.name for other in scope.shared):
-            scope.shared = tuple(map(self.shared, names))
-
-    def interval(self, scope: Scope, wish: Wish, now: float) -> float:
-        """The seconds in force for a host now; what they are made of is kept for `why`."""
-        if scope.history is not None:
-            found = interval_for(wish, scope.settings, scope.history, self.pacing, now)
-            scope.wish, scope.interval = wish, found
-            return found.seconds
-        if wish is not scope.wish or scope.interval is None:
-            # One object for all hosts that are asked for the same: they are many.
-            kept = self._intervals.get((scope.settings, wish))
-            if kept is None:
-                if len(self._intervals) >= _MAX_INTERVALS:
-                    self._intervals.clear()
-                kept = (wish, interval_for(wish, scope.settings))
-                self._intervals[scope.settings, wish] = kept
-            scope.wish, scope.interval = kept
-        return scope.interval.seconds
+    @property
+    def in_flight(self) -> int:
+        """Leases that are open."""
+        return self.granted - self.turnstile + self._room
 
     # --- granting -----------------------------------------------------------------------
+
+    def take(self, url: str, host: str, wish: Wish, now: float | None = None) -> Grant | None:
+        """The turn, if it can be had at once and the host is known; None says nothing.
+
+        The caller has decided at this moment, and `wish` is what the text asks for now.
+        """
+        scope = self.scopes.get(host)
+        if scope is None:
+            return None
+        if now is None:
+            now = self.now()
+        kept = scope.interval
+        gap = scope.gap
+        if (
+            scope.in_flight
+            or wish is not scope.wish
+            or scope.line is not None
+            or scope.history is not None
+            or scope.shared
+            or kept is None
+            or kept.seconds != gap
+            or gap > self.plain_to
+            or self.granted >= self.turnstile
+            or (self.mixed and host in self.mixed)
+        ):
+            if self.pacing.dry_run or not self.free_now(scope, now):
+                return None
+            return self.try_take(scope, wish, now, url, None)
+        before = scope.basis
+        if before + gap > now:
+            return None
+        expires = now + self._ttl
+        grant = Grant(self, scope, url, now, expires, before, ())
+        scope.basis = now
+        scope.in_flight = scope.unheaded = 1
+        self.granted += 1
+        self.usual[grant] = None
+        if expires < self.turns.armed:
+            self.turns.arm(expires)
+        return grant
 
     def free_now(self, scope: Scope, now: float) -> bool:
         """May somebody take a turn of this host without standing in line?"""
@@ -134,9 +131,9 @@ class Books:
         if (scope.basis + scope.gap if quiet else scope.due_at()) > now:
             return False
         turns = self.turns
-        if scope.line is not None or turns.halted or turns.behind or turns.remote is not None:
+        if scope.line is not None or turns.behind or turns.remote is not None:
             return False
-        if self.frozen or self.in_flight >= self.max_in_flight:
+        if self.frozen or self.granted >= self.turnstile:
             return False
         return not scope.shared or all(
             other.line is None and other.due_at() <= now for other in scope.shared
@@ -149,26 +146,26 @@ class Books:
 
         No await stands between the admission that brought the wish and the books.
         """
-        if wish is scope.wish and scope.history is None and scope.interval is not None:
-            gap = scope.interval.seconds
+        kept = scope.interval
+        if kept is not None and wish is scope.wish and scope.history is None:
+            gap = kept.seconds
         else:
             gap = self.interval(scope, wish, now)
-        if gap > scope.gap and (scope.basis + gap > now or scope.unheaded):
-            self.lengthen(scope, gap, now)
+        if gap != scope.gap and not self.change_gap(scope, gap, now):
             return None
-        if gap <= DURABLE < scope.gap < LONGEST:
-            self.mixed[scope.name] = scope.gap
         expires = now + (self._ttl if ttl is None else ttl)
         grant = Grant(self, scope, url, now, expires, scope.basis, scope.shared)
         scope.basis = now
-        scope.gap = gap if self._jitter <= 0 else jittered(gap, self._jitter, self.rng)
-        scope.in_flight += 1
-        scope.unheaded += 1
+        if scope.in_flight:
+            scope.in_flight += 1
+            scope.unheaded += 1
+        else:
+            scope.in_flight = scope.unheaded = 1
         if scope.shared:
             self._take_shared(grant, now)
-        self.in_flight += 1
+        self.granted += 1
         if ttl is None:
-            self._usual[grant] = None
+            self.usual[grant] = None
         else:
             self.leases.add_alone(grant)
         if expires < self.turns.armed:
@@ -178,15 +175,10 @@ class Books:
                 self._keep(grant, now)
             except BaseException:
                 self._withdraw(grant)  # not durable, so not granted; the clocks stay
+                self.granted -= 1
+                self.turnstile -= 1
                 raise
-        self.counters.granted += 1
         return grant
-
-    def lengthen(self, scope: Scope, gap: float, now: float) -> None:
-        """The text asks for more than was known when the last request began."""
-        scope.gap = gap
-        if self.keeper is not None and gap > DURABLE:
-            self.keeper.promise(scope, now)
 
     def _take_shared(self, grant: Grant, now: float) -> None:
         grant.undone = tuple(other.basis for other in grant.others)
@@ -209,10 +201,9 @@ class Books:
         scope.in_flight += 1
         scope.unheaded += 1
         self._take_shared(grant, start)
-        self.in_flight += 1
+        self.granted += 1
         self.leases.add_alone(grant)
         self.turns.arm(grant.expires_at)
-        self.counters.granted += 1
         return grant, start - now
 
     def _keep(self, grant: Grant, now: float) -> None:
@@ -229,15 +220,19 @@ class Books:
 
     def renew(self, grant: Grant, seconds: float) -> None:
         """A new end, that many seconds from now."""
-        if self._usual.pop(grant, self) is self:
-            self.leases.remove_alone()
-        grant.expires_at = self.clock.monotonic() + max(0.0, seconds)
+        self.leases.remove(grant)
+        grant.expires_at = self.now() + max(0.0, seconds)
         self.leases.add_alone(grant)
         self.turns.arm(grant.expires_at)
 
     def expire(self, now: float) -> None:
-        """End every lease whose time is over; it counts as used until now."""
+        """End every lease whose time is over; it counts as used until now. One whose request
+        is known to be under way goes on: its slot is taken.
+        """
         for grant in self.leases.over(now):
+            if grant.in_use:
+                self.renew(grant, self.pacing.lease_ttl)
+                continue
             self.counters.expired += 1
             try:
                 self.release(grant)
@@ -247,15 +242,16 @@ class Books:
     def head(self, grant: Grant) -> None:
         """The response began: the clock counts from here."""
         if grant.open and not grant.headed:
-            now = self.clock.monotonic()
+            now = self.now()
             self._head(grant, now)
             try:
-                self._keep(grant, now)
+                if self.keeper is not None:
+                    self._keep(grant, now)
             finally:
                 self._after(grant, now)
 
     def _head(self, grant: Grant, now: float) -> None:
-        grant.headed = True
+        grant.told = True
         scope = grant.scope
         scope.unheaded -= 1
         if now > scope.basis:  # noqa: PLR1730 - the hot path: no call
@@ -276,11 +272,13 @@ class Books:
         retry_after: float | str | None,
         size: int | None,
         rate_limit: str | None,
+        now: float | None = None,
     ) -> None:
         """What came of it; a report is the head as well, if none was told of."""
-        now = self.clock.monotonic()
-        began = grant.open and not grant.headed
-        if grant.headed and status is None:
+        if now is None:
+            now = self.now()
+        began = grant.open and not grant.told
+        if grant.told and status is None:
             elapsed = None  # an answer began: whatever ended it is no failure of the host
         if began:
             self._head(grant, now)
@@ -301,9 +299,7 @@ class Books:
             if began and self.keeper is not None:
                 self._keep(grant, now)
         finally:
-            # The slot stays taken: only others of the host's slots can be waited for.
-            if grant.others or (scope.line and scope.in_flight < scope.settings.limit):
-                self._after(grant, now)
+            self._after(grant, now)
 
     def _observe(self, grant: Grant, report: Report, now: float) -> None:
         if self.frozen and report.status is None:
@@ -330,7 +326,7 @@ class Books:
 
     def release(self, grant: Grant) -> None:
         """The slot is free; a request whose head was never told of counts until now."""
-        now = self.clock.monotonic()
+        now = self.now()
         began = not grant.headed
         if began:
             self._head(grant, now)
@@ -339,9 +335,7 @@ class Books:
             if began and self.keeper is not None:
                 self._keep(grant, now)
         finally:
-            turns = self.turns
-            if grant.scope.line is not None or grant.others or turns.ready or turns.behind:
-                self._after(grant, now)
+            self._freed(grant, now)
 
     def give_back(self, grant: Grant) -> None:
         """The request never left: the slot is free, the clock stays as it was booked."""
@@ -350,7 +344,7 @@ class Books:
             return
         self.counters.given_back += 1
         self._withdraw(grant)
-        self._after(grant, self.clock.monotonic())
+        self._freed(grant, self.now())
 
     def pass_on(self, grant: Grant) -> None:
         """A turn that never reached its owner goes to the next who waits for the host."""
@@ -366,20 +360,18 @@ class Books:
         for number, other in enumerate(grant.others):
             if other.basis == grant.start_at:
                 other.basis = grant.undone[number]
-        self._after(grant, self.clock.monotonic())
+        self._freed(grant, self.now())
 
     def _withdraw(self, grant: Grant) -> None:
-        grant.headed = True
-        grant.reported = True
+        grant.told = grant.reported = True
         for scope in (grant.scope, *grant.others):
             scope.unheaded -= 1
         self._close(grant)
 
     def _close(self, grant: Grant) -> None:
         grant.open = False
-        if self._usual.pop(grant, self) is self:
-            self.leases.remove_alone()
-        self.in_flight -= 1
+        self.leases.remove(grant)
+        self.turnstile += 1
         grant.scope.in_flight -= 1
         if grant.others:
             for other in grant.others:
@@ -388,12 +380,17 @@ class Books:
             self.on_idle()
 
     def _after(self, grant: Grant, now: float) -> None:
-        """A lease changed: let those who wait for its scopes have a look."""
-        turns, scope = self.turns, grant.scope
-        if scope.line is not None and scope.in_flight < scope.settings.limit:
-            turns.requeue(scope, now)
-        if grant.others:
-            for other in grant.others:
-                turns.requeue(other, now)
+        """A clock moved, and the slot stays taken: others of the host's slots, or of the
+        scopes that it shares, may be waited for."""
+        scope = grant.scope
+        if grant.others or (scope.line and scope.in_flight < scope.settings.limit):
+            self._freed(grant, now)
+
+    def _freed(self, grant: Grant, now: float) -> None:
+        """Let those who wait for the scopes of a lease have a look, and give what is due."""
+        turns = self.turns
+        turns.requeue(grant.scope, now)
+        for other in grant.others:
+            turns.requeue(other, now)
         if turns.ready or turns.behind:
             turns.run(now)

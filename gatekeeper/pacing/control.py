@@ -65,10 +65,12 @@ class Controls(Shell):
         but those of robots.txt, which find out when it is over.
         """
         self._books.frozen = True
+        self._books.survey()
 
     def thaw(self) -> None:
         """Go on."""
         self._books.frozen = False
+        self._books.survey()
         now = self._clock.monotonic()
         self._turns.look_again(now)
         self._turns.run(now)

@@ -20,7 +20,6 @@ class Counters:
     """What `stats()` counts since the start."""
 
     def __init__(self) -> None:
-        self.granted = 0
         self.robots = 0
         self.refused = 0
         self.refetches = 0

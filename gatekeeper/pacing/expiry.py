@@ -19,8 +19,7 @@ class OpenLeases:
 
     def __init__(self) -> None:
         self.usual: dict[Grant, None] = {}
-        """Leases with the usual lifetime are put in here. Whoever ends one takes it out, or
-        else calls `remove_alone`."""
+        """Leases with the usual lifetime are put in here."""
         # No usual lease ends before this; inf: nobody has looked. It is looked for only when
         # it has come: the first key of a dictionary from whose head much was taken is slow to
         # find.
@@ -41,9 +40,12 @@ class OpenLeases:
             self._alone = [entry for entry in self._alone if self._counts(entry)]
             heapq.heapify(self._alone)
 
-    def remove_alone(self) -> None:
-        """One with a lifetime of its own ended, or gets a new end."""
-        self._alone_open -= 1
+    def remove(self, grant: Grant) -> None:
+        """It ended, or gets a new end."""
+        try:
+            del self.usual[grant]
+        except KeyError:
+            self._alone_open -= 1  # one with a lifetime of its own
 
     def over(self, now: float) -> list[Grant]:
         """Those whose time is over."""

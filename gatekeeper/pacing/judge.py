@@ -63,25 +63,30 @@ class Judge:
             self.violations["early"] += 1
         if now < account.blocked_until - TOLERANCE:
             self.violations["blocked"] += 1
-        if account.unheaded and account.interval > 0:
-            self.violations["before_head"] += 1
-        account.in_flight += 1
-        account.unheaded += 1
-        if account.in_flight > account.limit:
-            self.violations["concurrency"] += 1
         account.basis = now
+        if account.in_flight:
+            if account.unheaded and account.interval > 0:
+                self.violations["before_head"] += 1
+            account.in_flight += 1
+            account.unheaded += 1
+            if account.in_flight > account.limit:
+                self.violations["concurrency"] += 1
+        else:
+            account.in_flight = account.unheaded = 1
 
     def head(self, account: Experience, now: float) -> None:
         """Its response began, or it failed."""
         account.unheaded -= 1
-        account.basis = max(account.basis, now)
+        if now > account.basis:  # noqa: PLR1730 - no call here
+            account.basis = now
 
     def end(self, account: Experience, now: float, headed: bool = True) -> None:
         """It ended; `headed`: its head was told of before."""
         account.in_flight -= 1
         if not headed:
             account.unheaded -= 1
-            account.basis = max(account.basis, now)
+            if now > account.basis:  # noqa: PLR1730 - no call here
+                account.basis = now
 
     def withdrawn(self, account: Experience) -> None:
         """It was never sent: the slot is free, the clock stays."""

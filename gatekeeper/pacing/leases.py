@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -10,7 +11,15 @@ if TYPE_CHECKING:
     from gatekeeper.pacing.books import Books
     from gatekeeper.pacing.ledger import Scope
 
-__all__ = ["Grant"]
+__all__ = ["Grant", "InUse"]
+
+
+class InUse(Protocol):
+    """A connection."""
+
+    @property
+    def closed(self) -> bool:
+        """Nothing travels on it any more."""
 
 
 class Grant(msgspec.Struct, eq=False):
@@ -32,24 +41,38 @@ class Grant(msgspec.Struct, eq=False):
     others: tuple[Scope, ...]
     """The scopes taken beside the host's; `undone` has their clocks before this grant."""
     undone: tuple[float, ...] = ()
-    headed: bool = False
+    told: bool = False
+    """The head was told of by itself, or can't be any more: the grant ended first."""
     reported: bool = False
     open: bool = True
     """The slot is held."""
+
+    held_by: Callable[[], InUse | None] | None = None
+    """Weakly, what the request travels on: while that is in use, no end comes by itself."""
 
     def __repr__(self) -> str:
         state = "open" if self.open else "ended"
         return f"<Grant {self.scope.name} {state}, started at {self.start_at:.6f}>"
 
     @property
+    def headed(self) -> bool:
+        """The head arrived, as far as is known: nothing waits for it any more."""
+        return self.told or self.reported
+
+    @property
     def host(self) -> str:
         """Whose turn it is."""
         return self.scope.name
 
+    @property
+    def in_use(self) -> bool:
+        """The request is known to be under way."""
+        connection = None if self.held_by is None else self.held_by()
+        return connection is not None and not connection.closed
+
     def head(self) -> None:
         """The head of the response arrived: the clock counts from here."""
-        if not self.headed:
-            self.books.head(self)
+        self.books.head(self)
 
     def report(
         self,
@@ -59,25 +82,64 @@ class Grant(msgspec.Struct, eq=False):
         size: int | None = None,
         *,
         rate_limit: str | None = None,
+        now: float | None = None,
     ) -> None:
         """How it went; final, the first wins. The slot stays taken until `release`.
 
         `status` None with `elapsed` set says that no response came. `elapsed` is seconds
         to the head of the response; `retry_after` the field as it came, or seconds;
-        `rate_limit` the RateLimit field as it came. A report counts even after the lease
-        expired. Raises StorageError where a block can't be made durable; it is in force
-        all the same.
+        `rate_limit` the RateLimit field as it came; `now` the monotonic moment, for those
+        who know it. A report counts even after the lease expired. Raises StorageError where
+        a block can't be made durable; it is in force all the same.
         """
-        if not self.reported:
-            self.reported = True
-            self.books.report(self, status, elapsed, retry_after, size, rate_limit)
+        if self.reported:
+            return
+        self.reported = True
+        books, scope = self.books, self.scope
+        if (
+            status is None
+            or status >= 400
+            or retry_after is not None
+            or rate_limit is not None
+            or self.told
+            or self.others
+            or scope.history is not None
+            or scope.gap > books.plain_to
+            or (books.mixed and scope.name in books.mixed)
+        ):
+            books.report(self, status, elapsed, retry_after, size, rate_limit, now)
+            return
+        # The short road: a page, of which nothing is to be learnt but that its head is here.
+        if now is None:
+            read = books.now  # an attribute that is called is slower to find
+            now = read()
+        scope.unheaded -= 1
+        if now > scope.basis:  # noqa: PLR1730 - no call here
+            scope.basis = now
+        if scope.line is not None and scope.in_flight < scope.settings.limit:
+            books.turns.freed(scope, now)
 
     def release(self) -> None:
         """End it and free the slot. Without `head` or `report` the clock counts from here:
         the request may have left at any moment.
         """
-        if self.open:
-            self.books.release(self)
+        if not self.open:
+            return
+        books, scope = self.books, self.scope
+        if not (self.reported or self.told) or self.others or books.on_idle is not None:
+            books.release(self)
+            return
+        # The short road, where no clock moves.
+        self.open = False
+        try:
+            del books.usual[self]
+        except KeyError:
+            books.leases.remove(self)
+        books.turnstile += 1
+        scope.in_flight -= 1
+        if scope.line is not None or books.turns.behind:
+            read = books.now
+            books.turns.freed(scope, read())
 
     def give_back(self) -> None:
         """The request never left: the slot is free again, the clock stays as booked."""

@@ -61,7 +61,8 @@ class Promises:
             gap, reason = float(found[2]), found[3] or ""
             if found[1]:
                 # Open at a crash: the request may have left at the last moment.
-                scope.basis, scope.gap = now, max(ahead, gap)
+                # What was written is not asked when: the wall clock may have jumped since.
+                scope.basis, scope.gap = now, gap
             else:
                 # No request lies ahead, whatever the wall clock did since it was written.
                 scope.basis, scope.gap = min(record.next_at + shift - gap, now), gap

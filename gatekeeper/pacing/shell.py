@@ -77,6 +77,7 @@ class Shell:
         if ledger is not None and book is not ledger:
             self._remote = self._turns.remote = RemoteLedger(ledger, clock, self._books)
         self._turns.halted = True
+        self._books.survey()
         self._deadlines = Deadlines()
         self._timer: Timer | None = None
         self._open = False
@@ -94,6 +95,7 @@ class Shell:
             self._books.keeper = self._promises
         self._open = True
         self._turns.halted = False
+        self._books.survey()
         self._turns.armed = INF
         self._arm_housekeeping()
 
@@ -106,6 +108,7 @@ class Shell:
             return
         self._open = False
         self._turns.halted = True
+        self._books.survey()
         self._turns.refuse_all(GateClosed("the gate is closing"))
         try:
             if drain > 0 and self._books.in_flight:
@@ -116,6 +119,7 @@ class Shell:
             if self._promises is not None:
                 await self._promises.close()
                 self._books.keeper = None
+                self._books.survey()
             self._cancel_timer()
             self._turns.armed = -INF
 
@@ -135,6 +139,7 @@ class Shell:
         books = self._books
         return PacingStats(
             **vars(books.counters),
+            granted=books.granted,
             scopes=len(books.scopes),
             waiting=self._turns.waiting,
             in_flight=books.in_flight,

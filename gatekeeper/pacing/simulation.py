@@ -7,6 +7,8 @@ fast as the machine can, by sites that answer slowly, refuse, fail, or never ans
 from __future__ import annotations
 
 import gc
+import heapq
+import itertools
 import random
 import time
 from collections import deque
@@ -64,11 +66,11 @@ class _Site(Waiter):
     __slots__ = (
         "basis",
         "blocked_until",
+        "ends",
+        "heads",
         "in_flight",
         "interval",
         "limit",
-        "pace",
-        "scope",
         "sim",
         "todo",
         "unheaded",
@@ -84,9 +86,9 @@ class _Site(Waiter):
         self.basis = self.blocked_until = -INF
         self.in_flight = self.unheaded = 0
         self.sim = sim
-        self.scope = scope
         self.wish = wish
-        self.pace = pace
+        self.heads = sim.heads[pace]
+        self.ends = sim.ends[pace]
         self.todo = todo
         """URLs left."""
         self.stays = todo > 1
@@ -96,18 +98,17 @@ class _Site(Waiter):
 
     def deliver(self, grant: Grant) -> None:
         """The judge looks at the turn, and the request takes its course."""
-        sim = self.sim
-        self.todo -= 1
-        if self.todo == 1:
+        todo = self.todo = self.todo - 1
+        if todo == 1:
             self.stays = False  # the next turn is the last
-        sim.judge.start(self, grant.start_at)
+        self.sim.judge.start(self, grant.start_at)
         if grant.others:
             for other in grant.others:
-                sim.judge.start(sim.accounts[other], grant.start_at)
+                self.sim.judge.start(self.sim.accounts[other], grant.start_at)
         under_way = (grant, self)
-        if (waiting := sim.heads[self.pace]) is not None:
-            waiting.append(under_way)
-        sim.ends[self.pace].append(under_way)
+        if self.heads is not None:
+            self.heads.append(under_way)
+        self.ends.append(under_way)
 
     def refuse(self, error: Exception) -> None:
         raise error
@@ -144,7 +145,9 @@ class _Simulation:
             ),
             *((ends, end) for ends, (_, end) in zip(self.ends, _PACES, strict=True)),
         ]
-        self._lost: list[_UnderWay] = []
+        self._lost: list[tuple[float, int, _UnderWay]] = []
+        """A heap of requests that nobody will report, by the end of their leases."""
+        self._order = itertools.count()
 
     def add(self, name: str, todo: int) -> None:
         """A host with so many URLs to be fetched."""
@@ -194,7 +197,7 @@ class _Simulation:
         for queue, (_, delay) in zip(self.ends, _PACES, strict=True):
             while queue and queue[0][0].start_at + delay <= now:
                 grant, site = queue.popleft()
-                headed = grant.headed
+                headed = grant.told
                 # The judge knows of the end before the scheduler, which may grant within.
                 if random_share() < _TROUBLE:
                     self._trouble(grant, site, now)
@@ -211,7 +214,8 @@ class _Simulation:
         judge, headed = self.judge, grant.headed
         kind = self.rng.randrange(5)
         if kind == 4:
-            self._lost.append((grant, site))  # never reported: it will expire
+            entry = (grant.expires_at, next(self._order), (grant, site))
+            heapq.heappush(self._lost, entry)  # never reported: it will expire
             return
         accounts = (site, *(self.accounts[other] for other in grant.others))
         if kind == 3 and not headed:
@@ -232,11 +236,10 @@ class _Simulation:
         grant.release()
 
     def _expire(self, now: float) -> None:
-        for grant, site in self._lost:
-            if grant.open and grant.expires_at <= now:
-                for account in (site, *(self.accounts[other] for other in grant.others)):
-                    self.judge.end(account, now, grant.headed)
-        self._lost = [entry for entry in self._lost if entry[0].expires_at > now]
+        while self._lost and self._lost[0][0] <= now:
+            grant, site = heapq.heappop(self._lost)[2]
+            for account in (site, *(self.accounts[other] for other in grant.others)):
+                self.judge.end(account, now, grant.headed)
         self.books.expire(now)
 
 
@@ -269,7 +272,7 @@ def simulate(
     sim.run()
     return SimulationReport(
         hosts=hosts,
-        leases=sim.books.counters.granted,
+        leases=sim.books.granted,
         violations=dict(sim.judge.violations),
         virtual_seconds=sim.clock.monotonic(),
         cpu_seconds=time.process_time() - begun,

@@ -11,9 +11,10 @@ comes up the clocks are read anew. So a new delay or block never touches the hea
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from math import floor
 from typing import TYPE_CHECKING, Protocol
 
 from gatekeeper.pacing.intervals import Wish
@@ -29,6 +30,9 @@ _ID_BITS = 24
 _ID_MASK = (1 << _ID_BITS) - 1
 _NEAR = -2
 """A line's `due` while its exact moment stands in `_near`."""
+_MAX_SPARE = 4096
+"""Lines kept for those who come next: a host that somebody waits for now and then needs none
+of its own."""
 _HELD, _TIMED, _READY, _PARKED, _SERVING = LineState
 
 
@@ -57,10 +61,12 @@ class Turns:
         self._heap: list[int] = []
         self._lines: list[Line | None] = []
         self._free: list[int] = []
+        self._spare: list[Line] = []
         self.ready: deque[Line] = deque()
         self._running = False
         self.behind = False
         """Turns are due that could not be given: too many in flight, or halted."""
+        self._limit, self._limit_of = 0, -INF
         self._crowded = 1024
         """Entries at which stale ones are swept out."""
         self._near: list[tuple[float, int]] = []
@@ -74,7 +80,7 @@ class Turns:
         line.add(waiter)
         self.waiting += 1
         if line.state is _HELD:
-            self._place(line, now)
+            self._place(line, line.due_at(), now)
 
     def leave(self, scope: Scope, waiter: Waiter, now: float) -> None:
         """Cancelled or timed out: its place goes to the next. `run` must follow."""
@@ -93,7 +99,7 @@ class Turns:
         if line.first() is None:
             self._retire(line)
         else:
-            self._place(line, now)
+            self._place(line, line.due_at(), now)
 
     def back(self, scope: Scope, waiter: Waiter, now: float) -> None:
         """A waiter's robots.txt is here: it stands at its old place. `run` must follow."""
@@ -106,7 +112,19 @@ class Turns:
         """Something about this scope changed: look again at who waits for it."""
         line = scope.line
         if line is not None and (line.state is _HELD or line.state is _TIMED):
-            self._place(line, now)
+            due = line.due_at() if line.special else scope.due_at()
+            self._place(line, due, now)
+
+    def freed(self, scope: Scope, now: float) -> None:
+        """A host may have its next turn sooner: whoever waits for it, or for any, has a look."""
+        line = scope.line
+        if line is not None and scope.in_flight < scope.settings.limit:
+            if line.special or line.state is not _HELD or scope.in_flight or scope.history:
+                self.requeue(scope, now)
+            else:
+                self._place(line, scope.basis + scope.gap, now)  # the same, without a call
+        if self.ready or self.behind:
+            self.run(now)
 
     def look_again(self, now: float) -> None:
         """Something about every scope changed. `run` must follow."""
@@ -115,7 +133,10 @@ class Turns:
                 self.requeue(line.scope, now)
 
     def _new_line(self, scope: Scope) -> Line:
-        if self._free:
+        if self._spare:
+            line = self._spare.pop()
+            line.scope = scope
+        elif self._free:
             number = self._free.pop()
             line = self._lines[number] = Line(scope, number)
         else:
@@ -127,36 +148,44 @@ class Turns:
     def _retire(self, line: Line) -> None:
         """Nobody stands there; no queue holds it (a stale heap entry is harmless)."""
         line.scope.line = None
+        if line.state is _TIMED:
+            self._left_behind()
         line.state = _HELD
-        self._lines[line.id] = None
-        self._free.append(line.id)
+        # One that an answer may still come for is not given to another host.
+        if line.special or line.parked is not None or len(self._spare) >= _MAX_SPARE:
+            self._lines[line.id] = None
+            self._free.append(line.id)
+        else:
+            line.queue = None
+            self._spare.append(line)
 
-    def _place(self, line: Line, now: float) -> None:
-        """Put a line that no queue holds where its clock says: READY, TIMED or HELD."""
-        due = line.due_at() if line.special else line.scope.due_at()
-        if due <= now:
-            line.state = _READY
-            line.due = int(now * 1_000_000)
-            self.ready.append(line)
+    def _place(self, line: Line, due: float, now: float) -> None:
+        """Put a line that no queue holds where its clock says: TIMED, READY or HELD."""
+        if now < due < INF:
+            entry = floor(due * 1e6) << _ID_BITS | line.id
+            if line.state is _TIMED:
+                if line.due == entry:
+                    return
+                self._left_behind()
+            line.state = _TIMED
+            if due - now < 2e-6 and entry < self._limit_at(now):
+                # A hint is rounded down, a clock is not: wait for its exact moment.
+                line.due = _NEAR
+                heappush(self._near, (due, line.id))
+            else:
+                line.due = entry
+                heappush(self._heap, entry)
+            if due < self.armed:
+                self.arm(due)
             return
+        if line.state is _TIMED:
+            self._left_behind()
         if due == INF:
             line.state = _HELD
-            return
-        micros = int(due * 1_000_000)
-        if line.state is _TIMED and line.due == micros:
-            return
-        line.state = _TIMED
-        if micros <= int(now * 1_000_000 + 0.5):
-            # A hint is rounded down, a clock is not: wait for its exact moment.
-            line.due = _NEAR
-            heapq.heappush(self._near, (due, line.id))
         else:
-            line.due = micros
-            heapq.heappush(self._heap, micros << _ID_BITS | line.id)
-        if due < self.armed:
-            self.arm(due)
-        if len(self._heap) > self._crowded:
-            self._sweep()
+            line.state = _READY
+            line.due = floor(now * 1e6) << _ID_BITS
+            self.ready.append(line)
 
     def arm(self, due: float) -> None:
         """Something is due then: make sure the timer is not later."""
@@ -164,15 +193,16 @@ class Turns:
             self.armed = due
             self._rearm(due)
 
-    def _sweep(self) -> None:
-        """Drop stale hints: lines that came and went before their moment."""
-        self._heap[:] = [
-            line.due << _ID_BITS | line.id
-            for line in self._lines
-            if line is not None and line.state is _TIMED and line.due != _NEAR
-        ]
-        heapq.heapify(self._heap)
-        self._crowded = 2 * len(self._heap) + 1024
+    def _left_behind(self) -> None:
+        """A hint became stale: its line moved before its moment. Too many are swept out."""
+        if len(self._heap) > self._crowded:
+            self._heap[:] = [
+                line.due
+                for line in self._lines
+                if line is not None and line.state is _TIMED and line.due != _NEAR
+            ]
+            heapify(self._heap)
+            self._crowded = 2 * len(self._heap) + 1024
 
     def next_due(self) -> float:
         """The moment of the next hint, inf if there is none."""
@@ -198,31 +228,35 @@ class Turns:
         if self._running:
             return  # the loop below sees what they did
         self._running = True
-        books, ready, heap, near = self.books, self.ready, self._heap, self._near
-        lines, most = self._lines, books.max_in_flight
-        micros = int(now * 1_000_000 + 0.5)
-        limit = (micros + 1) << _ID_BITS
         self.behind = False
+        books, ready, heap = self.books, self.ready, self._heap
+        limit = self._limit if self._limit_of <= now else self._limit_at(now)
         try:
             while True:
-                if books.in_flight >= most or self.halted:
+                if books.granted >= books.turnstile:
                     self.behind = True
                     return
-                if ready and (not heap or ready[0].due <= heap[0] >> _ID_BITS):
+                if ready and (not heap or ready[0].due <= heap[0]):
                     self._serve(ready.popleft(), now)
-                elif heap and heap[0] < limit:
-                    entry = heapq.heappop(heap)
-                    line = lines[entry & _ID_MASK]
-                    if line is not None and line.state is _TIMED and line.due == entry >> _ID_BITS:
+                elif heap and (heap[0] < limit or heap[0] < (limit := self._limit_at(now))):
+                    entry = heappop(heap)
+                    line = self._lines[entry & _ID_MASK]
+                    if line is not None and line.due == entry and line.state is _TIMED:
                         self._serve(line, now)
-                elif near and near[0][0] <= now:
-                    line = lines[heapq.heappop(near)[1]]
-                    if line is not None and line.state is _TIMED and line.due == _NEAR:
+                elif self._near and self._near[0][0] <= now:
+                    line = self._lines[heappop(self._near)[1]]
+                    if line is not None and line.due == _NEAR and line.state is _TIMED:
                         self._serve(line, now)
                 else:
                     return
         finally:
             self._running = False
+
+    def _limit_at(self, now: float) -> int:
+        """Hints below this have come up by then; an older one will do where it is enough."""
+        self._limit_of = now
+        self._limit = floor(now * 1e6 + 1.5) << _ID_BITS
+        return self._limit
 
     def _serve(self, line: Line, now: float) -> None:
         """Offer one turn; whatever comes of it, the line is then in its next place."""
@@ -230,42 +264,53 @@ class Turns:
         if line.parked is not None:
             self._serve_shared(line, now)
             return
-        scope = line.scope
-        while (waiter := line.first()) is not None:
-            # `line.due_at()`, without a call for a line that waits for its clock alone.
-            if (line.due_at() if line.special else scope.due_at()) > now:
-                self._place(line, now)
+        scope, shared = line.scope, line.scope.shared
+        while True:
+            waiter = line.only
+            if (waiter is None or waiter.gone) and (waiter := line.first()) is None:
+                self._retire(line)
                 break
-            if self.books.frozen and waiter.priority != ROBOTS:
-                line.state = _HELD  # until the thaw; a robots.txt that joins is placed anew
+            if line.special or scope.in_flight or scope.history is not None:
+                due = line.due_at()
+            else:
+                due = scope.basis + scope.gap  # the same, without a call
+            if due > now:
+                self._place(line, due, now)
                 break
-            if scope.shared and (other := self._not_free(scope, now)) is not None:
-                self._park(line, other, now)
+            if (shared or self.books.frozen) and self._hindered(line, waiter, now):
                 break
-            if self._offer(line, waiter, now) and (line.only or line.queue):
+            if self._offer(line, scope, waiter, now) and (line.only is not None or line.queue):
                 # One turn at a time: other hosts are ready as well.
                 if scope.in_flight < scope.settings.limit:
-                    self._place(line, now)
+                    self._place(line, line.due_at(), now)
                 else:
                     line.state = _HELD
                 break
-        else:
-            self._retire(line)
-        if scope.shared:
-            for other in scope.shared:
+        if shared:
+            for other in shared:
                 self.requeue(other, now)
 
-    def _offer(self, line: Line, waiter: Waiter, now: float) -> bool:
+    def _hindered(self, line: Line, waiter: Waiter, now: float) -> bool:
+        """Does something other than the host's own clock forbid it? Then the line waits there."""
+        if self.books.frozen and waiter.priority != ROBOTS:
+            line.state = _HELD  # until the thaw; a robots.txt that joins is placed anew
+            return True
+        for other in line.scope.shared:
+            if other.due_at() > now:
+                self._park(line, other, now)
+                return True
+        return False
+
+    def _offer(self, line: Line, scope: Scope, waiter: Waiter, now: float) -> bool:
         """Offer the turn to one waiter; True if it was taken."""
         try:
             wish = waiter.offer()
-            if wish.__class__ is not Wish:
+            if not isinstance(wish, Wish):
                 self._declined(line, waiter, wish)
                 return False
-            remote = self.remote
-            if remote is not None and not self._reserved(line, wish, now, remote):
+            if self.remote is not None and not self._reserved(line, wish, now, self.remote):
                 return False
-            grant = self.books.try_take(line.scope, wish, now, waiter.url, waiter.ttl)
+            grant = self.books.try_take(scope, wish, now, waiter.url, waiter.ttl)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the waiter's
             self.books.counters.refused += 1
             self._served(line, waiter)
@@ -308,12 +353,6 @@ class Turns:
 
     # --- shared scopes ------------------------------------------------------------------
 
-    def _not_free(self, scope: Scope, now: float) -> Scope | None:
-        for other in scope.shared:
-            if other.due_at() > now:
-                return other
-        return None
-
     def _park(self, line: Line, other: Scope, now: float) -> None:
         """Stand in the shared scope's own line, which wakes one at a time."""
         theirs = other.line or self._new_line(other)
@@ -329,7 +368,7 @@ class Turns:
         if parked and line.scope.due_at() <= now:
             self._serve(parked.popleft(), now)
         if parked:
-            self._place(line, now)
+            self._place(line, line.due_at(), now)
         else:
             self._retire(line)
 

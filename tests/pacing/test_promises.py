@@ -200,12 +200,24 @@ async def test_a_clock_that_lies_a_day_ahead_by_a_jump_is_not_believed(runs: Run
     await runs.scheduler.close()
 
 
+async def test_a_turn_open_at_a_crash_is_waited_for_once_however_the_wall_clock_jumps(
+    runs: Runs,
+) -> None:
+    await runs.start()
+    await runs.take(10.0)
+    runs.clock.jump_wall(-DAY)
+    await runs.crash()
+    assert await runs.wait_for_turn(10.0) == pytest.approx(10.0)
+    await runs.scheduler.close()
+
+
 async def test_what_can_not_be_made_durable_is_not_granted(runs: Runs) -> None:
     await runs.start()
     runs.storage.fails = True
     with pytest.raises(OSError, match="disk full"):
         await runs.take(10.0)
-    assert runs.scheduler.stats().in_flight == 0
+    stats = runs.scheduler.stats()
+    assert (stats.in_flight, stats.granted) == (0, 0)
     runs.storage.fails = False
     await runs.scheduler.close()
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gatekeeper.config import Config, PacingConfig
+from gatekeeper.pacing.ledger import Scope
 from gatekeeper.pacing.simulation import simulate
 
 
@@ -28,9 +29,13 @@ def test_jitter_and_many_slots_break_nothing() -> None:
 
 
 def test_the_judge_sees_a_scheduler_that_is_too_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gatekeeper.pacing.ledger import Scope
+    from gatekeeper.pacing.accounts import Accounts
 
-    kept = Scope.due_at
-    monkeypatch.setattr(Scope, "due_at", lambda self: kept(self) - 0.1)
+    kept = Accounts.change_gap
+
+    def hasty(books: Accounts, scope: Scope, gap: float, now: float) -> bool:
+        return kept(books, scope, max(0.0, gap - 0.1), now)
+
+    monkeypatch.setattr(Accounts, "change_gap", hasty)
     violations = simulate(50, 300).violations
     assert violations["early"] > 100

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 from urllib.parse import urljoin
 
 import aiohttp
@@ -17,7 +18,6 @@ import pytest
 
 from gatekeeper import Gatekeeper, PoliteQueue
 from gatekeeper.clock import VirtualClock
-from gatekeeper.pacing.books import Books
 from gatekeeper.pacing.leases import Grant
 from tests.internet import FakeInternet
 from tests.politeness.crawling import Fetch, crawl, polite_fetch
@@ -144,13 +144,13 @@ async def test_a_clock_counted_from_the_grant_would_show(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proof is worth something: what it is to find, it finds."""
-    honest = Books._head
+    honest = Grant.report
 
-    def forgetful(books: Books, grant: Grant, now: float) -> None:
+    def forgetful(grant: Grant, *said: Any, **more: Any) -> None:
         basis = grant.scope.basis
-        honest(books, grant, now)
+        honest(grant, *said, **more)
         grant.scope.basis = basis
 
-    monkeypatch.setattr(Books, "_head", forgetful)
+    monkeypatch.setattr(Grant, "report", forgetful)
     world = await crawled(internet, by_session, 12)
     assert {breach.kind for breach in world.breaches()} == {"early"}

@@ -1,0 +1,118 @@
+"""The scopes of one scheduler: what they share, which interval is in force, what is kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from gatekeeper.clock import Clock
+from gatekeeper.pacing.counters import Counters, Keeper
+from gatekeeper.pacing.expiry import OpenLeases
+from gatekeeper.pacing.intervals import LONGEST, Interval, Settings, Wish, interval_for, jittered
+from gatekeeper.pacing.ledger import INF, MemoryLedger, Scope
+from gatekeeper.pacing.rules import Rules
+
+__all__ = ["DURABLE", "Accounts"]
+
+DURABLE = 1.0
+"""Clocks further ahead than this many seconds outlive the process (promise 8)."""
+_MAX_INTERVALS = 10_000
+
+
+class Accounts:
+    """Every scope, and the seconds that lie between its requests."""
+
+    def __init__(
+        self, clock: Clock, rules: Rules, ledger: MemoryLedger, rng: random.Random
+    ) -> None:
+        self.clock = clock
+        self.now: Callable[[], float] = clock.monotonic
+        """The same, without looking it up for each turn."""
+        self.rules = rules
+        self.pacing = rules.pacing
+        self.ledger = ledger
+        self.scopes = ledger.scopes
+        self.rng = rng
+        self.keeper: Keeper | None = None
+        self.floor_until = -INF
+        """After a crash: no unknown host is asked before that moment."""
+        self.mixed: dict[str, float] = {}
+        """Hosts whose origins ask for different paces: the longer one, which must be kept to
+        should the next run begin with that origin."""
+        self.counters = Counters()
+        self.leases = OpenLeases()
+        self.usual = self.leases.usual
+        self._plain = rules.plain
+        self._jitter = self.pacing.jitter
+        self._ttl = self.pacing.lease_ttl
+        self._intervals: dict[tuple[Settings, Wish], tuple[Wish, Interval]] = {}
+
+    # --- scopes -------------------------------------------------------------------------
+
+    def host(self, name: str, extra: tuple[str, ...] = ()) -> Scope:
+        """The scope of a host, begun if unknown, with the scopes it shares."""
+        scope = self.scopes.get(name)
+        if scope is None:
+            scope = self.scopes[name] = Scope(name, self.rules.for_host(name))
+            if self.floor_until > -INF:
+                self._begin(scope)
+            if not self._plain:
+                self.share(scope, ())
+        if extra:
+            self.share(scope, extra)
+        return scope
+
+    def shared(self, name: str) -> Scope:
+        """A shared scope by its name, begun if unknown."""
+        scope = self.scopes.get(name)
+        if scope is None:
+            scope = self.scopes[name] = Scope(name, self.rules.for_shared(name))
+            if self.floor_until > -INF:
+                self._begin(scope)
+        return scope
+
+    def _begin(self, scope: Scope) -> None:
+        # Clocks up to a second ahead were not kept: such a scope counts as just used.
+        scope.basis = self.floor_until - DURABLE
+        scope.gap = DURABLE
+
+    def share(self, scope: Scope, extra: tuple[str, ...]) -> None:
+        """Learn which scopes a host shares now: those configured, and the caller's."""
+        names = tuple(dict.fromkeys((*self.rules.shared_names(scope.name), *extra)))
+        if names != tuple(other.name for other in scope.shared):
+            scope.shared = tuple(map(self.shared, names))
+
+    # --- intervals ----------------------------------------------------------------------
+
+    def interval(self, scope: Scope, wish: Wish, now: float) -> float:
+        """The seconds in force for a host now; what they are made of is kept for `why`."""
+        if scope.history is not None:
+            found = interval_for(wish, scope.settings, scope.history, self.pacing, now)
+            scope.wish, scope.interval = wish, found
+            return found.seconds
+        if wish is not scope.wish or scope.interval is None:
+            # One object for all hosts that are asked for the same: they are many.
+            kept = self._intervals.get((scope.settings, wish))
+            if kept is None:
+                if len(self._intervals) >= _MAX_INTERVALS:
+                    self._intervals.clear()
+                kept = (wish, interval_for(wish, scope.settings))
+                self._intervals[scope.settings, wish] = kept
+            scope.wish, scope.interval = kept
+        return scope.interval.seconds
+
+    def lengthen(self, scope: Scope, gap: float, now: float) -> None:
+        """The text asks for more than was known when the last request began."""
+        scope.gap = gap
+        if self.keeper is not None and gap > DURABLE:
+            self.keeper.promise(scope, now)
+
+    def change_gap(self, scope: Scope, gap: float, now: float) -> bool:
+        """Put another interval in force for a turn that starts now; False if it may not then."""
+        if gap > scope.gap and (scope.basis + gap > now or scope.unheaded):
+            self.lengthen(scope, gap, now)
+            return False
+        if gap <= DURABLE < scope.gap < LONGEST:
+            self.mixed[scope.name] = scope.gap
+        scope.gap = jittered(gap, self._jitter, self.rng)
+        return True
