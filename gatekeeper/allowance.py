@@ -8,7 +8,6 @@ stands still between hops. One timer serves all of a session's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 from aiohttp import ClientResponse
@@ -18,6 +17,7 @@ from gatekeeper.clock import Clock, Deadline, Timer
 __all__ = ["Allowance", "Allowances"]
 
 _INF = float("inf")
+_SWITCHING = 101  # a websocket lives on for as long as it likes
 
 
 class Allowances:
@@ -63,11 +63,13 @@ class Allowance(msgspec.Struct, eq=False):
     """None: no limit; over, where not above zero."""
     ends: float = _INF
     """While they run: the moment at which they are over."""
+    _under_way: int = 0
+    """Hops that were sent and whose connection is not free; more than one where somebody
+    tries again while the first answer's body still comes."""
     _task: asyncio.Task[object] | None = None
     _before: int = 0
     _deadline: Deadline | None = None
     _response: ClientResponse | None = None
-    _then: Callable[[], None] | None = None
 
     def begin(self, task: asyncio.Task[object] | None) -> None:
         """A hop goes out, from the task: the seconds run."""
@@ -76,17 +78,19 @@ class Allowance(msgspec.Struct, eq=False):
             return
         self._task = task
         self._before = task.cancelling()
+        self._under_way += 1
+        if self._under_way > 1:
+            return  # they run
         among = self.among
         self.ends = ends = among.now() + left
         among.running[self] = None
         if ends < among.armed:
             among.arm(ends)
 
-    def watch(self, response: ClientResponse, then: Callable[[], None] | None) -> None:
-        """The head is here: they run on until the connection is free, and `then` follows."""
-        self._then = then
+    def watch(self, response: ClientResponse) -> None:
+        """The head is here: they run on until the connection is free."""
         connection = response.connection
-        if connection is None:
+        if connection is None or response.status == _SWITCHING:
             self.stop()
             return
         self._response = response
@@ -94,15 +98,23 @@ class Allowance(msgspec.Struct, eq=False):
         if self._deadline is not None and self._fired():
             self.expire()  # whoever caught our cancellation and went on
 
+    def let_go(self) -> None:
+        """Free the connection of an earlier attempt, of which nobody reads on: the next one
+        would wait for its slot."""
+        response, self._response = self._response, None
+        if response is not None:
+            response.release()
+
     def stop(self) -> None:
-        """They stand still."""
+        """A hop is over; with the last one they stand still."""
+        self._response = None
+        if self._under_way > 1:
+            self._under_way -= 1
+            return
+        self._under_way = 0
         among = self.among
         if among.running.pop(self, self) is None:
             self.left = self.ends - among.now()
-        self._response = None
-        if (then := self._then) is not None:
-            self._then = None
-            then()
 
     def ran_out(self, error: BaseException) -> bool:
         """The hop failed with that error; whether it did because the time was over.

@@ -8,6 +8,8 @@ import secrets
 from collections import Counter
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import Config, HostRule
 from gatekeeper.decision import Decision, Reason, State, Verdict
@@ -21,6 +23,9 @@ __all__ = ["ON_THE_WAY", "Decider", "Overrides"]
 
 ON_THE_WAY = 1.0
 """Seconds for which a granted request may be on its way: it must be welcome then as well."""
+
+_SOON = 1.0
+"""Seconds until a question is worth asking again that nothing but its asker holds up."""
 
 _DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
 
@@ -98,6 +103,18 @@ class Decider:
     def unknown(self, raw: str, target: Target, agent: str) -> Decision:
         """DEFER: nothing usable is known of the origin, and nobody may wait for it here."""
         return self._simple(Verdict.DEFER, Reason.INTERNAL, raw, target, agent)
+
+    def held_back(self, raw: str, target: Target, agent: str, held: str) -> Decision:
+        """DEFER: the file needs a turn of a host whose turn the asker itself holds."""
+        decision = self._simple(
+            Verdict.DEFER,
+            Reason.OWN_LEASE,
+            raw,
+            target,
+            agent,
+            note=f"robots.txt would wait for {held}, which the asker still holds",
+        )
+        return replace(decision, retry_at=utc(self._clock.wall() + _SOON))
 
     def by_record(
         self, raw: str, target: Target, record: Record, agent: str, ahead: float = 0.0

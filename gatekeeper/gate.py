@@ -214,7 +214,10 @@ class Gatekeeper(Immediate, Operated):
         target = urls.parse(url)
         decision = self._decider.outright(url, target, agent)
         if decision is None:
-            record = self._fresh(target.origin) or await self._open.get(target.origin)
+            record = self._fresh(target.origin)
+            if record is None and (held := self._held_back(url, target, agent)) is not None:
+                return held
+            record = record or await self._open.get(target.origin)
             decision = self._decide(url, target, record, agent)
         return decision
 
@@ -250,7 +253,8 @@ class Gatekeeper(Immediate, Operated):
                 return decision
             record = self._fresh(target.origin)
             if record is None:
-                return target.origin
+                held = self._held_back(raw, target, agent)
+                return target.origin if held is None else held
             return self._decide(raw, target, record, agent)
 
         def settle(raw: str, record: Record) -> Decision:

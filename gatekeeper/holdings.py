@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Generic, Protocol, TypeVar
 
-from gatekeeper import urls
-from gatekeeper.errors import LeaseTimeout
-
 __all__ = ["Holdings"]
+
+_FEW = 64
 
 
 class Held(Protocol):
     """An open lease."""
-
-    @property
-    def url(self) -> str:
-        """The URL it was granted for."""
 
     @property
     def host(self) -> str:
@@ -25,6 +20,10 @@ class Held(Protocol):
     @property
     def owner(self) -> asyncio.Task[object] | None:
         """The task that would wait for itself if it asked for another one."""
+
+    @property
+    def ended(self) -> bool:
+        """The slot is free again; nobody tells us where a lease's time ran out."""
 
 
 H = TypeVar("H", bound=Held)
@@ -37,11 +36,22 @@ class Holdings(Generic[H]):
         # Most hosts have one lease at a time: it stands in `first`, and others behind it.
         self.first: dict[str, H] = {}
         self._more: dict[str, list[H]] = {}
+        self._crowded = _FEW
+
+    def __len__(self) -> int:
+        return len(self.first) + sum(map(len, self._more.values()))
 
     def add(self, lease: H) -> None:
         """Remember a lease that has an owner."""
-        if self.first.setdefault(lease.host, lease) is not lease:
-            self._more.setdefault(lease.host, []).append(lease)
+        first = self.first.setdefault(lease.host, lease)
+        if first is lease:
+            return
+        if first.ended:
+            self.first[lease.host] = lease
+        else:
+            others = self._more.setdefault(lease.host, [])
+            others[:] = [other for other in others if not other.ended]
+            others.append(lease)
 
     def drop(self, lease: H) -> None:
         """Forget an ended lease; unknown ones are no error."""
@@ -57,18 +67,24 @@ class Holdings(Generic[H]):
             if not more:
                 del self._more[host]
 
-    def refuse_waiting_for_itself(
-        self, host: str, url: str, task: asyncio.Task[object] | None, limit: int
-    ) -> None:
-        """Raise LeaseTimeout if the task holds every slot of the host."""
-        first = self.first.get(host)
-        if first is None:
+    def of(self, task: asyncio.Task[object] | None, host: str | None = None) -> list[H]:
+        """The open leases of a task, of that host or of all."""
+        self._sweep()
+        if host is not None:
+            first = self.first.get(host)
+            held = [] if first is None else [first, *self._more.get(host, ())]
+        else:
+            held = [*self.first.values(), *(one for more in self._more.values() for one in more)]
+        return [lease for lease in held if lease.owner is task and not lease.ended]
+
+    def _sweep(self) -> None:
+        """Forget leases that ended by themselves, in bulk now and then."""
+        if len(self.first) <= self._crowded:
             return
-        held = (first, *self._more.get(host, ()))
-        mine = [lease for lease in held if lease.owner is task]
-        if len(mine) >= limit:
-            raise LeaseTimeout(
-                url,
-                f"{urls.mask(url)} would wait for {mine[0].url}, which this task still "
-                f"holds: read or close that response first (host {host}, {limit} at a time)",
-            )
+        everybody = [*self.first.values(), *(one for more in self._more.values() for one in more)]
+        self.first.clear()
+        self._more.clear()
+        for lease in everybody:
+            if not lease.ended:
+                self.add(lease)
+        self._crowded = 2 * len(self.first) + _FEW

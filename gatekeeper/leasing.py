@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from types import TracebackType
 from typing import Protocol
 
-import msgspec
-from yarl import URL
-
 from gatekeeper import urls
-from gatekeeper.clock import Clock, deadline, utc
+from gatekeeper.clock import Clock, deadline
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import Deferred, Denied, LeaseTimeout
 from gatekeeper.holdings import Holdings
+from gatekeeper.lease import Lease, Origin
 from gatekeeper.middleware import open_leases
-from gatekeeper.pacing.intervals import Wish
-from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
 from gatekeeper.urls import Target
@@ -32,138 +27,6 @@ def refuse(decision: Decision) -> None:
         raise Denied(decision)
     if decision.verdict is Verdict.DEFER:
         raise Deferred(decision)
-
-
-class Lease(msgspec.Struct, eq=False):
-    """The right to send one request to `url`, until `expires_at`.
-
-    Report what came of it, so that the host's clock, back-off and latency are right; the
-    first report is final, and leaving `async with gate.lease(...)` ends the lease.
-    """
-
-    _lessor: Lessor
-    _grant: Grant
-    url: str
-    host: str
-    owner: asyncio.Task[object] | None
-    """The task that would wait for itself if it asked for another one."""
-    _answer: Decision | Origin
-    """The decision, or who knows it: few look at it, so it is written out when one does."""
-    _number: int = 0
-    _head_at: float | None = None
-    _claimed: bool = False
-    _ended: bool = False
-
-    @property
-    def decision(self) -> Decision:
-        """The answer at the moment of the grant."""
-        answer = self._answer
-        if not isinstance(answer, Decision):
-            path = self.url[len(answer.origin) :]
-            answer = self._answer = answer.tell(self.url, path, self._number)
-        return answer
-
-    def __repr__(self) -> str:
-        state = "ended" if self._ended else f"until {self.expires_at:%H:%M:%SZ}"
-        return f"<Lease {self.url} {state}>"
-
-    @property
-    def expires_at(self) -> datetime:
-        """When the lease ends by itself and counts as used (aware, UTC)."""
-        clock = self._lessor.clock
-        return utc(clock.wall() + self._grant.expires_at - clock.monotonic())
-
-    @property
-    def ended(self) -> bool:
-        """Whether the slot was given back."""
-        return self._ended
-
-    def claim(self, url: str) -> bool:
-        """Take the lease for a request to `url`; true for the first matching claim."""
-        if self._claimed or self._ended:
-            return False
-        # aiohttp sends what yarl makes of a text, and yarl unescapes some of it: both sides
-        # are put into that form before they are compared.
-        self._claimed = url == self.url or _as_sent(url) == _as_sent(self.url)
-        return self._claimed
-
-    def head(self) -> None:
-        """The head of the response is here: the interval counts from now."""
-        if self._head_at is None:
-            self._head_at = self._lessor.clock.monotonic()
-            self._grant.books.head(self._grant)
-
-    def answered(
-        self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
-    ) -> None:
-        """`head` and `report` in one: the head is here, and says so much."""
-        grant = self._grant
-        if grant.reported or self._ended:
-            return
-        if self._head_at is None:
-            self._head_at = self._lessor.clock.monotonic()
-        if isinstance(self._answer, Decision):
-            self._note(status)
-        grant.reported = True
-        elapsed = self._head_at - grant.start_at
-        grant.books.report(grant, status, elapsed, retry_after, None, rate_limit)
-
-    def report(
-        self,
-        *,
-        status: int | None = None,
-        elapsed: float | None = None,
-        retry_after: float | str | None = None,
-        size: int | None = None,
-        rate_limit: str | None = None,
-    ) -> None:
-        """Say what came of the request; the first report is final.
-
-        `status` is the HTTP status (None: no answer), `elapsed` seconds to the response
-        head, `retry_after` the Retry-After header as it came, or seconds, `size` bytes,
-        `rate_limit` the RateLimit header as it came (HTTP-11; Retry-After goes first).
-        """
-        grant = self._grant
-        if grant.reported or self._ended:
-            return
-        if elapsed is None and self._head_at is not None:
-            elapsed = self._head_at - grant.start_at
-        if status is not None:
-            self._note(status)
-        grant.report(status, elapsed, retry_after, size, rate_limit=rate_limit)
-
-    def _note(self, status: int) -> None:
-        # A lease had at once is of an origin whose file is fresh: nothing to be learnt there.
-        answer = self._answer
-        if isinstance(answer, Decision):
-            self._lessor.answers.note_page(answer.origin, ok=200 <= status < 400)
-
-    def renew(self, seconds: float) -> None:
-        """Put the end `seconds` from now."""
-        self._grant.renew(seconds)
-
-    def give_back(self) -> None:
-        """End it unused: nothing was sent. The slot is free at once, the clock stays."""
-        if not self._ended:
-            self._ended = True
-            self._grant.give_back()
-            self._lessor.holdings.drop(self)
-
-    def end(self) -> None:
-        """The connection is free again: the slot goes to the next in line."""
-        if not self._ended:
-            self._ended = True
-            grant = self._grant
-            if grant.open:
-                grant.books.release(grant)
-            self._lessor.holdings.drop(self)
-
-
-def _as_sent(url: str) -> URL | None:
-    try:
-        return URL(url).with_fragment(None)
-    except ValueError:
-        return None
 
 
 class LeaseRequest:
@@ -227,21 +90,11 @@ class LeaseRequest:
             open_leases.set(held[:-1])
         else:
             open_leases.set(tuple(other for other in held if other is not lease))
-        # Without a report it counts as sent and unanswered: fail closed.
-        lease.report()
-        lease.end()
-
-
-class Origin(Protocol):
-    """The prepared answers of one origin."""
-
-    origin: str
-    host: str
-    wish: Wish | None
-    """The pace it asks for; None where that has to be looked up."""
-
-    def tell(self, url: str, path: str, number: int) -> Decision:
-        """The decision about a URL; `number` makes its id."""
+        try:
+            # Without a report it counts as sent and unanswered: fail closed.
+            lease.report()
+        finally:
+            lease.end()
 
 
 AtOnce = Callable[[str], Origin | None]
@@ -281,6 +134,7 @@ class Lessor:
         """`serial` numbers the decisions."""
         self.answers = answers
         self.clock = clock
+        self.now = clock.monotonic
         self.holdings: Holdings[Lease] = Holdings()
         self._at_once = at_once
         self._scheduler = scheduler
@@ -336,8 +190,7 @@ class Lessor:
         """Decide, wait for the turn, decide again at the grant: what `take` could not give."""
         target = urls.parse(url)
         if owner is not None:
-            limit = self._scheduler.limit_of(target.host)
-            self.holdings.refuse_waiting_for_itself(target.host, target.url, owner, limit)
+            self.refuse_waiting_for_itself(target)
         end = None if timeout is None else self.clock.monotonic() + timeout
         decision = await self._decide_within(url, target, timeout, user_agent)
         refuse(decision)
@@ -362,6 +215,22 @@ class Lessor:
         if owner is not None:
             self.holdings.add(lease)
         return lease
+
+    def stuck_behind(self, host: str) -> Lease | None:
+        """The lease of the current task that has to end before the host's next turn, if any."""
+        mine = self.holdings.of(asyncio.current_task(self.loop))
+        grants = {lease._grant: lease for lease in mine}
+        grant = self._scheduler.stuck_behind(host, grants)
+        return None if grant is None else grants[grant]
+
+    def refuse_waiting_for_itself(self, target: Target) -> None:
+        """Raise LeaseTimeout if the host's turn can't come before a lease of this task ends."""
+        if self.holdings.first and (held := self.stuck_behind(target.host)) is not None:
+            raise LeaseTimeout(
+                target.url,
+                f"{urls.mask(target.url)} would wait for {held.url}, which this task still "
+                f"holds: read or close that response first (host {target.host})",
+            )
 
     async def _decide_within(
         self, url: str, target: Target, timeout: float | None, user_agent: str | None

@@ -20,6 +20,7 @@ from aiohttp import (
     ClientRequest,
     ClientResponse,
 )
+from aiohttp.connector import Connection
 from aiohttp.hdrs import RETRY_AFTER, USER_AGENT
 from multidict import istr
 from yarl import URL
@@ -81,6 +82,9 @@ class HeldLease(Protocol):
         `elapsed` is seconds to the response head, `retry_after` the header as it came
         or seconds, `size` the body's bytes, `rate_limit` the RateLimit header as it came.
         """
+
+    def ends_with(self, connection: Connection | None) -> None:
+        """The slot is held until that connection is free, however long it takes; None: it is."""
 
     def end(self) -> None:
         """The connection is free again: the slot goes to the next in line."""
@@ -170,6 +174,8 @@ def gate_passage(
         adopted = adopt(url) if open_leases.get() else None
         lease = adopted or (take(url, task) if take is not None else None)
         if lease is None:
+            if own is not None:
+                own.let_go()
             lease = await wait(url, task)
         started = loop.time()
         try:
@@ -188,15 +194,10 @@ def gate_passage(
             raise
         # The next hop takes a turn of its own; to hold this one meanwhile could wait for ever.
         # Else the owner's block ends an adopted one: that may outlive the connection.
-        ends = adopted is None or response.status in _REDIRECTS
+        if adopted is None or response.status in _REDIRECTS:
+            lease.ends_with(response.connection)
         if own is not None:
-            own.watch(response, lease.end if ends else None)
-        elif ends:
-            connection = response.connection
-            if connection is None:
-                lease.end()
-            else:
-                connection.add_callback(lease.end)
+            own.watch(response)
         return response
 
     return pass_gate

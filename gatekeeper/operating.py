@@ -11,17 +11,19 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock
 from gatekeeper.config import HostRule
 from gatekeeper.deciding import Decider, Overrides
-from gatekeeper.decision import Reason, Verdict
+from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import ConfigError, GateClosed
 from gatekeeper.fetching.directory import Directory, DirectoryStats
 from gatekeeper.fetching.guard import Guard, GuardStats
 from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.retrieval import Retrieval
+from gatekeeper.leasing import Lessor
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.scheduler import PacingStats, Scheduler
 from gatekeeper.prepared import PreparedAnswers
 from gatekeeper.robots import Policy, RobotsTxt, product_token
 from gatekeeper.storage.base import HistoryEntry, Storage
+from gatekeeper.urls import Target
 from gatekeeper.wishes import Wishes
 
 __all__ = ["GateStats", "Operated", "token_of"]
@@ -64,6 +66,7 @@ class Operated:
     _directory: Directory | None
     _answers: PreparedAnswers
     _decider: Decider
+    _lessor: Lessor
     _overrides: Overrides
     _scheduler: Scheduler
     _storage: Storage | None
@@ -81,12 +84,29 @@ class Operated:
     def _token_of(self, user_agent: str | None) -> str:
         return self._agent if user_agent is None else token_of(user_agent)
 
+    def _held_back(self, raw: str, target: Target, agent: str) -> Decision | None:
+        """DEFER, where the file could not come before a lease of the asking task ends."""
+        if not self._lessor.holdings.first or self._open.peek(target.origin) is not None:
+            return None
+        held = self._lessor.stuck_behind(target.host)
+        return None if held is None else self._decider.held_back(raw, target, agent, held.url)
+
+    async def _record_of(self, url: str) -> Record:
+        """What is known of the URL's origin, asked for if need be.
+
+        Raises LeaseTimeout where it would have to wait for a lease of the asking task.
+        """
+        target = urls.parse(url)
+        if self._open.peek(target.origin) is None:
+            self._lessor.refuse_waiting_for_itself(target)
+        return await self._open.get(target.origin)
+
     async def robots(self, url: str) -> RobotsTxt | None:
         """The robots.txt that speaks for the URL's origin; None where there is none to read.
 
         Raises InvalidURL.
         """
-        record = await self._open.get(urls.parse(url).origin)
+        record = await self._record_of(url)
         standing = record.standing(self._clock)
         return standing.robots if record.text is not None else None
 
@@ -97,7 +117,7 @@ class Operated:
         allows nothing (RFC-36, RFC-37).
         """
         agent = self._token_of(user_agent)
-        record = await self._open.get(urls.parse(url).origin)
+        record = await self._record_of(url)
         standing = record.standing(self._clock)
         if standing.robots is None:
             return self._decider.closed_policy(agent)
@@ -117,7 +137,7 @@ class Operated:
 
         Raises InvalidURL.
         """
-        record = await self._open.get(urls.parse(url).origin)
+        record = await self._record_of(url)
         return None if record.text is None else record.text.body()
 
     def _forget_ready(self) -> None:
@@ -150,8 +170,12 @@ class Operated:
         return tuple(name for name in self._scheduler.hosts() if not name.startswith(shared))
 
     async def refresh(self, origin: str) -> None:
-        """Ask the origin (or the origin of that URL) again now. Raises InvalidURL."""
-        await self._open.refresh(urls.parse(origin).origin)
+        """Ask the origin (or the origin of that URL) again now. Raises InvalidURL, and
+        LeaseTimeout where it would have to wait for a lease of the asking task.
+        """
+        target = urls.parse(origin)
+        self._lessor.refuse_waiting_for_itself(target)
+        await self._open.refresh(target.origin)
 
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
         """No request to the host before `until` (aware datetime, or wall seconds)."""

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp import ClientResponse
+from multidict import CIMultiDict
 
 from gatekeeper.allowance import Allowance, Allowances
 from gatekeeper.clock import Clock, SystemClock
@@ -71,7 +72,7 @@ async def polite_session(
     config = config or Config()
     clock = clock or SystemClock()
     _refuse_ways_round(config, session_arguments)
-    headers = {"User-Agent": user_agent, **(session_arguments.pop("headers", None) or {})}
+    headers = _signed(user_agent, session_arguments.pop("headers", None))
     inner = tuple(session_arguments.pop("middlewares", ()))
     gate = Gatekeeper(user_agent, config=config, storage=storage, clock=clock, resolver=resolver)
     async with gate:
@@ -91,6 +92,17 @@ async def polite_session(
                 yield session
         finally:
             times.cancel()
+
+
+def _signed(user_agent: str, headers: Any) -> CIMultiDict[str]:
+    """The headers of every request, with who we are. Raises ConfigError for two answers."""
+    signed: CIMultiDict[str] = CIMultiDict(headers or ())
+    if signed.setdefault("User-Agent", user_agent) != user_agent:
+        raise ConfigError(
+            f"headers name {signed['User-Agent']!r} and user_agent {user_agent!r}; robots.txt is "
+            "read for one agent, so say it once, as user_agent"
+        )
+    return signed
 
 
 def _refuse_ways_round(config: Config, arguments: dict[str, Any]) -> None:

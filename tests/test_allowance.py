@@ -149,3 +149,17 @@ async def test_no_total_is_no_limit(virtual_internet: FakeInternet, total: int |
             return await response.text()
 
     assert await net.drive(crawl()) == "at last"
+
+
+async def test_attempts_that_overlap_run_on_one_account() -> None:
+    clock = VirtualClock()
+    among = Allowances(clock)
+    one = Allowance(among, 5.0)
+    one.begin(asyncio.current_task())
+    await clock.elapse(2.0)
+    one.begin(asyncio.current_task())  # the first answer's body still comes
+    await clock.elapse(1.0)
+    one.stop()
+    await clock.elapse(1.0)
+    one.stop()
+    assert (one.left, among.running) == (1.0, {})

@@ -22,7 +22,7 @@ from gatekeeper import (
     signals,
 )
 from gatekeeper.clock import VirtualClock
-from tests.internet import FakeInternet, Hold, Page, Reset, Stall, redirect
+from tests.internet import Drip, FakeInternet, Hold, Page, Reset, Stall, redirect
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
 
@@ -344,3 +344,56 @@ async def test_the_connection_that_brought_robots_txt_brings_the_page(
     async with session.get("http://a.test/") as response:
         await response.read()
     assert len(internet.connections) == 1
+
+
+async def test_a_body_longer_than_a_lease_keeps_its_slot(virtual_internet: FakeInternet) -> None:
+    """DESIGN 4.3: held until the connection is released."""
+    net = virtual_internet
+    site = net.site("a.test").robots("").on("/long", Drip("x" * 70, size=1, every=10.0))
+    site.page("/next", "next")
+
+    async def crawl() -> None:
+        config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
+        async with polite_session(
+            user_agent="testbot/1.0",
+            config=config,
+            resolver=net.resolver,
+            clock=net.clock,
+            timeout=aiohttp.ClientTimeout(total=None),
+        ) as polite:
+
+            async def read(path: str) -> None:
+                async with polite.get(f"http://a.test{path}") as response:
+                    await response.read()
+
+            async with asyncio.TaskGroup() as group:
+                group.create_task(read("/long"))
+                await net.clock.sleep(5.0)
+                group.create_task(read("/next"))
+            assert session_gate(polite).stats().pacing.expired == 0
+
+    await net.drive(crawl())
+    assert site.most_concurrent == 1
+    assert net.clock.monotonic() >= 700.0
+
+
+@pytest.mark.parametrize(
+    "headers", [{"user-agent": AGENT, "X-Crawl": "7"}, [("X-Crawl", "7")], {"x-crawl": "7"}]
+)
+async def test_a_request_says_once_who_asks(internet: FakeInternet, headers: Any) -> None:
+    site = internet.site("a.test").robots("").page("/", "")
+    async with polite_session(
+        AGENT, config=config(), resolver=internet.resolver, headers=headers
+    ) as session:
+        await session.get("http://a.test/")
+    lines = site.requests[-1].head.lower().split(b"\r\n")
+    assert [line for line in lines if line.startswith(b"user-agent:")] == [
+        f"user-agent: {AGENT}".lower().encode()
+    ]
+    assert b"x-crawl: 7" in lines
+
+
+async def test_two_answers_to_who_asks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="say it once"):
+        async with polite_session(AGENT, headers={"user-agent": "Mozilla/5.0"}):
+            pass

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gatekeeper.pacing.explain import ClockView, explain
 from gatekeeper.pacing.intervals import Wish
+from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.ledger import INF, Scope
+from gatekeeper.pacing.selfwait import stuck_behind
 from gatekeeper.pacing.shell import Shell
 
 __all__ = ["Controls"]
@@ -104,10 +108,9 @@ class Controls(Shell):
             return -INF
         return max(scope.due_at(), *(other.due_at() for other in scope.shared), -INF)
 
-    def limit_of(self, host: str) -> int:
-        """How many leases of the host may be open at once."""
-        scope = self._books.scopes.get(host)
-        return self._rules.for_host(host).limit if scope is None else scope.settings.limit
+    def stuck_behind(self, host: str, mine: Iterable[Grant]) -> Grant | None:
+        """Which of these leases keeps whoever holds them from the host's next turn, if any."""
+        return stuck_behind(self._books, host, mine)
 
     def blocked(self, host: str) -> tuple[float, str] | None:
         """Until when (wall seconds) and why a host is blocked; None if it is not."""

@@ -15,6 +15,9 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from types import TracebackType
+from weakref import ref
+
+from aiohttp.connector import Connection
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, Timer, utc
@@ -51,6 +54,7 @@ class RemoteLease:
         "_granted_at",
         "_head_at",
         "_held",
+        "_held_by",
         "_told",
         "decision",
         "host",
@@ -76,11 +80,12 @@ class RemoteLease:
         """The sidecar was told what came of it."""
         self._head_at: float | None = None
         self._told: Told | None = None
+        self._held_by: Callable[[], Connection | None] | None = None
         self._claimed = False
         self._ended = False
 
     def __repr__(self) -> str:
-        state = "ended" if self._ended else f"until {self.expires_at:%H:%M:%SZ}"
+        state = "ended" if self.ended else f"until {self.expires_at:%H:%M:%SZ}"
         return f"<RemoteLease {self.url} {state}>"
 
     @property
@@ -90,12 +95,19 @@ class RemoteLease:
 
     @property
     def ended(self) -> bool:
-        """Whether the slot was given back."""
-        return self._ended
+        """Whether the slot was given back, or the time is over."""
+        return self._ended or self._clock.monotonic() >= self.lasts_until
+
+    def goes_on(self, now: float) -> bool:
+        """Whether the sidecar is to be told so at that monotonic moment."""
+        connection = None if self._held_by is None else self._held_by()
+        if connection is not None and not connection.closed:
+            self.lasts_until = max(self.lasts_until, now + _LONGEST)
+        return now < self.lasts_until
 
     def claim(self, url: str) -> bool:
         """Take the lease for a request to `url`; true for the first matching claim."""
-        if self._claimed or self._ended:
+        if self._claimed or self.ended:
             return False
         try:
             matches = "".join(urls.split(url)) == self.url
@@ -153,6 +165,14 @@ class RemoteLease:
         if not self._ended:
             self._ended = True
             self._held.give_back(self)
+
+    def ends_with(self, connection: Connection | None) -> None:
+        """The slot is held until that connection is free, however long it takes; None: it is."""
+        if connection is None:
+            self.end()
+        else:
+            self._held_by = ref(connection)
+            connection.add_callback(self.end)
 
     def end(self) -> None:
         """The connection is free again: the slot goes to the next in line."""
@@ -221,7 +241,7 @@ class Held:
         """A lease of the host that the current task holds, the oldest."""
         task = asyncio.current_task()
         held = self._by_host.get(host, ())
-        return next((lease for lease in held if lease.owner is task), None)
+        return next((lease for lease in held if lease.owner is task and not lease.ended), None)
 
     def tell(self, lease: RemoteLease, told: Told) -> None:
         """Report it, once; that ends it in the sidecar."""
@@ -279,7 +299,7 @@ class Held:
         now = self._clock.monotonic()
         while self._renewals and next(iter(self._renewals.values())) <= now:
             lease = self._held[next(iter(self._renewals))]
-            if now < lease.lasts_until:
+            if lease.goes_on(now):
                 self._renew(lease, now)
             else:  # forgotten by its owner: the sidecar ends it; a report may still come
                 self._drop(lease)

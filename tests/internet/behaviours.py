@@ -231,10 +231,13 @@ class Stall(Behaviour):
     body: bytes | str = b"User-agent: *\n"
     more: int = 1000
     """Bytes that the head promises beyond the body."""
+    status: int = 200
 
     async def __call__(self, exchange: Exchange) -> None:
         body = as_bytes(self.body)
-        await exchange.send(head(200, {"Content-Length": str(len(body) + self.more)}) + body)
+        await exchange.send(
+            head(self.status, {"Content-Length": str(len(body) + self.more)}) + body
+        )
         await exchange.gone.wait()
 
 

@@ -1,0 +1,177 @@
+"""`Lease`: the right to send one request, with the decision that allowed it."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
+from weakref import ref
+
+import msgspec
+from aiohttp.connector import Connection
+from yarl import URL
+
+from gatekeeper.clock import utc
+from gatekeeper.decision import Decision
+from gatekeeper.pacing.intervals import Wish
+from gatekeeper.pacing.leases import Grant
+
+if TYPE_CHECKING:
+    from gatekeeper.leasing import Lessor
+
+__all__ = ["Lease", "Origin"]
+
+
+class Origin(Protocol):
+    """The prepared answers of one origin."""
+
+    origin: str
+    host: str
+    wish: Wish | None
+    """The pace it asks for; None where that has to be looked up."""
+
+    def tell(self, url: str, path: str, number: int) -> Decision:
+        """The decision about a URL; `number` makes its id."""
+
+
+class Lease(msgspec.Struct, eq=False):
+    """The right to send one request to `url`, until `expires_at`.
+
+    Report what came of it, so that the host's clock, back-off and latency are right; the
+    first report is final, and leaving `async with gate.lease(...)` ends the lease.
+    """
+
+    _lessor: Lessor
+    _grant: Grant
+    url: str
+    host: str
+    owner: asyncio.Task[object] | None
+    """The task that would wait for itself if it asked for another one."""
+    _answer: Decision | Origin
+    """The decision, or who knows it: few look at it, so it is written out when one does."""
+    _number: int = 0
+    _head_at: float | None = None
+    _claimed: bool = False
+
+    @property
+    def decision(self) -> Decision:
+        """The answer at the moment of the grant."""
+        answer = self._answer
+        if not isinstance(answer, Decision):
+            path = self.url[len(answer.origin) :]
+            answer = self._answer = answer.tell(self.url, path, self._number)
+        return answer
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else f"until {self.expires_at:%H:%M:%SZ}"
+        return f"<Lease {self.url} {state}>"
+
+    @property
+    def expires_at(self) -> datetime:
+        """When the lease ends by itself and counts as used (aware, UTC)."""
+        clock = self._lessor.clock
+        return utc(clock.wall() + self._grant.expires_at - clock.monotonic())
+
+    @property
+    def ended(self) -> bool:
+        """Whether the slot was given back, or the time is over."""
+        return not self._grant.open
+
+    def claim(self, url: str) -> bool:
+        """Take the lease for a request to `url`; true for the first matching claim."""
+        if self._claimed or not self._grant.open:
+            return False
+        # aiohttp sends what yarl makes of a text, and yarl unescapes some of it: both sides
+        # are put into that form before they are compared.
+        self._claimed = url == self.url or _as_sent(url) == _as_sent(self.url)
+        return self._claimed
+
+    def head(self) -> None:
+        """The head of the response is here: the interval counts from now."""
+        if self._head_at is None:
+            self._head_at = self._lessor.now()
+            self._grant.head()
+
+    def answered(
+        self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
+    ) -> None:
+        """`head` and `report` in one: the head is here, and says so much."""
+        grant = self._grant
+        if grant.reported:
+            return
+        now = self._lessor.now()
+        if self._head_at is None:
+            self._head_at = now
+        if self._answer.__class__ is Decision:
+            self._note(status)
+        elapsed = self._head_at - grant.start_at
+        grant.report(status, elapsed, retry_after, rate_limit=rate_limit, now=now)
+
+    def report(
+        self,
+        *,
+        status: int | None = None,
+        elapsed: float | None = None,
+        retry_after: float | str | None = None,
+        size: int | None = None,
+        rate_limit: str | None = None,
+    ) -> None:
+        """Say what came of the request; the first report is final.
+
+        `status` is the HTTP status (None: no answer), `elapsed` seconds to the response
+        head, `retry_after` the Retry-After header as it came, or seconds, `size` bytes,
+        `rate_limit` the RateLimit header as it came (HTTP-11; Retry-After goes first).
+        """
+        grant = self._grant
+        if grant.reported:
+            return
+        if elapsed is None and self._head_at is not None:
+            elapsed = self._head_at - grant.start_at
+        if status is not None:
+            self._note(status)
+        grant.report(status, elapsed, retry_after, size, rate_limit=rate_limit)
+
+    def _note(self, status: int) -> None:
+        # A lease had at once is of an origin whose file is fresh: nothing to be learnt there.
+        answer = self._answer
+        if isinstance(answer, Decision):
+            self._lessor.answers.note_page(answer.origin, ok=200 <= status < 400)
+
+    def renew(self, seconds: float) -> None:
+        """Put the end `seconds` from now."""
+        self._grant.renew(seconds)
+
+    def give_back(self) -> None:
+        """End it unused: nothing was sent. The slot is free at once, the clock stays."""
+        try:
+            self._grant.give_back()
+        finally:
+            self._drop()
+
+    def ends_with(self, connection: Connection | None) -> None:
+        """The slot is held until that connection is free, however long it takes; None: it is."""
+        if connection is None:
+            self.end()
+        else:
+            # Weakly: to drop a response without a word frees its connection as well.
+            self._grant.held_by = ref(connection)
+            connection.add_callback(self.end)
+
+    def end(self) -> None:
+        """The connection is free again: the slot goes to the next in line."""
+        try:
+            self._grant.release()
+        finally:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self.owner is not None:
+            self.owner = None
+            self._lessor.holdings.drop(self)
+
+
+def _as_sent(url: str) -> URL | None:
+    try:
+        return URL(url).with_fragment(None)
+    except ValueError:
+        return None
