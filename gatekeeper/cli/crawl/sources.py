@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
-from typing import IO
 
+from gatekeeper.errors import ConfigError
 from gatekeeper.urls import MAX_URL
 
 __all__ = ["given"]
 
-_LONGEST_LINE = 4 * MAX_URL
+_BLOCK = 65_536
+_LONGEST_URL = 4 * MAX_URL
+"""Bytes: a character of UTF-8 takes four at most, so what is cut here is no URL anyway."""
+_LONGEST_LINE = 16 * 1024 * 1024
+_BOM = b"\xef\xbb\xbf"
 
 
 async def given(arguments: Iterable[str], file: str | None) -> AsyncIterator[str]:
     """Every URL: the arguments, then the lines of the file; `-` is standard input.
 
     Blank lines and lines that begin with `#` are left out. Raises OSError for a file that
-    can't be read.
+    can't be read, ConfigError for one that holds no lines, or a standard input that is closed.
     """
     for argument in arguments:
         if argument == "-":
@@ -32,48 +36,110 @@ async def given(arguments: Iterable[str], file: str | None) -> AsyncIterator[str
         async for url in _stdin():
             yield url
     elif file is not None:
-        with Path(file).open("rb") as lines:  # noqa: ASYNC230 - one open, before the first URL
-            async for url in _lines(lines):
+        with Path(file).open("rb", buffering=0) as opened:  # noqa: ASYNC230 - one open, no read
+            async for url in _urls(opened.fileno(), file):
                 yield url
 
 
 async def _stdin() -> AsyncIterator[str]:
-    """Lines of standard input, without a thread that would outlive a Ctrl-C."""
-    descriptor = sys.stdin.fileno()
-    with os.fdopen(os.dup(descriptor), "rb") as file:
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=_LONGEST_LINE)
-        try:
-            transport, _ = await loop.connect_read_pipe(
-                lambda: asyncio.StreamReaderProtocol(reader), file
-            )
-        except ValueError:  # a regular file, which never makes anyone wait
-            async for url in _lines(file):
+    # Python has None here where the descriptor was closed, and the number may be another
+    # file's by now.
+    if sys.stdin is None or sys.stdin.closed:
+        raise ConfigError("standard input is closed; give URLs as arguments, or -i FILE")
+    async for url in _urls(sys.stdin.fileno(), "standard input"):
+        yield url
+
+
+async def _urls(descriptor: int, name: str) -> AsyncIterator[str]:
+    lines = _Lines(name)
+    async for block in _blocks(descriptor):
+        for line in lines.feed(block):
+            if url := _url(line):
                 yield url
-            return
+    if url := _url(lines.rest()):
+        yield url
+
+
+async def _blocks(descriptor: int) -> AsyncIterator[bytes]:
+    """What is read, as it comes, without a thread that would outlive a Ctrl-C.
+
+    A read that was announced never blocks, so the descriptor needn't be made non-blocking:
+    the shell shares it, and on a terminal our own output does.
+    """
+    wait = _announced if _can_be_watched(descriptor) else _at_once
+    while True:
+        await wait(descriptor)
         try:
-            while line := await _line(reader):
-                text = _url(line)
-                if text is not None:
-                    yield text
-        finally:
-            transport.close()
-            # The shell shares this descriptor, and did not ask for it to be changed.
-            os.set_blocking(descriptor, True)
+            block = os.read(descriptor, _BLOCK)
+        except BlockingIOError:  # somebody else who shares it was quicker
+            continue
+        if not block:
+            return
+        yield block
 
 
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    """The next line; empty at the end. What is too long for a URL comes cut off."""
+def _can_be_watched(descriptor: int) -> bool:
+    """Whether the loop can say when it is readable: pipes, sockets, terminals.
+
+    Regular files and devices as /dev/null never make anyone wait, and epoll refuses them.
+    """
+    loop = asyncio.get_running_loop()
     try:
-        return await reader.readline()
-    except ValueError:
-        return b"#"
+        loop.add_reader(descriptor, _nothing)
+    except (OSError, NotImplementedError):
+        return False
+    loop.remove_reader(descriptor)
+    return True
 
 
-async def _lines(file: IO[bytes]) -> AsyncIterator[str]:
-    while line := file.readline(_LONGEST_LINE):
-        if url := _url(line):
-            yield url
+async def _announced(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
+async def _at_once(_: int) -> None:
+    await asyncio.sleep(0)  # a long file must not keep the crawl from its turns, or Ctrl-C out
+
+
+def _nothing() -> None: ...
+
+
+class _Lines:
+    """Lines out of blocks. Of one that is too long for a URL only the beginning comes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begun = b""
+        self._skipped = 0
+        self._first = True
+
+    def feed(self, block: bytes) -> Iterator[bytes]:
+        """Every line that ends in this block. Raises ConfigError where none ever does."""
+        *ended, rest = block.split(b"\n")
+        for piece in ended:
+            self._add(piece)
+            yield self.rest()
+        self._add(rest)
+
+    def rest(self) -> bytes:
+        """The line that has begun; the next one begins after it."""
+        line, self._begun, self._skipped = self._begun, b"", 0
+        if self._first:
+            # Editors that write it mean no part of the first URL.
+            self._first, line = False, line.removeprefix(_BOM)
+        return line
+
+    def _add(self, piece: bytes) -> None:
+        room = _LONGEST_URL - len(self._begun)
+        self._begun += piece[:room]
+        self._skipped += len(piece[room:])
+        if self._skipped > _LONGEST_LINE:
+            raise ConfigError(f"{self._name}: a line without an end; one URL a line is read")
 
 
 def _url(line: bytes) -> str | None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from gatekeeper.cli.crawl.sources import given
+from gatekeeper.errors import ConfigError
+from gatekeeper.urls import MAX_URL
 
 
 async def read(*arguments: str, file: str | None = None) -> list[str]:
@@ -78,11 +80,93 @@ async def test_standard_input_is_left_blocking_as_it_was(pipe: io.FileIO) -> Non
     assert os.get_blocking(sys.stdin.fileno())
 
 
-async def test_a_line_too_long_for_a_url_is_left_out(pipe: io.FileIO) -> None:
+@pytest.mark.parametrize("as_argument", [True, False])
+async def test_standard_input_may_be_the_null_device(
+    monkeypatch: pytest.MonkeyPatch, as_argument: bool
+) -> None:
+    with open(os.devnull, "rb") as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        assert await (read("-") if as_argument else read(file="-")) == []
+
+
+async def test_standard_input_may_be_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    pty = pytest.importorskip("pty")
+    controlling, terminal = pty.openpty()
+    os.write(controlling, b"https://a.test/\nhttps://b.test/\n\x04")  # Ctrl-D ends it
+    with os.fdopen(terminal, "rb") as stdin, os.fdopen(controlling, "rb"):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert await read("-") == ["https://a.test/", "https://b.test/"]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_a_closed_standard_input_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    stdin = io.BytesIO()
+    stdin.close()
+    monkeypatch.setattr(sys, "stdin", stdin if closed else None)
+    with pytest.raises(ConfigError, match="standard input is closed"):
+        await read("-")
+
+
+async def test_a_list_may_come_through_a_named_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "urls"
+    os.mkfifo(path)
+    writing = os.open(path, os.O_RDWR)
+    task = asyncio.create_task(read(file=str(path)))
+    os.write(writing, b"https://a.test/\n")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()  # waiting for more, and the loop runs on
+    os.close(writing)
+    assert await task == ["https://a.test/"]
+
+
+async def test_a_byte_order_mark_is_no_part_of_the_first_url(tmp_path: Path) -> None:
+    file = tmp_path / "urls.txt"
+    file.write_bytes(b"\xef\xbb\xbfhttps://a.test/\r\nhttps://b.test/\r\n")
+    assert await read(file=str(file)) == ["https://a.test/", "https://b.test/"]
+
+
+async def test_a_long_file_leaves_the_loop_to_others(tmp_path: Path) -> None:
+    file = tmp_path / "urls.txt"
+    file.write_text("https://a.test/\n" * 50_000)
+    others = 0
+
+    async def other() -> None:
+        nonlocal others
+        while True:
+            others += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    assert len(await read(file=str(file))) == 50_000
+    task.cancel()
+    assert others > 5
+
+
+@pytest.mark.parametrize("through", ["a pipe", "a file"])
+async def test_of_a_line_too_long_for_a_url_only_the_beginning_comes(
+    pipe: io.FileIO, tmp_path: Path, through: str
+) -> None:
+    text = b"https://a.test/" + b"x" * 400_000 + b"\nhttps://b.test/\n"
+    file = tmp_path / "urls.txt"
+    file.write_bytes(text)
+
     def write() -> None:
-        pipe.write(b"https://a.test/" + b"x" * 400_000 + b"\nhttps://b.test/\n")
+        pipe.write(text)
         pipe.close()
 
-    found, _ = await asyncio.gather(read("-"), asyncio.to_thread(write))
-    assert found[-1] == "https://b.test/"
-    assert len(found) <= 2
+    if through == "a pipe":
+        found, _ = await asyncio.gather(read("-"), asyncio.to_thread(write))
+    else:
+        found = await read(file=str(file))
+    assert [len(url) for url in found] == [4 * MAX_URL, len("https://b.test/")]
+
+
+async def test_a_line_that_never_ends_is_one_error(tmp_path: Path) -> None:
+    file = tmp_path / "zeros"
+    with file.open("wb") as zeros:
+        zeros.truncate(20 * 1024 * 1024)
+    with pytest.raises(ConfigError, match="zeros: a line without an end"):
+        await read(file=str(file))
