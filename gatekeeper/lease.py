@@ -13,6 +13,7 @@ from yarl import URL
 
 from gatekeeper.clock import utc
 from gatekeeper.decision import Decision
+from gatekeeper.middleware import open_leases
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.leases import Grant
 
@@ -85,6 +86,34 @@ class Lease(msgspec.Struct, eq=False):
         # are put into that form before they are compared.
         self._claimed = url == self.url or _as_sent(url) == _as_sent(self.url)
         return self._claimed
+
+    def enter(self) -> None:
+        """Let requests of this context adopt it; the current task is its owner from now on.
+
+        For a lease that one task asked for and another one uses: it leaves no trace in the
+        context of the first.
+        """
+        if self.ended:
+            return
+        known = self.owner is not None
+        self.owner = asyncio.current_task(self._lessor.loop)
+        if not known and self.owner is not None:
+            self._lessor.holdings.add(self)
+        held = open_leases.get()
+        if self not in held:
+            open_leases.set((*held, self))
+
+    def leave(self) -> None:
+        """Undo `enter`, and end it. Without a report it counts as sent and unanswered."""
+        held = open_leases.get()
+        if held[-1:] == (self,):
+            open_leases.set(held[:-1])
+        else:
+            open_leases.set(tuple(other for other in held if other is not self))
+        try:
+            self.report()  # fail closed
+        finally:
+            self.end()
 
     def head(self) -> None:
         """The head of the response is here: the interval counts from now."""

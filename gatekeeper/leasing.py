@@ -71,10 +71,8 @@ class LeaseRequest:
 
     def enter_here(self) -> None:
         """Let requests of this context adopt the lease, whichever task entered it."""
-        lease = self._lease
-        if lease is not None and not lease.ended and lease not in open_leases.get():
-            lease.owner = asyncio.current_task()
-            open_leases.set((*open_leases.get(), lease))
+        if self._lease is not None:
+            self._lease.enter()
 
     async def __aexit__(
         self,
@@ -82,19 +80,8 @@ class LeaseRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        lease = self._lease
-        if lease is None:
-            return
-        held = open_leases.get()
-        if held[-1:] == (lease,):
-            open_leases.set(held[:-1])
-        else:
-            open_leases.set(tuple(other for other in held if other is not lease))
-        try:
-            # Without a report it counts as sent and unanswered: fail closed.
-            lease.report()
-        finally:
-            lease.end()
+        if self._lease is not None:
+            self._lease.leave()
 
 
 AtOnce = Callable[[str], Origin | None]
