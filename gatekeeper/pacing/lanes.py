@@ -2,46 +2,89 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
 from gatekeeper.clock import Clock, Timer
-from gatekeeper.pacing.overflow import Backlog, Overflow
+from gatekeeper.pacing.overflow import Backlog, Entry, Overflow
+from gatekeeper.pacing.queue_gate import QueueLease
 
-__all__ = ["Lane", "LaneState", "Lanes"]
+__all__ = ["Hand", "Lane", "LaneState", "Lanes"]
 
 
 class LaneState(Enum):
     """Where a lane stands."""
 
     READY = auto()
-    """Its host is due, as far as is known: the next `get` tries it."""
+    """Its host is due, as far as is known, or its turn was had: the next `get` takes it."""
     TRIED = auto()
     """A `get` is about it."""
     WATCHED = auto()
     """Its host is not due; the scheduler will say when."""
+    STANDING = auto()
+    """Others ask its host too: its first URL stands in line with them."""
     COLD = auto()
     """Its robots.txt is being asked for, or stands in line for that."""
     DEFERRED = auto()
-    """Not before a moment: the policy can't decide until then."""
+    """Not before a moment: the policy can't decide until then, or it needs a rest."""
+    EMPTY = auto()
+    """It has no more URLs, and is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """A turn that was had before a `get` came for it."""
+
+    entry: Entry
+    lease: QueueLease
+    end: Timer
+    """When it is given back, should none come."""
 
 
 class Lane:
     """The URLs of one origin."""
 
-    __slots__ = ("backlog", "host", "misses", "origin", "state", "unwatch")
+    __slots__ = (
+        "announced",
+        "asked",
+        "backlog",
+        "hand",
+        "host",
+        "origin",
+        "setbacks",
+        "stand",
+        "stands",
+        "state",
+        "unwatch",
+    )
 
     def __init__(self, origin: str, host: str, backlog: Backlog) -> None:
         self.origin = origin
         self.host = host
         self.backlog = backlog
         self.state = LaneState.TRIED
-        self.misses = 0
-        """Turns in a row that somebody else got."""
+        self.announced = False
+        """It is the scheduler that says that the host is due."""
+        self.asked = False
+        """Its robots.txt was asked for since its last turn."""
+        self.setbacks = 0
+        """Times in a row that it was tried for nothing."""
+        self.stands = 0
+        """Turns for which it stands in line before it is tried again without."""
+        self.stand: tuple[Entry, asyncio.Task[QueueLease]] | None = None
+        """Who stands in line for it, and with which URL."""
+        self.hand: Hand | None = None
+        """A turn that was had, for the next `get`."""
         self.unwatch: Callable[[], None] | None = None
+
+    def rank(self) -> float:
+        """That of the URL which is next."""
+        return self.backlog.rank() if self.hand is None else self.hand.entry[0]
 
 
 class Lanes:
@@ -65,6 +108,9 @@ class Lanes:
     def __len__(self) -> int:
         return len(self._lanes)
 
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._lanes.values())
+
     @property
     def overflowed(self) -> int:
         """URLs in the file."""
@@ -84,17 +130,19 @@ class Lanes:
         if lane.unwatch is not None:
             lane.unwatch()
             lane.unwatch = None
+        lane.state = LaneState.EMPTY
         self._lanes.pop(lane.origin, None)
 
-    def ready(self, lane: Lane) -> None:
-        """Its turn may be tried."""
+    def ready(self, lane: Lane, *, announced: bool = False) -> None:
+        """Its turn may be tried; `announced`: the scheduler says so."""
         lane.state = LaneState.READY
-        heapq.heappush(self._ready, (lane.backlog.rank(), next(self._order), lane))
+        lane.announced = announced
+        heapq.heappush(self._ready, (lane.rank(), next(self._order), lane))
         self.on_ready()
 
     def raise_rank(self, lane: Lane) -> None:
         """A URL was added before all others of a ready lane: the lane moves forward."""
-        heapq.heappush(self._ready, (lane.backlog.rank(), next(self._order), lane))
+        heapq.heappush(self._ready, (lane.rank(), next(self._order), lane))
 
     def next_ready(self) -> Lane | None:
         """Take the most important ready lane out, or None."""
@@ -129,7 +177,8 @@ class Lanes:
         now = self._clock.monotonic()
         while self._deferred and self._deferred[0][0] <= now:
             lane = heapq.heappop(self._deferred)[2]
-            self.ready(lane)
+            if lane.state is LaneState.DEFERRED:
+                self.ready(lane)
         self._set_timer()
 
     def close(self) -> None:

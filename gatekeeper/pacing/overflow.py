@@ -6,7 +6,11 @@ import heapq
 import itertools
 import sqlite3
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from gatekeeper.errors import StorageError
 
 __all__ = ["IN_MEMORY", "Backlog", "Entry", "Overflow"]
 
@@ -22,7 +26,8 @@ class Overflow:
     """The rows of every lane that has too many URLs for memory.
 
     The file is scratch: made empty at the first need, deleted when closed. Writing is
-    batched; reading is by primary key, some dozens of microseconds for a chunk.
+    batched; reading is by primary key, some dozens of microseconds for a chunk. An
+    operation that fails raises StorageError and has changed nothing: it may be tried again.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -35,62 +40,97 @@ class Overflow:
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             if self._path is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="gatekeeper-queue-")
+                self._folder = tempfile.TemporaryDirectory(
+                    prefix="gatekeeper-queue-", ignore_cleanup_errors=True
+                )
                 self._path = Path(self._folder.name) / "queue.sqlite"
-            self._connection = connection = sqlite3.connect(self._path, isolation_level=None)
-            # Scratch: what a crash leaves of it is worth nothing.
-            connection.execute("PRAGMA journal_mode = OFF")
-            connection.execute("PRAGMA synchronous = OFF")
-            connection.execute("DROP TABLE IF EXISTS waiting")
-            connection.execute(
-                "CREATE TABLE waiting (lane INTEGER, rank REAL, arrival INTEGER, url TEXT,"
-                " PRIMARY KEY (lane, rank, arrival)) WITHOUT ROWID"
-            )
+            connection = sqlite3.connect(self._path, isolation_level=None)
+            try:
+                _prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
         return self._connection
 
-    def add(self, lane: int, entry: Entry) -> None:
-        """Put one URL of a lane away."""
-        self._pending.append((lane, *entry))
-        self.rows += 1
+    @contextmanager
+    def _usable(self) -> Iterator[sqlite3.Connection]:
+        """The file, inside one transaction: all of it or nothing."""
+        connection = None
+        try:
+            connection = self._open()
+            connection.execute("BEGIN")
+            yield connection
+            connection.execute("COMMIT")
+        except (sqlite3.Error, OSError) as error:
+            raise StorageError(
+                f"the queue's scratch file {self._path or tempfile.gettempdir()} can't be used "
+                f"({error}): make room there, or give PoliteQueue another `path`; no URL is lost"
+            ) from error
+        finally:
+            # A full disk, for one, has ended the transaction already.
+            if connection is not None and connection.in_transaction:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+
+    def make_room(self) -> None:
+        """Write what is to be written, if that is much. Raises StorageError."""
         if len(self._pending) >= _BATCH:
             self._flush()
 
+    def add(self, lane: int, entry: Entry) -> None:
+        """Put one URL of a lane away, at first in memory: this can't fail."""
+        self._pending.append((lane, *entry))
+        self.rows += 1
+
     def _flush(self) -> None:
         if self._pending:
-            connection = self._open()
-            connection.execute("BEGIN")
-            connection.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?)", self._pending)
-            connection.execute("COMMIT")
+            with self._usable() as connection:
+                connection.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?)", self._pending)
             self._pending.clear()
 
     def take(self, lane: int, count: int) -> list[Entry]:
-        """The first URLs of a lane, which are gone from here then."""
+        """The first URLs of a lane, which are gone from here then. Raises StorageError."""
         self._flush()
-        connection = self._open()
-        found: list[Entry] = connection.execute(
-            "SELECT rank, arrival, url FROM waiting WHERE lane = ? ORDER BY rank, arrival LIMIT ?",
-            (lane, count),
-        ).fetchall()
-        if found:
-            last = found[-1]
-            connection.execute(
-                "DELETE FROM waiting WHERE lane = ? AND (rank, arrival) <= (?, ?)",
-                (lane, last[0], last[1]),
-            )
-            self.rows -= len(found)
+        with self._usable() as connection:
+            found: list[Entry] = connection.execute(
+                "SELECT rank, arrival, url FROM waiting WHERE lane = ?"
+                " ORDER BY rank, arrival LIMIT ?",
+                (lane, count),
+            ).fetchall()
+            if found:
+                connection.execute(
+                    "DELETE FROM waiting WHERE lane = ? AND (rank, arrival) <= (?, ?)",
+                    (lane, *found[-1][:2]),
+                )
+        self.rows -= len(found)
         return found
 
     def close(self) -> None:
         """Delete the file. Idempotent."""
         self._pending.clear()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-            if self._folder is None and self._path is not None:
-                Path(self._path).unlink(missing_ok=True)
+        # What can't be deleted now is not worth an error to anybody.
+        with suppress(sqlite3.Error, OSError):
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+                if self._folder is None and self._path is not None:
+                    Path(self._path).unlink(missing_ok=True)
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = self._path = None
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    # Scratch: what a crash leaves of it is worth nothing. Not so what a full disk leaves,
+    # so that there is a journal, in memory.
+    connection.execute("PRAGMA journal_mode = MEMORY")
+    connection.execute("PRAGMA synchronous = OFF")
+    connection.execute("DROP TABLE IF EXISTS waiting")
+    connection.execute(
+        "CREATE TABLE waiting (lane INTEGER, rank REAL, arrival INTEGER, url TEXT,"
+        " PRIMARY KEY (lane, rank, arrival)) WITHOUT ROWID"
+    )
 
 
 class Backlog:
@@ -110,29 +150,38 @@ class Backlog:
         self._here: list[Entry] = []
         self._away = 0
         self._worst: tuple[float, int] | None = None
-        """The best rank among those put away; None while there are none."""
+        """Nothing that is put away comes before this; None while nothing is."""
 
     def __len__(self) -> int:
         return len(self._here) + self._away
 
     def put(self, url: str, priority: float) -> None:
-        """Add at the end of its priority."""
-        self.put_back((-priority, next(self._arrivals), url))
+        """Add at the end of its priority. Raises StorageError; then it is not added."""
+        entry = (-priority, next(self._arrivals), url)
+        late = self._is_late(entry)
+        if late or len(self._here) >= 2 * self._limit:
+            self._overflow.make_room()
+        self._add(entry, late=late)
 
     def put_back(self, entry: Entry) -> None:
-        """Add where it belongs: an entry that was popped stands first again."""
+        """Add where it belongs: an entry that was popped stands first again. Can't fail."""
+        self._add(entry, late=self._is_late(entry))
+
+    def _is_late(self, entry: Entry) -> bool:
+        """Does it come after all that is here, and have others to wait with?"""
         if self._worst is not None:
-            if entry[:2] >= self._worst:
-                self._put_away(entry)
-                return
-        elif len(self._here) >= self._limit and entry >= max(self._here):
+            return entry[:2] > self._worst
+        return len(self._here) >= self._limit and entry >= max(self._here)
+
+    def _add(self, entry: Entry, *, late: bool) -> None:
+        if late:
             self._put_away(entry)
             return
         heapq.heappush(self._here, entry)
         if len(self._here) > 2 * self._limit:
             self._here.sort()
-            for late in self._here[self._limit :]:
-                self._put_away(late)
+            for other in self._here[self._limit :]:
+                self._put_away(other)
             del self._here[self._limit :]
 
     def _put_away(self, entry: Entry) -> None:
@@ -142,11 +191,10 @@ class Backlog:
             self._worst = entry[:2]
 
     def pop(self) -> Entry:
-        """The first. Raises IndexError if there is none."""
+        """The first. Raises IndexError if there is none, or StorageError; it is there then."""
         if not self._here and self._away:
             self._here = self._overflow.take(self._lane, self._limit)
             self._away -= len(self._here)
-            # Those still away come after the last one that was fetched.
             self._worst = None if not self._away else self._here[-1][:2]
         return heapq.heappop(self._here)
 

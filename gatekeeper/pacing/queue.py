@@ -2,16 +2,13 @@
 
 A host with waiting URLs has one lane an origin and stands in the scheduler's line with a
 callback: no task, no future, no timer of its own. A `get` takes the most important ready
-lane and its first URL. Lanes whose robots.txt is unknown are asked for it in the
-background, a bounded number at a time, so that a slow origin holds nobody up.
+lane and its first URL; what a lane has to wait for is the business of `LaneWaits`, so that
+no `get` ever waits for one lane while another is ready.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -19,29 +16,35 @@ from typing import Any, Self
 
 from gatekeeper import urls
 from gatekeeper.decision import Decision, Verdict
-from gatekeeper.errors import Deferred, Denied, GateClosed, GatekeeperError, LeaseTimeout
+from gatekeeper.errors import Denied, GateClosed, LeaseTimeout
+from gatekeeper.pacing.lane_waits import LaneWaits
 from gatekeeper.pacing.lanes import Lane, Lanes, LaneState
 from gatekeeper.pacing.overflow import IN_MEMORY, Entry
-from gatekeeper.pacing.queue_gate import MAX_ASKING, PATIENCE, RETRY, QueueGate, QueueStats
+from gatekeeper.pacing.queue_gate import QueueGate, QueueLease, QueueStats
+from gatekeeper.pacing.sleepers import Sleepers
+from gatekeeper.pacing.telling import Telling
 
 __all__ = ["PoliteQueue", "QueueGate", "QueueStats", "Turn"]
 
-_log = logging.getLogger(__name__)
+_MANY = 64
+"""URLs refused in a row after which others of the loop have a go."""
 
 
 class Turn:
     """What `get` returns: a URL whose turn it is. Leaving `async with` is task_done.
 
-    `url` is the text that was put. Enter it soon: the lease is open already.
+    `url` is the text that was put. Enter it soon, in the task that sends the request: the
+    lease is open already, and `lease.expires_at` says for how long.
     """
 
-    __slots__ = ("_entry", "_held", "_lane", "_over", "_queue", "lease")
+    __slots__ = ("_entry", "_lane", "_over", "_queue", "lease")
 
-    def __init__(self, queue: PoliteQueue, lane: Lane, entry: Entry, held: Any, lease: Any) -> None:
+    lease: Any
+
+    def __init__(self, queue: PoliteQueue, lane: Lane, entry: Entry, lease: QueueLease) -> None:
         self._queue = queue
         self._lane = lane
         self._entry = entry
-        self._held = held
         self._over = False
         self.lease = lease
 
@@ -51,10 +54,8 @@ class Turn:
         return self._entry[2]
 
     async def __aenter__(self) -> Any:
-        # On Python 3.11 asyncio.wait_for runs `get` in a task, and a context, of its own.
-        enter_here = getattr(self._held, "enter_here", None)
-        if enter_here is not None:
-            enter_here()
+        # Here, not in `get`: whoever only hands turns on does not collect their leases.
+        self.lease.enter()
         return self.lease
 
     async def __aexit__(
@@ -63,21 +64,20 @@ class Turn:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._over:
-            return
-        self._over = True
-        try:
-            await self._held.__aexit__(kind, error, trace)
-        finally:
-            self._queue._task_done()
+        if not self._over:
+            self._over = True
+            try:
+                self.lease.leave()
+            finally:
+                self._queue._done()
 
     async def give_back(self) -> None:
         """Not used after all: the URL stands where it stood, the turn goes to the next."""
         if not self._over:
             self._over = True
-            self.lease.give_back()
             try:
-                await self._held.__aexit__(None, None, None)
+                self.lease.give_back()
+                self.lease.leave()
             finally:
                 self._queue._put_back(self._lane.origin, self._lane.host, self._entry)
 
@@ -86,12 +86,20 @@ class PoliteQueue:
     """An asyncio queue of URLs that gives each one out when its host is due.
 
     `maxsize` bounds the URLs that wait (0: no bound): `put` waits for room. `on_denied`
-    is called, and awaited if it is asynchronous, with the decision about each URL that
-    may not be fetched; that URL is done then. A deferred origin comes back by itself at
-    its `retry_at`. `path` is where the scratch file of long lanes goes; None: the
-    system's temporary folder. Close it, or use it as an async context manager.
+    is called once with the decision about each URL that may not be fetched, and that URL
+    is done then; if it is asynchronous, it runs beside the gets. What it raises, a `get`
+    raises. A deferred origin comes back by itself at its `retry_at`. `path` is where the
+    scratch file of long lanes goes; None: the system's temporary folder. Close the queue,
+    or use it as an async context manager.
 
     Not safe to use from several event loops, like asyncio.Queue.
+
+    >>> async def main(gate) -> None:
+    ...     async with PoliteQueue(gate) as queue:
+    ...         await queue.put("https://example.org/page")
+    ...         async with await queue.get() as lease:
+    ...             ...  # fetch lease.url now
+    ...             lease.report(status=200)
     """
 
     def __init__(
@@ -105,19 +113,18 @@ class PoliteQueue:
     ) -> None:
         self._gate = gate
         self._maxsize = maxsize
-        self._on_denied = on_denied
         self._lanes = Lanes(gate.clock, path, max(1, in_memory))
-        self._lanes.on_ready = self._wake_getter
-        self._getters: deque[asyncio.Future[None]] = deque()
-        self._putters: deque[asyncio.Future[None]] = deque()
-        self._cold: deque[Lane] = deque()
-        self._asking: set[asyncio.Task[None]] = set()
+        self._waits = LaneWaits(gate, self._lanes)
+        self._getters = Sleepers(in_vain=self._nothing_to_get)
+        self._putters = Sleepers(in_vain=self.full)
+        self._lanes.on_ready = self._getters.wake
+        self._telling = Telling(on_denied, done=self._done, failed=self._getters.wake)
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
         self._size = 0
         self._unfinished = 0
-        self._got = self._denied = self._deferred = self._missed = 0
+        self._got = self._denied = self._missed = self._told_done = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -127,26 +134,29 @@ class PoliteQueue:
 
     async def close(self) -> None:
         """Drop what waits and end what asks. Those in `get`, `put` and `join` are let go:
-        GateClosed for the first two. Open turns may still be left. Idempotent.
+        GateClosed for the first two. Open turns may still be left. Returns when the last
+        asynchronous `on_denied` has. Idempotent.
         """
-        self._closed = True
-        tasks = tuple(self._asking)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._cold.clear()
-        self._lanes.close()
-        self._unfinished -= self._size
-        self._size = 0
+        if not self._closed:
+            self._closed = True
+            self._unfinished -= self._size
+            self._size = 0
         self._idle.set()
-        for waiting in (*self._getters, *self._putters):
-            if not waiting.done():
-                waiting.set_result(None)
+        self._getters.wake_all()
+        self._putters.wake_all()
+        await self._waits.close()
+        self._lanes.close()
+        await self._telling.close()
 
     # --- putting ------------------------------------------------------------------------
 
+    @property
+    def maxsize(self) -> int:
+        """The most URLs that may wait; 0 or less: any number."""
+        return self._maxsize
+
     def qsize(self) -> int:
-        """URLs that wait."""
+        """URLs that wait, whether their hosts are due or not."""
         return self._size
 
     def empty(self) -> bool:
@@ -158,228 +168,203 @@ class PoliteQueue:
         return 0 < self._maxsize <= self._size
 
     async def put(self, url: str, priority: int = 0) -> None:
-        """Add a URL; a higher priority goes first. Raises InvalidURL or GateClosed."""
+        """Add a URL; a higher priority goes first.
+
+        Raises InvalidURL, GateClosed, or StorageError where its lane is too long for memory
+        and the scratch file can't be written. Then it was not added.
+        """
         target = urls.parse(url)
         while self.full() and not self._closed:
-            await self._wait_in(self._putters, self._wake_putter, self.full)
+            await self._putters.sleep()
         self._add(target, url, priority)
 
     def put_nowait(self, url: str, priority: int = 0) -> None:
-        """Add a URL. Raises asyncio.QueueFull, InvalidURL or GateClosed."""
+        """The same without waiting. Raises asyncio.QueueFull as well."""
         target = urls.parse(url)
-        if self.full():
+        if self.full() and not self._closed:
             raise asyncio.QueueFull
         self._add(target, url, priority)
 
     def _add(self, target: urls.Target, url: str, priority: float) -> None:
-        if self._closed:
-            raise GateClosed("the queue is closed")
+        self._refuse_if_closed()
         lane, new = self._lanes.get(target.origin, target.host)
-        before = lane.backlog.rank()
-        lane.backlog.put(url, priority)
+        before = lane.rank()
+        lane.backlog.put(url, priority)  # first of all: it may fail, though not in a new lane
         self._size += 1
         self._unfinished += 1
         self._idle.clear()
-        if new:
-            # Tried at once: whether the file is known and the host due shows then.
-            self._lanes.ready(lane)
-        elif lane.state is LaneState.READY and lane.backlog.rank() < before:
-            self._lanes.raise_rank(lane)
+        self._joined(lane, before, new=new)
 
     def _put_back(self, origin: str, host: str, entry: Entry) -> None:
         if self._closed:
-            self._task_done()
+            self._done()
             return
         lane, new = self._lanes.get(origin, host)
+        before = lane.rank()
         lane.backlog.put_back(entry)
         self._size += 1
+        self._joined(lane, before, new=new)
+
+    def _joined(self, lane: Lane, before: float, *, new: bool) -> None:
         if new:
-            self._watch(lane)
+            # Tried at once: whether the file is known and the host due shows then.
+            self._lanes.ready(lane)
+        elif lane.state is LaneState.READY and lane.rank() < before:
+            self._lanes.raise_rank(lane)
+        else:
+            self._waits.overtaken(lane)
 
     # --- getting ------------------------------------------------------------------------
 
     async def get(self) -> Turn:
         """Wait for the next URL whose host is due, and take its turn.
 
-        Cancelled, it leaves URL and turn as they were. Raises GateClosed.
+        Cancelled, it leaves URL and turn as they were. Raises GateClosed, StorageError
+        where the scratch file can't be read (the URLs are kept, and tried again later), or
+        what `on_denied` raised.
         """
         while True:
-            if self._closed:
-                raise GateClosed("the queue is closed")
+            self._raise_what_there_is()
+            if self._telling.busy:
+                await self._telling.wait()
+                continue
             lane = self._lanes.next_ready()
             if lane is None:
-                await self._wait_in(self._getters, self._wake_getter, self._nothing_ready)
+                await self._getters.sleep()
                 continue
-            turn = await self._try(lane)
-            if turn is not None:
-                return turn
-
-    def _nothing_ready(self) -> bool:
-        return not self._lanes.any_ready()
-
-    async def _try(self, lane: Lane) -> Turn | None:
-        """The lane's first URL, if it may be fetched now. The lane is placed anew."""
-        entry = lane.backlog.pop()
-        self._size -= 1
-        url = entry[2]
-        # Others ask this host too: whoever misses its turn stands in line the next time.
-        patience = PATIENCE if lane.misses else 0.0
-        held = self._gate.lease(url, priority=round(-entry[0]), timeout=patience)
-        try:
-            lease = held.at_once() if hasattr(held, "at_once") else None
+            denied = self._denied
+            entry, lease = self._try(lane)
+            if lease is None and lane.state is LaneState.TRIED:
+                lease = await self._insist(lane, entry)
             if lease is not None:
-                return self._taken(lane, entry, held, lease)
-            decision = self._gate.peek(url)
-            if decision is None:
-                self._keep(lane, entry)
-                self._ask(lane)
-                return None
-            if decision.verdict is Verdict.ALLOW:
-                return self._taken(lane, entry, held, await held.__aenter__())
-            await self._refused(lane, entry, decision)
-        except Deferred as error:
-            await self._refused(lane, entry, error.decision)
+                return self._taken(lane, entry, lease)
+            if self._denied > denied and self._denied % _MANY == 0:
+                await asyncio.sleep(0)  # a lane of refused URLs is no reason to stop the loop
+
+    def get_nowait(self) -> Turn:
+        """The next URL whose turn can be had now. Raises asyncio.QueueEmpty if there is
+        none, and what `get` raises.
+
+        What can't be told at a glance is looked into in the background: to call it again
+        later is worth while as long as `empty()` is false.
+        """
+        refusals = self._denied + _MANY
+        while True:
+            self._raise_what_there_is()
+            busy = self._telling.busy or self._denied >= refusals
+            lane = None if busy else self._lanes.next_ready()
+            if lane is None:
+                raise asyncio.QueueEmpty
+            entry, lease = self._try(lane)
+            if lease is not None:
+                return self._taken(lane, entry, lease)
+            if lane.state is LaneState.TRIED:
+                self._waits.missed(lane, entry)
+
+    def _nothing_to_get(self) -> bool:
+        return not (self._telling.errors or self._closed or self._lanes.any_ready())
+
+    def _raise_what_there_is(self) -> None:
+        self._refuse_if_closed()
+        if self._telling.errors:
+            raise self._telling.errors.popleft()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise GateClosed("the queue is closed")
+
+    def _try(self, lane: Lane) -> tuple[Entry, QueueLease | None]:
+        """The lane's first URL, and its turn if that can be had at a glance.
+
+        Without one the lane waits elsewhere; or it is TRIED still: the URL is welcome, but
+        only the scheduler knows whether it is its turn.
+        """
+        had = self._waits.in_hand(lane)
+        if had is not None:
+            return had
+        try:
+            entry = lane.backlog.pop()
+        except BaseException:
+            self._waits.back_off(lane)
+            raise
+        try:
+            lease = self._gate.take(entry[2])
+            decision = None if lease is not None else self._gate.peek(entry[2])
+        except BaseException:
+            lane.backlog.put_back(entry)
+            self._waits.back_off(lane)
+            raise
+        if lease is None and decision is None:
+            lane.backlog.put_back(entry)
+            self._waits.ask(lane)
+        elif decision is not None and decision.verdict is not Verdict.ALLOW:
+            self._refused(lane, entry, decision)
+        return entry, lease
+
+    async def _insist(self, lane: Lane, entry: Entry) -> QueueLease | None:
+        """Ask the scheduler, which answers without waiting for the turn."""
+        lease = None
+        try:
+            lease = await self._gate.acquire(
+                entry[2], priority=round(-entry[0]), timeout=0.0, owned=False
+            )
         except Denied as error:
-            await self._refused(lane, entry, error.decision)
+            if not self._closed:
+                self._refused(lane, entry, error.decision)
         except LeaseTimeout:
             self._missed += 1
-            lane.misses += 1
-            self._keep(lane, entry)
-            self._watch(lane)
-        except BaseException:
-            if lane.state is LaneState.TRIED and not self._closed:
-                self._keep(lane, entry)
-                self._watch(lane)
+            self._waits.missed(lane, entry)
+        except BaseException as error:
+            if not self._closed:
+                lane.backlog.put_back(entry)
+                if isinstance(error, Exception):
+                    self._waits.back_off(lane)
+                else:
+                    self._waits.watch(lane)
             raise
-        return None
+        if lease is not None and self._closed:
+            lease.give_back()
+            lease = None
+        return lease
 
-    def _taken(self, lane: Lane, entry: Entry, held: Any, lease: Any) -> Turn:
+    def _taken(self, lane: Lane, entry: Entry, lease: QueueLease) -> Turn:
         # No await since the lease was had: whoever is cancelled now has not got it.
-        lane.misses = 0
         self._got += 1
-        self._place(lane)
-        self._wake_putter()
-        return Turn(self, lane, entry, held, lease)
+        self._size -= 1
+        self._waits.place(lane)
+        self._putters.wake()
+        return Turn(self, lane, entry, lease)
 
-    async def _refused(self, lane: Lane, entry: Entry, decision: Decision) -> None:
+    # --- refusing -----------------------------------------------------------------------
+
+    def _refused(self, lane: Lane, entry: Entry, decision: Decision) -> None:
         """Denied: it is done. Deferred: the lane comes back."""
         if decision.verdict is Verdict.DEFER:
-            self._deferred += 1
-            self._keep(lane, entry)
-            wall = self._gate.clock.wall()
-            wait = RETRY if decision.retry_at is None else decision.retry_at.timestamp() - wall
-            self._lanes.defer(lane, self._gate.clock.monotonic() + max(0.0, wait))
+            lane.backlog.put_back(entry)
+            self._waits.defer(lane, decision)
             return
         self._denied += 1
-        if len(lane.backlog):
-            self._lanes.ready(lane)  # no turn was taken: the next may be tried at once
-        else:
-            self._lanes.forget(lane)
-        self._wake_putter()
-        try:
-            if self._on_denied is not None:
-                told = self._on_denied(decision)
-                if inspect.isawaitable(told):
-                    await told
-        finally:
-            self._task_done()
-        if self._denied % 64 == 0:
-            await asyncio.sleep(0)  # a lane of refused URLs is no reason to stop the loop
-
-    def _keep(self, lane: Lane, entry: Entry) -> None:
-        lane.backlog.put_back(entry)
-        self._size += 1
-
-    # --- placing lanes ------------------------------------------------------------------
-
-    def _place(self, lane: Lane) -> None:
-        if len(lane.backlog):
-            self._watch(lane)
-        else:
-            self._lanes.forget(lane)
-
-    def _watch(self, lane: Lane) -> None:
-        """Have the scheduler say when its host is due."""
-        if self._closed:
-            return
-        lane.state = LaneState.WATCHED
-
-        def due() -> None:
-            lane.unwatch = None
-            if lane.state is LaneState.WATCHED and not self._closed:
-                self._lanes.ready(lane)
-
-        unwatch = self._gate.when_due(lane.host, due, priority=-lane.backlog.rank())
-        if lane.state is LaneState.WATCHED:
-            lane.unwatch = unwatch
-
-    def _ask(self, lane: Lane) -> None:
-        """Its robots.txt is unknown: ask for it in the background."""
-        lane.state = LaneState.COLD
-        self._cold.append(lane)
-        self._ask_more()
-
-    def _ask_more(self) -> None:
-        while self._cold and len(self._asking) < MAX_ASKING and not self._closed:
-            task = asyncio.get_running_loop().create_task(self._ask_for(self._cold.popleft()))
-            self._asking.add(task)
-            task.add_done_callback(self._asked)
-
-    def _asked(self, task: asyncio.Task[None]) -> None:
-        self._asking.discard(task)
-        self._ask_more()
-
-    async def _ask_for(self, lane: Lane) -> None:
-        try:
-            await self._gate.check(f"{lane.origin}/")
-        except GatekeeperError as error:
-            _log.warning("asking %s for its robots.txt failed: %s", lane.origin, error)
-            self._lanes.defer(lane, self._gate.clock.monotonic() + RETRY)
-        else:
-            self._watch(lane)
-
-    # --- waiting ------------------------------------------------------------------------
-
-    async def _wait_in(
-        self,
-        line: deque[asyncio.Future[None]],
-        wake_next: Callable[[], None],
-        still: Callable[[], bool],
-    ) -> None:
-        """Stand in line until woken; a wake-up that a cancelled one got is passed on."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        line.append(future)
-        try:
-            await future
-        except BaseException:
-            future.cancel()
-            if future in line:
-                line.remove(future)
-            if not still():
-                wake_next()
-            raise
-
-    @staticmethod
-    def _wake(line: deque[asyncio.Future[None]]) -> None:
-        while line:
-            future = line.popleft()
-            if not future.done():
-                future.set_result(None)
-                return
-
-    def _wake_getter(self) -> None:
-        self._wake(self._getters)
-
-    def _wake_putter(self) -> None:
-        if not self.full():
-            self._wake(self._putters)
+        self._size -= 1
+        self._waits.go_on(lane)
+        self._putters.wake()
+        # The lane and the books are right by now: whatever comes of telling, it is told once.
+        self._telling.tell(decision)
 
     # --- finishing ----------------------------------------------------------------------
 
-    def _task_done(self) -> None:
+    def _done(self) -> None:
         self._unfinished -= 1
         if self._unfinished <= 0:
             self._idle.set()
+
+    def task_done(self) -> None:
+        """For code that was written for asyncio.Queue: leaving the turn has said it already.
+
+        Raises ValueError if called more often than turns were had.
+        """
+        if self._told_done >= self._got:
+            raise ValueError("task_done() called more often than turns were had")
+        self._told_done += 1
 
     async def join(self) -> None:
         """Wait until every URL that was put is done: left, denied, or dropped by close."""
@@ -394,6 +379,6 @@ class PoliteQueue:
             unfinished=self._unfinished,
             got=self._got,
             denied=self._denied,
-            deferred=self._deferred,
+            deferred=self._waits.deferred,
             missed=self._missed,
         )

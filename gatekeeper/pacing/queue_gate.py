@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Coroutine
+from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
@@ -11,14 +11,53 @@ import msgspec
 from gatekeeper.clock import Clock
 from gatekeeper.decision import Decision
 
-__all__ = ["MAX_ASKING", "PATIENCE", "RETRY", "QueueGate", "QueueStats"]
+__all__ = [
+    "FIRST_PAUSE",
+    "HOLD",
+    "LAST_PAUSE",
+    "MAX_ASKING",
+    "MAX_STANDING",
+    "PATIENCE",
+    "RETRY",
+    "STANDS",
+    "QueueGate",
+    "QueueLease",
+    "QueueStats",
+]
 
 MAX_ASKING = 100
 """Lanes whose robots.txt is asked for at once."""
-PATIENCE = 5.0
-"""Seconds to stand in line for a host whose turns others get."""
+MAX_STANDING = 100
+"""Lanes that stand in line at once for hosts whose turns others get."""
+PATIENCE = 600.0
+"""Seconds to stand in line for a turn before the lane is looked at anew."""
+STANDS = 16
+"""Turns for which a lane that lost one stands in line at once."""
+HOLD = 5.0
+"""Seconds that a turn had by standing in line waits for a `get`."""
+FIRST_PAUSE = 0.02
+"""Seconds that a lane rests which was tried for nothing; twice as long each time in a row."""
+LAST_PAUSE = 10.0
+"""The longest such rest."""
 RETRY = 60.0
 """Seconds to wait where a deferral says no moment, or asking failed."""
+
+
+class QueueLease(Protocol):
+    """What the queue does with a lease."""
+
+    @property
+    def expires_at(self) -> datetime:
+        """When it ends by itself."""
+
+    def enter(self) -> None:
+        """Let requests of this context adopt it."""
+
+    def leave(self) -> None:
+        """Undo `enter`, and end it."""
+
+    def give_back(self) -> None:
+        """End it unused."""
 
 
 class QueueGate(Protocol):
@@ -34,18 +73,21 @@ class QueueGate(Protocol):
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """The decision, asking for robots.txt if need be."""
 
-    def lease(
+    def take(self, url: str) -> QueueLease | None:
+        """The turn, if it can be had at once and that is known at a glance."""
+
+    def acquire(
         self,
         url: str,
         *,
         priority: int = 0,
         timeout: float | None = None,
         user_agent: str | None = None,
-    ) -> AbstractAsyncContextManager[Any]:
-        """The turn; raises Denied, Deferred or LeaseTimeout on entering.
+        owned: bool = True,
+    ) -> Coroutine[Any, Any, QueueLease]:
+        """The turn; raises Denied, Deferred or LeaseTimeout.
 
-        `enter_here()`, where what is returned has it, lets requests of the calling
-        context use the lease, whichever task entered it.
+        `owned` False: it belongs to no task and stands in no context, before it is entered.
         """
 
     def when_due(

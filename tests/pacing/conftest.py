@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, PacingConfig
+from gatekeeper.pacing.queue import PoliteQueue
 from gatekeeper.pacing.scheduler import Scheduler
 from tests.pacing_support import FakeStorage
+from tests.queue_support import Crawl, FakeGate
 
 
 @pytest.fixture
@@ -49,3 +51,21 @@ async def make(clock: VirtualClock) -> AsyncIterator[Callable[..., Scheduler]]:
     yield build
     for scheduler in made:
         await scheduler.close()
+
+
+@pytest.fixture
+async def gate(make: Callable[..., Awaitable[Scheduler]], clock: VirtualClock) -> FakeGate:
+    return FakeGate(await make(), clock)
+
+
+@pytest.fixture
+async def queue(gate: FakeGate) -> AsyncIterator[PoliteQueue]:
+    async with PoliteQueue(gate, in_memory=4) as made:
+        yield made
+
+
+@pytest.fixture
+async def crawl(queue: PoliteQueue, clock: VirtualClock) -> AsyncIterator[Crawl]:
+    made = Crawl(queue, clock)
+    yield made
+    await made.stop()

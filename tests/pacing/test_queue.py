@@ -3,147 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from gatekeeper import urls
-from gatekeeper.clock import VirtualClock, utc
-from gatekeeper.decision import Decision, Reason, Verdict
-from gatekeeper.errors import Deferred, Denied, GateClosed, InvalidURL
+from gatekeeper.clock import VirtualClock
+from gatekeeper.decision import Decision
+from gatekeeper.errors import GateClosed, InvalidURL
 from gatekeeper.pacing.queue import PoliteQueue, Turn
-from gatekeeper.pacing.scheduler import Grant, Scheduler, Wish
-
-ALLOW, DENY, DEFER = Verdict.ALLOW, Verdict.DENY, Verdict.DEFER
-
-
-class FakeGate:
-    """Just enough of a gate: `said` holds the answers, `cold` the unknown origins."""
-
-    def __init__(self, scheduler: Scheduler, clock: VirtualClock) -> None:
-        self.scheduler = scheduler
-        self.clock = clock
-        self.said: dict[str, Verdict] = {}
-        self.retry_at: float = 0.0
-        self.cold: dict[str, float] = {}
-        """Seconds that asking for the robots.txt of an origin takes."""
-        self.interval = 1.0
-        self.asking = self.most_asking = 0
-
-    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        target = urls.parse(url)
-        if target.origin in self.cold:
-            return None
-        verdict = self.said.get(url, self.said.get(target.origin, ALLOW))
-        if verdict is DEFER and self.clock.wall() >= self.retry_at:
-            verdict = ALLOW
-        return Decision(
-            verdict=verdict,
-            reason=Reason.RULE,
-            url=url,
-            origin=target.origin,
-            user_agent="bot",
-            retry_at=utc(self.retry_at) if verdict is DEFER else None,
-        )
-
-    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
-        origin = urls.parse(url).origin
-        if origin not in self.cold:
-            return self.answer(url)
-        self.asking += 1
-        self.most_asking = max(self.asking, self.most_asking)
-        await self.clock.sleep(self.cold[origin])
-        self.asking -= 1
-        del self.cold[origin]
-        return self.answer(url)
-
-    def answer(self, url: str) -> Decision:
-        decision = self.peek(url)
-        assert decision is not None
-        return decision
-
-    @asynccontextmanager
-    async def lease(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        user_agent: str | None = None,
-    ) -> AsyncIterator[Grant]:
-        decision = await self.check(url)
-        if decision.verdict is not ALLOW:
-            raise (Denied if decision.verdict is DENY else Deferred)(decision)
-        grant = await self.scheduler.acquire(
-            url,
-            urls.parse(url).host,
-            priority=priority,
-            timeout=timeout,
-            admit=lambda: Wish(self.interval, "x"),
-        )
-        try:
-            yield grant
-        finally:
-            grant.release()
-
-    def when_due(
-        self, host: str, callback: Callable[[], object], *, priority: float = 0
-    ) -> Callable[[], None]:
-        return self.scheduler.when_due(host, callback, priority=priority)
-
-
-class Crawl:
-    """Workers of one queue, and what they got when."""
-
-    def __init__(self, queue: PoliteQueue, clock: VirtualClock) -> None:
-        self.queue = queue
-        self.clock = clock
-        self.got: list[tuple[str, float]] = []
-        self.workers: list[asyncio.Task[None]] = []
-
-    def start(self, workers: int = 1, hold: float = 0.0) -> None:
-        self.workers += [asyncio.create_task(self._work(hold)) for _ in range(workers)]
-
-    async def _work(self, hold: float) -> None:
-        while True:
-            turn = await self.queue.get()
-            async with turn:
-                self.got.append((turn.url, round(self.clock.monotonic() - 1000.0, 6)))
-                if hold:
-                    await self.clock.sleep(hold)
-
-    @property
-    def urls(self) -> list[str]:
-        return [url for url, _ in self.got]
-
-    async def stop(self) -> None:
-        for worker in self.workers:
-            worker.cancel()
-        await asyncio.gather(*self.workers, return_exceptions=True)
-
-
-@pytest.fixture
-async def gate(make: Any, clock: VirtualClock) -> FakeGate:
-    return FakeGate(await make(), clock)
-
-
-@pytest.fixture
-async def queue(gate: FakeGate) -> AsyncIterator[PoliteQueue]:
-    async with PoliteQueue(gate, in_memory=4) as made:
-        yield made
-
-
-@pytest.fixture
-async def crawl(queue: PoliteQueue, clock: VirtualClock) -> AsyncIterator[Crawl]:
-    made = Crawl(queue, clock)
-    yield made
-    await made.stop()
-
-
-def page(host: str, name: object) -> str:
-    return f"https://{host}.example/{name}"
+from tests.queue_support import DEFER, DENY, Crawl, FakeGate, page
 
 
 async def test_each_url_comes_when_its_host_is_due(
@@ -361,8 +229,8 @@ async def test_the_queue_gets_its_share_of_a_host_that_others_ask_too(
 ) -> None:
     async def other() -> None:
         while True:
-            async with gate.lease(page("a", "other")):
-                pass
+            lease = await gate.acquire(page("a", "other"))
+            lease.leave()
 
     others = [asyncio.create_task(other()) for _ in range(3)]
     for number in range(5):
