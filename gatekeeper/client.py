@@ -121,7 +121,7 @@ class RemoteGatekeeper(Controlled):
         self._tasks = Tasks()
         self._answers = Answers(self._clock, size=remember_most, cap=remember)
         self._questions = Questions(
-            self._post, self._answers, self._tasks, self._unanswered_question
+            self._post, self._answers, self._tasks, self._unanswered_question, self._clock
         )
         self._errands = Errands(self._line, self._clock, rng)
         self._turns = Turns(
@@ -173,7 +173,12 @@ class RemoteGatekeeper(Controlled):
 
     async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
         """Whether the URL may be fetched now. Raises InvalidURL."""
-        return bool(await self.check(url, user_agent=user_agent))
+        origin, _ = urls.split(url)
+        found = self._ask(url, origin, user_agent or self.user_agent)
+        decision = found if isinstance(found, Decision) else await found
+        if decision.reason is Reason.INVALID_URL:
+            raise _invalid(url, decision)
+        return decision.verdict is Verdict.ALLOW
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """Whether the URL may be fetched now, and why. Raises InvalidURL.
@@ -184,8 +189,7 @@ class RemoteGatekeeper(Controlled):
         found = self._ask(url, origin, user_agent or self.user_agent)
         decision = found if isinstance(found, Decision) else await found
         if decision.reason is Reason.INVALID_URL:
-            # The sidecar reads URLs more strictly than this client, being of another version.
-            raise InvalidURL(urls.mask(url), decision.note or "no URL by the sidecar's word")
+            raise _invalid(url, decision)
         return decision
 
     async def check_many(
@@ -200,10 +204,11 @@ class RemoteGatekeeper(Controlled):
         window: deque[Decision | asyncio.Future[Decision]] = deque()
         try:
             while True:
-                for raw in itertools.islice(waiting, _WINDOW - len(window)):
-                    window.append(self._ask_any(raw, agent))
-                if not window:
-                    return
+                if len(window) < _WINDOW // 2:
+                    for raw in itertools.islice(waiting, _WINDOW - len(window)):
+                        window.append(self._ask_any(raw, agent))
+                    if not window:
+                        return
                 found = window.popleft()
                 yield found if isinstance(found, Decision) else await found
         finally:
@@ -308,12 +313,13 @@ class RemoteGatekeeper(Controlled):
     def _ask(self, url: str, origin: str, agent: str | None) -> Decision | asyncio.Future[Decision]:
         """The decision, or the future that will hold it; cancel it to want it no more."""
         self._asked += 1
-        found = self._answers.find((url, agent))
+        key = (url, agent)
+        found = self._answers.find(key)
         if found is not None:
             self._remembered += 1
             return found
         self._admit(agent)
-        return self._questions.ask(url, origin, agent)
+        return self._questions.ask(key, origin)
 
     async def _post(self, batch: list[str], agent: str | None) -> list[Decision]:
         answer = await self._line.ask("POST", "/v1/check", encode(Batch(batch, agent)))
@@ -328,17 +334,18 @@ class RemoteGatekeeper(Controlled):
 
     def _unanswered_question(self, question: Question, detail: str) -> Decision:
         """The fail mode: DEFER, or ALLOW where the word for it was given."""
+        url, agent = question.key
         if self._fail == "open":
             self._unanswered += 1
             return self._decision(
                 Verdict.ALLOW,
                 Reason.GATE_UNREACHABLE,
-                question.url,
+                url,
                 question.origin,
-                question.agent,
+                agent,
                 note=f"let through unasked (fail open): {detail}",
             )
-        return self._deferral(question.url, question.origin, question.agent, detail)
+        return self._deferral(url, question.origin, agent, detail)
 
     def _deferral(self, url: str, origin: str, agent: str | None, detail: str) -> Decision:
         self._unanswered += 1
@@ -373,6 +380,11 @@ class RemoteGatekeeper(Controlled):
             retry_at=retry_at,
             id=f"{self._prefix}{next(self._counter):x}",
         )
+
+
+def _invalid(url: str, decision: Decision) -> InvalidURL:
+    # The sidecar reads URLs more strictly than this client, being of another version.
+    return InvalidURL(urls.mask(url), decision.note or "no URL by the sidecar's word")
 
 
 def _abandon(window: Iterable[Decision | asyncio.Future[Decision]]) -> None:

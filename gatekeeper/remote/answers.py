@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Protocol
 
-from cachetools import LRUCache
-
-from gatekeeper.clock import Clock
+from gatekeeper.clock import Clock, utc
 from gatekeeper.decision import Decision, State, Verdict
 
-__all__ = ["Answers", "Key", "lifetime"]
+__all__ = ["Answers", "Key", "Lifetimes"]
 
 _SHORT = 5.0
 """Seconds that a word of the operator or of the guard is kept: it can change at any time,
@@ -21,26 +21,47 @@ Key = tuple[str, str | None]
 """URL and agent."""
 
 
-def lifetime(decision: Decision, wall: float, cap: float) -> float:
-    """Seconds that a decision may be repeated without asking; never beyond its own end.
+class Answered(Protocol):
+    """The question that a decision answers."""
 
-    DEFER until `retry_at`. ALLOW and DENY by the file until `expires_at`, and `cap` seconds
-    at most, as the file may be asked for again before that; ALLOW to the end of the minute
-    at most: a decision does not say whether the file has a Visit-time, whose windows end
-    with a minute (V2-24). An operator's or the guard's word for a few seconds.
+    key: Key
+    origin: str
+
+
+class Lifetimes:
+    """For how many seconds decisions of this moment may be repeated without asking.
+
+    Never beyond their own end: DEFER until `retry_at`. ALLOW and DENY by the file until
+    `expires_at`, and `cap` seconds at most, as the file may be asked for again before that;
+    ALLOW to the end of the minute at most: a decision does not say whether the file has a
+    Visit-time, whose windows end with a minute (V2-24). An operator's or the guard's word
+    for a few seconds.
     """
-    if decision.verdict is Verdict.DEFER:
-        return _left(decision.retry_at, wall)
-    if decision.state is None or decision.state is State.OVERRIDE:
-        return min(cap, _SHORT)
-    seconds = min(cap, _left(decision.expires_at, wall))
-    if decision.verdict is Verdict.ALLOW:
-        return min(seconds, _MINUTE - wall % _MINUTE)
-    return seconds
 
+    __slots__ = ("_cap", "_minute", "_short", "_soon", "_wall")
 
-def _left(end: datetime | None, wall: float) -> float:
-    return 0.0 if end is None else end.timestamp() - wall
+    def __init__(self, wall: float, cap: float) -> None:
+        self._wall = wall
+        self._cap = cap
+        self._soon = utc(wall + cap)  # two moments are compared faster than subtracted
+        self._minute = min(cap, _MINUTE - wall % _MINUTE)
+        self._short = min(cap, _SHORT)
+
+    def of(self, decision: Decision) -> float:
+        """Seconds; none, or fewer, where it may not be repeated."""
+        verdict, end = decision.verdict, decision.expires_at
+        if verdict is Verdict.DEFER:
+            return self.left(decision.retry_at)
+        if decision.state is None or decision.state is State.OVERRIDE:
+            return self._short
+        seconds = self._minute if verdict is Verdict.ALLOW else self._cap
+        if end is not None and end > self._soon:
+            return seconds
+        return min(seconds, self.left(end))
+
+    def left(self, end: datetime | None) -> float:
+        """Seconds until then."""
+        return 0.0 if end is None else end.timestamp() - self._wall
 
 
 class Answers:
@@ -50,10 +71,13 @@ class Answers:
         self._clock = clock
         self._cap = cap
         self._size = size
-        self._kept: LRUCache[Key, tuple[float, Decision]] = LRUCache(max(1, size))
-        # Emptied when full, which costs a batch of its own an origin; to move each origin
-        # to the end of a row would cost every question a write.
-        self._prompt: dict[str, float] = {}
+        # The one not asked about for longest first. An LRUCache takes five calls where this
+        # one takes none, on the way of every question.
+        self._kept: OrderedDict[Key, tuple[float, Decision]] = OrderedDict()
+        self.prompt: dict[str, float] = {}
+        """Origins that the sidecar knows, as far as is known here, until a monotonic moment.
+        Emptied when full, which costs a batch of its own an origin; to move each origin to
+        the end of a row would cost every question a write."""
         self._monotonic = clock.monotonic
 
     def __len__(self) -> int:
@@ -65,36 +89,36 @@ class Answers:
         if found is None:
             return None
         if self._monotonic() < found[0]:
+            self._kept.move_to_end(key)
             return found[1]
         del self._kept[key]
         return None
 
-    def keep(self, answered: Iterable[tuple[Key, str, Decision]]) -> None:
+    def keep(self, answered: Iterable[tuple[Answered, Decision]]) -> None:
         """Remember each for as long as it holds, and that its origin answers at once.
 
-        `answered`: key, origin and decision, all of this moment.
+        All are of this moment.
         """
-        wall, now, cap = self._clock.wall(), self._monotonic(), self._cap
-        kept, prompt = self._kept if self._size else None, self._prompt
-        for key, origin, decision in answered:
-            seconds = lifetime(decision, wall, cap)
+        lifetimes, now = Lifetimes(self._clock.wall(), self._cap), self._monotonic()
+        kept, prompt = self._kept if self._size else None, self.prompt
+        for question, decision in answered:
+            seconds = lifetimes.of(decision)
             if seconds <= 0:
                 continue
             if kept is not None:
-                kept[key] = (now + seconds, decision)
+                kept[question.key] = (now + seconds, decision)
+            origin = question.origin
             if now >= prompt.get(origin, 0.0):
                 if decision.verdict is not Verdict.DEFER:
                     # Longer than the answer itself: the sidecar keeps the whole file.
-                    seconds = max(seconds, _left(decision.expires_at, wall))
+                    seconds = max(seconds, lifetimes.left(decision.expires_at))
                 if len(prompt) >= _ORIGINS:
                     prompt.clear()
                 prompt[origin] = now + seconds
-
-    def is_prompt(self, origin: str) -> bool:
-        """Whether the sidecar knows the origin, as far as is known here."""
-        return self._monotonic() < self._prompt.get(origin, 0.0)
+        while len(self._kept) > self._size:
+            self._kept.popitem(last=False)
 
     def forget(self) -> None:
         """Forget everything: somebody changed something."""
         self._kept.clear()
-        self._prompt.clear()
+        self.prompt.clear()

@@ -14,6 +14,9 @@ import copy
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
+from gatekeeper.clock import Clock
 from gatekeeper.decision import Decision
 from gatekeeper.errors import GateClosed, GatekeeperError
 from gatekeeper.remote.answers import Answers, Key
@@ -31,23 +34,18 @@ _COLD_AT_ONCE = 64
 Post = Callable[[list[str], str | None], Awaitable[list[Decision]]]
 
 
-class Question:
+class Question(msgspec.Struct, eq=False):
     """One URL that somebody wants to know about; each waiter has a future of its own, so
     that one who is cancelled takes none of the others along."""
 
-    __slots__ = ("agent", "key", "origin", "url", "waiters")
-
-    def __init__(self, key: Key, origin: str) -> None:
-        self.key = key
-        self.url, self.agent = key
-        self.origin = origin
-        self.waiters: list[asyncio.Future[Decision]] = []
+    key: Key
+    origin: str
+    waiters: list[asyncio.Future[Decision]]
 
     @property
     def wanted(self) -> bool:
         """Somebody still waits."""
-        waiters = self.waiters
-        return not waiters[0].done() or any(not waiter.done() for waiter in waiters)
+        return any(not waiter.done() for waiter in self.waiters)
 
 
 LaneKey = tuple[str, str | None]
@@ -94,8 +92,12 @@ class Questions:
         answers: Answers,
         tasks: Tasks,
         unanswered: Callable[[Question, str], Decision],
+        clock: Clock,
     ) -> None:
         self._post = post
+        self._monotonic = clock.monotonic
+        self._turn = 0.0
+        """When the first question of this turn of the loop was asked."""
         self._answers = answers
         self._tasks = tasks
         self._unanswered = unanswered
@@ -109,32 +111,31 @@ class Questions:
     def __len__(self) -> int:
         return len(self._asked)
 
-    def ask(self, url: str, origin: str, agent: str | None) -> asyncio.Future[Decision]:
+    def ask(self, key: Key, origin: str) -> asyncio.Future[Decision]:
         """The answer to come; cancel the future to want it no more.
 
         `origin` is empty for text that is no URL, which needs nobody to be asked.
         """
         loop = asyncio.get_running_loop()
-        key = (url, agent)
-        question = self._asked.get(key)
-        if question is None:
-            question = self._asked[key] = Question(key, origin)
-            self._line_up(question)
-            if not self._scheduled:
-                self._scheduled = True
-                loop.call_soon(self._end_of_turn)
         future: asyncio.Future[Decision] = loop.create_future()
-        question.waiters.append(future)
-        return future
-
-    def _line_up(self, question: Question) -> None:
-        prompt = not question.origin or self._answers.is_prompt(question.origin)
-        lane = self._prompt if prompt else self._cold
-        key = ("" if prompt else question.origin, question.agent)
-        queue = lane.queues.get(key)
+        question = self._asked.get(key)
+        if question is not None:
+            question.waiters.append(future)
+            return future
+        if not self._scheduled:
+            self._scheduled = True
+            self._turn = self._monotonic()
+            loop.call_soon(self._end_of_turn)
+        question = self._asked[key] = Question(key, origin, [future])
+        if not origin or self._turn < self._answers.prompt.get(origin, 0.0):
+            queues, name = self._prompt.queues, ("", key[1])
+        else:
+            queues, name = self._cold.queues, (origin, key[1])
+        queue = queues.get(name)
         if queue is None:
-            queue = lane.queues[key] = deque()
+            queue = queues[name] = deque()
         queue.append(question)
+        return future
 
     def _end_of_turn(self) -> None:
         self._scheduled = False
@@ -159,8 +160,8 @@ class Questions:
         text = 0
         while queue and len(batch) < BATCH:
             question = queue[0]
-            if question.wanted:
-                text += len(question.url)
+            if not question.waiters[0].done() or question.wanted:
+                text += len(question.key[0])
                 if batch and text > _MOST_TEXT:
                     break
                 batch.append(question)
@@ -171,26 +172,26 @@ class Questions:
 
     async def _travel(self, lane: _Lane, key: LaneKey, batch: list[Question]) -> None:
         try:
-            decisions = await self._post([question.url for question in batch], key[1])
+            decisions = await self._post([question.key[0] for question in batch], key[1])
         except Unreached as error:
-            for question in batch:
-                self._settle(question, self._unanswered(question, str(error)))
+            why = str(error)
+            self._settle(batch, [self._unanswered(question, why) for question in batch])
         except Exception as error:  # noqa: BLE001 - whoever asked is told
             self._fail(batch, error)
         else:
-            answered = zip(batch, decisions, strict=True)
-            self._answers.keep((q.key, q.origin, decision) for q, decision in answered)
-            for question, decision in zip(batch, decisions, strict=True):
-                self._settle(question, decision)
+            self._answers.keep(zip(batch, decisions, strict=True))
+            self._settle(batch, decisions)
         finally:
             lane.came_back(key)
             self._let_go(lane)
 
-    def _settle(self, question: Question, decision: Decision) -> None:
-        del self._asked[question.key]
-        for waiter in question.waiters:
-            if not waiter.done():
-                waiter.set_result(decision)
+    def _settle(self, batch: list[Question], decisions: list[Decision]) -> None:
+        asked = self._asked
+        for question, decision in zip(batch, decisions, strict=True):
+            del asked[question.key]
+            for waiter in question.waiters:
+                if not waiter.done():
+                    waiter.set_result(decision)
 
     def _fail(self, batch: list[Question], error: Exception) -> None:
         for question in batch:

@@ -12,7 +12,7 @@ from gatekeeper import (
     State,
     Verdict,
 )
-from gatekeeper.remote.answers import lifetime
+from gatekeeper.remote.answers import Lifetimes
 from tests.conformance.ways import World, decided
 from tests.internet import Hold, Page
 
@@ -112,7 +112,7 @@ def ends(verdict: Verdict, seconds: float) -> Decision:
     ],
 )
 def test_how_long_a_decision_is_repeated(decision: Decision, seconds: float) -> None:
-    assert lifetime(decision, NOON.timestamp(), 60.0) == seconds
+    assert Lifetimes(NOON.timestamp(), 60.0).of(decision) == seconds
 
 
 async def test_a_decision_is_repeated_without_asking(world: World) -> None:
