@@ -26,11 +26,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     >>> main(["check", "--help"])  # doctest: +SKIP
     """
-    args = _parser().parse_args(argv)
+    command = ""
     try:
+        # Parsing, too: it imports every command, and Ctrl-C may come meanwhile.
+        args = _parser().parse_args(argv)
+        command = args.command
         return int(args.run(args))
     except GatekeeperError as error:
-        return fail(args.command, str(error))
+        return fail(command, str(error))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -38,12 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        return fail(args.command, _describe(error))
+        return fail(command, _describe(error))
 
 
 def fail(command: str, message: str) -> int:
     """Print the one line that an error gets; the exit code for it."""
-    print(f"{NAME} {command}: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{f'{NAME} {command}'.rstrip()}: {' '.join(message.split())}", file=sys.stderr)
     return USAGE
 
 

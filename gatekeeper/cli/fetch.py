@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 from pathlib import Path
 
 from gatekeeper.cli.common import (
@@ -18,6 +19,8 @@ from gatekeeper.cli.crawl.limits import MANIFEST, Limits
 from gatekeeper.errors import ConfigError
 
 __all__ = ["add_parser", "run"]
+
+_MOST_WORKERS = 10_000
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -34,11 +37,15 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "-o", "--output", metavar="DIR", help=f"bodies and {MANIFEST}; resumes what is there"
     )
-    parser.add_argument("--warc", metavar="FILE", help="WARC 1.1; compressed if it ends in .gz")
+    parser.add_argument(
+        "--warc",
+        metavar="FILE",
+        help="WARC 1.1; compressed if it ends in .gz; resumed by FILE.* beside it, or by -o",
+    )
     parser.add_argument(
         "--concurrency",
         metavar="N",
-        type=_positive,
+        type=_concurrency,
         default=100,
         help="requests in flight over all hosts (100); one host's own limit stays in force",
     )
@@ -59,23 +66,43 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=_positive,
-        default=300,
+        type=_seconds,
+        default=300.0,
         help="network time of one request (300); waiting for a turn is not counted",
     )
     parser.add_argument(
         "--max-wait",
         metavar="SECONDS",
-        type=_positive,
-        default=3600,
+        type=_seconds,
+        default=3600.0,
         help="stop when nobody's turn comes within that time (3600); run again to go on",
     )
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r}; give a whole number, 1 or more")
+    return number
+
+
+def _concurrency(text: str) -> int:
+    number = _positive(text)
+    if number > _MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"{text!r}; give at most {_MOST_WORKERS}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}; give seconds, more than 0")
     return number
 
 

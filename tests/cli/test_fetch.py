@@ -6,45 +6,16 @@ import asyncio
 import hashlib
 import io
 import json
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
-from warcio.archiveiterator import ArchiveIterator
 
 from gatekeeper.cli.crawl.limits import Limits
-from gatekeeper.cli.crawl.progress import Plain, Silent
-from gatekeeper.cli.crawl.runner import INTERRUPTED, Job, crawl
-from gatekeeper.config import Config, GuardConfig, PacingConfig
-from tests.internet import CloseSilently, Encoded, FakeInternet, Hold, Page, Truncated, redirect
-
-CONFIG = Config(
-    guard=GuardConfig(allow=("127.0.0.0/8",)), pacing=PacingConfig(default_interval=0.0)
-)
-OPEN = "User-agent: *\nAllow: /\n"
-ROBOTS = "/robots.txt"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "pages"
-
-
-async def fetch(net: FakeInternet, *urls: str, config: Config = CONFIG, **job: Any) -> int:
-    """One run of the command, on the fake internet and its clock."""
-    made = Job(identity="examplebot/1.0", config=config, urls=urls, **job)
-    return await crawl(made, Silent(), clock=net.clock, resolver=net.resolver, trace_configs=[])
-
-
-def manifest(folder: Path) -> dict[str, dict[str, Any]]:
-    """The last entry of every URL."""
-    lines = (folder / "manifest.jsonl").read_text().splitlines()
-    return {entry["url"]: entry for entry in map(json.loads, lines)}
-
-
-def stored(folder: Path, url: str) -> bytes:
-    return (folder / manifest(folder)[url]["file"]).read_bytes()
+from gatekeeper.cli.crawl.progress import Plain
+from gatekeeper.cli.crawl.runner import Job, crawl
+from gatekeeper.config import Config
+from tests.cli.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest, stored
+from tests.internet import CloseSilently, Encoded, FakeInternet, Hold, Page, Truncated
 
 
 async def test_a_page_is_stored_and_noted(internet: FakeInternet, folder: Path) -> None:
@@ -142,76 +113,6 @@ async def test_a_private_address_is_refused(internet: FakeInternet, folder: Path
     assert internet.connections == []
 
 
-# -- redirects
-
-
-async def test_a_redirect_is_followed_and_the_page_noted_once(
-    internet: FakeInternet, folder: Path
-) -> None:
-    internet.site("a.test").robots(OPEN).on("/old", redirect("http://b.test/new"))
-    other = internet.site("b.test").robots(OPEN).page("/new", "here")
-    assert await fetch(internet, "http://a.test/old", output=folder) == 0
-    assert other.paths == [ROBOTS, "/new"]
-    entry = manifest(folder)["http://a.test/old"]
-    assert entry["final_url"] == "http://b.test/new"
-    assert entry["redirects"] == [[302, "http://b.test/new"]]
-    assert stored(folder, "http://a.test/old") == b"here"
-
-
-async def test_a_redirect_within_one_host_waits_for_a_turn_of_its_own(
-    virtual_internet: FakeInternet, folder: Path
-) -> None:
-    net = virtual_internet
-    site = net.site("a.test").robots("User-agent: *\nCrawl-delay: 10\n")
-    site.on("/old", redirect("/new")).page("/new")
-    await net.drive(fetch(net, "http://a.test/old", output=folder))
-    assert site.paths == [ROBOTS, "/old", "/new"]
-    assert min(site.gaps()) >= 10
-
-
-async def test_a_redirect_to_a_denied_page_ends_there(internet: FakeInternet, folder: Path) -> None:
-    internet.site("a.test").robots(OPEN).on("/old", redirect("http://b.test/new"))
-    other = internet.site("b.test").robots("User-agent: *\nDisallow: /\n").page("/new")
-    assert await fetch(internet, "http://a.test/old", output=folder) == 1
-    assert other.paths == [ROBOTS]
-    entry = manifest(folder)["http://a.test/old"]
-    assert entry["outcome"] == "denied"
-    assert entry["decision"]["url"] == "http://b.test/new"
-
-
-async def test_a_circle_of_redirects_fails(internet: FakeInternet, folder: Path) -> None:
-    site = internet.site("a.test").robots(OPEN)
-    site.on("/1", redirect("/2")).on("/2", redirect("/1"))
-    assert await fetch(internet, "http://a.test/1", output=folder) == 1
-    assert site.paths == [ROBOTS, "/1", "/2"]
-    assert "in a circle" in manifest(folder)["http://a.test/1"]["error"]
-
-
-async def test_a_long_chain_of_redirects_fails(internet: FakeInternet, folder: Path) -> None:
-    site = internet.site("a.test").robots(OPEN)
-    for number in range(20):
-        site.on(f"/{number}", redirect(f"/{number + 1}"))
-    await fetch(internet, "http://a.test/0", output=folder, limits=Limits(redirects=3))
-    assert site.paths == [ROBOTS, "/0", "/1", "/2", "/3"]
-    assert manifest(folder)["http://a.test/0"]["error"] == "more than 3 redirects"
-
-
-async def test_two_ways_to_one_page_fetch_it_once(internet: FakeInternet, folder: Path) -> None:
-    site = internet.site("a.test").robots(OPEN).page("/end", "here")
-    site.on("/1", redirect("/end")).on("/2", redirect("/end"))
-    urls = ("http://a.test/1", "http://a.test/2", "http://a.test/end")
-    assert await fetch(internet, *urls, output=folder, limits=Limits(concurrency=1)) == 0
-    assert site.paths.count("/end") == 1
-    ends = {entry.get("final_url", entry["url"]) for entry in manifest(folder).values()}
-    assert ends == {"http://a.test/end"}
-
-
-async def test_a_redirect_to_no_url_fails(internet: FakeInternet, folder: Path) -> None:
-    internet.site("a.test").robots(OPEN).on("/1", redirect("mailto:ann@a.test"))
-    assert await fetch(internet, "http://a.test/1", output=folder) == 1
-    assert "redirected to no URL" in manifest(folder)["http://a.test/1"]["error"]
-
-
 # -- failures and second tries
 
 
@@ -283,110 +184,6 @@ async def test_reading_stops_at_the_limit(internet: FakeInternet, folder: Path) 
     await fetch(internet, "http://a.test/x", output=folder, limits=Limits(max_body=1_000))
     assert stored(folder, "http://a.test/x") == b"x" * 1_000
     assert manifest(folder)["http://a.test/x"]["truncated"] is True
-
-
-async def test_a_warc_file_holds_what_was_sent(internet: FakeInternet, tmp_path: Path) -> None:
-    site = internet.site("a.test").robots(OPEN).page("/x", "hello")
-    path = tmp_path / "pages.warc.gz"
-    assert await fetch(internet, "http://a.test/x", warc=path) == 0
-    assert site.requests[-1].headers["Accept-Encoding"] == "identity"
-    with path.open("rb") as file:
-        found = [
-            (record.rec_type, record.rec_headers.get_header("WARC-Target-URI"),
-             record.rec_headers.get_header("WARC-IP-Address"), record.content_stream().read())
-            for record in ArchiveIterator(file, check_digests="raise")
-        ]  # fmt: skip
-    assert found[1] == ("response", "http://a.test/x", "127.0.0.1", b"hello")
-    assert found[2][0] == "request"
-
-
-async def test_a_warc_file_goes_on_where_it_stopped(internet: FakeInternet, tmp_path: Path) -> None:
-    site = internet.site("a.test").robots(OPEN).page("/1", "one").page("/2", "two")
-    path = tmp_path / "pages.warc"
-    await fetch(internet, "http://a.test/1", warc=path)
-    await fetch(internet, "http://a.test/1", "http://a.test/2", warc=path)
-    assert [path for path in site.paths if path != ROBOTS] == ["/1", "/2"]
-    with path.open("rb") as file:
-        bodies = [
-            record.content_stream().read()
-            for record in ArchiveIterator(file)
-            if record.rec_type == "response"
-        ]
-    assert bodies == [b"one", b"two"]
-
-
-# -- stopping and going on
-
-
-async def test_the_next_run_asks_for_nothing_that_is_done(
-    internet: FakeInternet, folder: Path
-) -> None:
-    site = internet.site("a.test").robots("User-agent: *\nDisallow: /2\n").page("/1")
-    urls = ("http://a.test/1", "http://a.test/2")
-    await fetch(internet, *urls, output=folder)
-    asked = len(site.requests)
-    assert await fetch(internet, *urls, output=folder) == 0
-    assert len(site.requests) == asked
-
-
-async def test_a_url_whose_line_was_torn_is_fetched_again(
-    internet: FakeInternet, folder: Path
-) -> None:
-    site = internet.site("a.test").robots(OPEN).page("/1").page("/2")
-    urls = ("http://a.test/1", "http://a.test/2")
-    await fetch(internet, *urls, output=folder, limits=Limits(concurrency=1))
-    path = folder / "manifest.jsonl"
-    path.write_bytes(path.read_bytes()[:-20])
-    await fetch(internet, *urls, output=folder)
-    assert site.paths.count("/1") == 1
-    assert site.paths.count("/2") == 2
-    assert manifest(folder).keys() == set(urls)
-
-
-async def test_a_hosts_clock_outlives_the_run(virtual_internet: FakeInternet, folder: Path) -> None:
-    net = virtual_internet
-    site = net.site("a.test").robots("User-agent: *\nCrawl-delay: 60\n").page("/1").page("/2")
-    await net.drive(fetch(net, "http://a.test/1", output=folder))
-    await net.drive(fetch(net, "http://a.test/2", output=folder))
-    pages = [request.at for request in site.requests if request.target != ROBOTS]
-    assert pages[1] - pages[0] >= 60
-
-
-async def test_ctrl_c_lets_running_requests_end_and_the_next_run_goes_on(
-    internet: FakeInternet, folder: Path
-) -> None:
-    hold = Hold(Page("slow"))
-    site = internet.site("a.test").robots(OPEN).on("/slow", hold).page("/rest")
-    urls = ("http://a.test/slow", "http://a.test/rest")
-    run = asyncio.create_task(fetch(internet, *urls, output=folder))
-    await hold.waiting.acquire()
-    signal.raise_signal(signal.SIGINT)
-    await internet.settle()
-    hold.release()
-    assert await run == INTERRUPTED
-    assert manifest(folder).keys() == {"http://a.test/slow"}
-    assert await fetch(internet, *urls, output=folder) == 0
-    assert site.paths.count("/slow") == 1
-    assert site.paths.count("/rest") == 1
-
-
-async def test_requests_that_do_not_end_are_cut_off_after_the_grace(
-    virtual_internet: FakeInternet, folder: Path
-) -> None:
-    net = virtual_internet
-    hold = Hold(Page("slow"))
-    net.site("a.test").robots(OPEN).on("/slow", hold)
-    started = asyncio.create_task(
-        net.drive(
-            fetch(net, "http://a.test/slow", output=folder, limits=Limits(grace=3.0), timeout=1e6),
-            limit=1e9,
-        )
-    )
-    await hold.waiting.acquire()
-    signal.raise_signal(signal.SIGINT)
-    assert await started == INTERRUPTED
-    assert manifest(folder) == {}
-    assert not [path for path in folder.rglob("*") if path.parent.name == ".parts"]
 
 
 async def test_one_slow_host_delays_no_other(internet: FakeInternet, folder: Path) -> None:

@@ -65,7 +65,8 @@ class Body:
 
     def __init__(self, url: str, folder: Path | None, *, limit: int, spool: bool) -> None:
         self.size = 0
-        self.truncated = False
+        self.cut: str | None = None
+        """Why the end of it is missing, if it is, in the words of WARC-Truncated."""
         self._url = url
         self._folder = folder
         self._limit = limit
@@ -101,7 +102,7 @@ class Body:
             room = self._limit - self.size
             self._write(piece[:room])
             if len(piece) > room:
-                self.truncated = True
+                self.cut = "length"
                 return
 
     def _write(self, piece: bytes) -> None:

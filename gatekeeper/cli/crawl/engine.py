@@ -11,33 +11,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import msgspec
 from aiohttp import hdrs
-from yarl import URL
 
 from gatekeeper import urls
 from gatekeeper.cli.crawl.bodies import Body
+from gatekeeper.cli.crawl.exchange import exchange
 from gatekeeper.cli.crawl.hosts import Hosts
 from gatekeeper.cli.crawl.limits import Limits
-from gatekeeper.cli.crawl.manifest import Entry, Manifest, digest
+from gatekeeper.cli.crawl.manifest import Entry, Manifest, Outcome, WarcPlace
 from gatekeeper.cli.crawl.story import Answer, Story
 from gatekeeper.cli.crawl.tally import Tally
-from gatekeeper.cli.crawl.warc import Warc, WarcHead
+from gatekeeper.cli.crawl.trails import Trails
+from gatekeeper.cli.crawl.warc import Warc
 from gatekeeper.clock import Clock, deadline, utc
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Denied, InvalidURL
-from gatekeeper.middleware import signals
-from gatekeeper.robots.headers import from_headers
 
 if TYPE_CHECKING:
-    from gatekeeper.leasing import Lease
     from gatekeeper.pacing.queue import PoliteQueue, Turn
 
 __all__ = ["Crawl", "Place"]
 
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _ASKED_TO_WAIT = frozenset({429, 503})
-_ACCEPT = "text/html, application/xhtml+xml, */*;q=0.8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +69,7 @@ class Crawl:
         self._limits = limits
         self._place = place
         self._on_entry = on_entry
-        self._seen: set[bytes] = set()
+        self._trails = Trails(limits.redirects)
         # Only URLs that were redirected or failed once; the others are what they are called.
         self._stories: dict[str, list[Story]] = {}
         self._again: deque[str] = deque()
@@ -82,8 +77,14 @@ class Crawl:
         self._calm = asyncio.Event()
         self._calm.set()
         self._stop = asyncio.Event()
-        self._busy: set[asyncio.Task[Any] | None] = set()
+        # What each worker asks for that is at work.
+        self._busy: dict[asyncio.Task[Any] | None, str] = {}
         self._writing = asyncio.Lock()
+
+    @property
+    def in_flight(self) -> list[str]:
+        """The URLs that are being fetched at this moment."""
+        return list(self._busy.values())
 
     def stop(self) -> None:
         """Take no more turns; let what runs come to its end. Idempotent."""
@@ -144,12 +145,11 @@ class Crawl:
             target = urls.parse(raw)
         except InvalidURL as error:
             self.tally.total += 1
-            self._fail(Story(error.url), f"no URL to fetch: {error.problem}")
+            self._fail(Story(error.url, tries=0), f"no URL to fetch: {error.problem}")
             return None
-        if self._known(target.url):
-            self.tally.skipped += 1
+        if self._skip(target.url):
             return None
-        self._seen.add(digest(target.url))
+        self._trails.begin(target.url)
         self.tally.total += 1
         if target.userinfo or "@" in target.path:
             # The guard has to see the credentials, and a decision shows them masked.
@@ -157,10 +157,15 @@ class Crawl:
             return raw
         return target.url
 
-    def _known(self, url: str) -> bool:
+    def _skip(self, url: str) -> bool:
         """Whether it was taken in already, by this run or, to its end, by an earlier one."""
-        manifest = self._place.manifest
-        return digest(url) in self._seen or (manifest is not None and manifest.done(url))
+        if url not in self._trails:
+            manifest = self._place.manifest
+            if manifest is None or not manifest.done(url):
+                return False
+            self.tally.unarchived += manifest.unarchived(url)
+        self.tally.skipped += 1
+        return True
 
     def _go_on(self, url: str, story: Story) -> None:
         self._stories.setdefault(_shown(url), []).append(story)
@@ -185,13 +190,13 @@ class Crawl:
         while not self._stop.is_set():
             turn = await self.queue.get()
             # No await since the turn was had, so nobody cancels this task as an idle one.
-            self._busy.add(task)
+            self._busy[task] = turn.url
             self.tally.in_flight += 1
             try:
                 await self._ask(turn)
             finally:
                 self.tally.in_flight -= 1
-                self._busy.discard(task)
+                del self._busy[task]
 
     async def _ask(self, turn: Turn) -> None:
         """One request, in its turn, and what follows from it."""
@@ -203,7 +208,9 @@ class Crawl:
         with Body(story.last, self._place.folder, limit=limit, spool=spool) as body:
             try:
                 async with turn as lease:
-                    answer = await self._exchange(lease, body)
+                    answer = await exchange(
+                        self._session, lease, body, clock=self._clock, record=spool
+                    )
                     decision = lease.decision
             except Denied as error:  # the file changed between the turn and the request
                 self._finish(story.denied(error.decision, self._now()))
@@ -215,46 +222,17 @@ class Crawl:
     async def _settle(
         self, url: str, story: Story, answer: Answer, decision: Decision, body: Body
     ) -> None:
-        """Follow it, ask again, or store it."""
+        """Follow it, ask again, or store it. Whatever it says, it belongs in the WARC."""
+        warc = await self._archive(answer, body)
         if answer.location is not None:
             self._follow(url, story, answer, decision)
-        elif answer.status in _ASKED_TO_WAIT and story.tries < self._limits.tries:
+        elif answer.status not in _ASKED_TO_WAIT:
+            self._finish(self._store(story, answer, decision, body, warc))
+        elif story.tries < self._limits.tries:
             self._go_on(url, story.tried_again())  # in a turn after the block
         else:
-            self._finish(await self._store(story, answer, decision, body))
-
-    async def _exchange(self, lease: Lease, body: Body) -> Answer:
-        """Send, take the head, and take the body if it will be stored."""
-        headers = {hdrs.ACCEPT: _ACCEPT}
-        if self._place.warc is not None:
-            headers[hdrs.ACCEPT_ENCODING] = "identity"
-        started, at = self._clock.monotonic(), utc(self._clock.wall())
-        request = self._session.get(
-            URL(lease.url, encoded=True),
-            headers=headers,
-            allow_redirects=False,
-            middlewares=(_Once(),),
-        )
-        async with request as response:
-            elapsed = self._clock.monotonic() - started
-            location = response.headers.get(hdrs.LOCATION)
-            if response.status not in _REDIRECTS:
-                location = None
-            head = WarcHead(response, at) if self._place.warc is not None else None
-            if location is None:
-                await body.receive(response.content)
-            if location is not None or body.truncated:
-                response.close()  # the rest is not wanted
-            return Answer(
-                status=response.status,
-                headers=response.headers,
-                at=at,
-                elapsed=elapsed,
-                took=self._clock.monotonic() - started,
-                location=location,
-                signals=_said(response),
-                warc=head,
-            )
+            error = f"answered {answer.status}, try {story.tries} of {self._limits.tries}"
+            self._finish(story.failed(error, answer.at, status=answer.status, warc=warc))
 
     def _follow(self, url: str, story: Story, answer: Answer, decision: Decision) -> None:
         """Put where the redirect leads into the queue, or say why not."""
@@ -269,13 +247,20 @@ class Crawl:
         if story.passed(target):
             self._fail(story, f"redirected in a circle, back to {target}")
             return
-        story = story.redirected(answer.status, target)
-        if self._known(target):
-            # The end of another URL too: that one's entry has the page, or will have it.
+        start, story = story, story.redirected(answer.status, target)
+        manifest = self._place.manifest
+        outcome = self._trails.outcome(target)
+        if outcome is Outcome.FETCHED or (manifest is not None and manifest.fetched(target)):
             self._finish(story.fetched(answer, decision))
-            return
-        self._seen.add(digest(target))
-        self._go_on(target, story)
+        elif outcome is Outcome.FAILED:
+            self._finish(story.failed("failed before", self._now()))
+        elif outcome is None and target in self._trails:
+            problem = self._trails.follow(story.fetched(answer, decision))
+            if problem is not None:
+                self._fail(start, problem)
+        else:  # new, or denied: then its file is asked once more, in this URL's name
+            self._trails.extend(story.url, target)
+            self._go_on(target, story)
 
     def _settle_failure(self, url: str, story: Story, error: Exception) -> None:
         """Try again in a later turn, or give up."""
@@ -284,18 +269,35 @@ class Crawl:
         else:
             self._fail(story, f"{type(error).__name__}: {error}".rstrip(": "))
 
-    async def _store(self, story: Story, answer: Answer, decision: Decision, body: Body) -> Entry:
-        """WARC first, then the file, then the line that vouches for both."""
-        place = None
-        if self._place.warc is not None and answer.warc is not None:
-            async with self._writing:
-                place = await asyncio.to_thread(
-                    self._place.warc.write,
-                    answer.warc,
-                    body.open(),
-                    size=body.size,
-                    truncated=body.truncated,
-                )
+    async def _archive(self, answer: Answer, body: Body) -> WarcPlace | None:
+        """Append the answer to the WARC file, if there is one."""
+        if self._place.warc is None or answer.warc is None:
+            return None
+        write = self._place.warc.write
+        async with self._writing:
+            writing = asyncio.ensure_future(
+                asyncio.to_thread(write, answer.warc, body.open(), size=body.size, cut=body.cut)
+            )
+            cancelled = None
+            while not writing.done():
+                try:
+                    await asyncio.wait([writing])
+                except asyncio.CancelledError as error:
+                    # The thread goes on: neither file nor body may be closed under it.
+                    cancelled = error
+            if cancelled is not None:
+                raise cancelled
+            return writing.result()
+
+    def _store(
+        self,
+        story: Story,
+        answer: Answer,
+        decision: Decision,
+        body: Body,
+        warc: WarcPlace | None,
+    ) -> Entry:
+        """The file, then the line that vouches for it; the WARC has it already."""
         kind = answer.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
         encoding = answer.headers.get(hdrs.CONTENT_ENCODING) if self._place.warc else None
         return story.fetched(
@@ -303,11 +305,11 @@ class Crawl:
             decision,
             size=body.size,
             sha256=body.sha256,
-            truncated=body.truncated,
+            truncated=body.cut is not None,
             content_type=kind or None,
             content_encoding=encoding,
             file=body.keep(kind),
-            warc=place,
+            warc=warc,
         )
 
     # -- entries
@@ -324,44 +326,17 @@ class Crawl:
         return utc(self._clock.wall())
 
     def _finish(self, entry: Entry) -> None:
-        if self._place.manifest is not None:
-            self._place.manifest.write(entry)
-        self.tally.add(entry)
-        self._on_entry(entry)
+        """Note it, and whatever waited for its end: in that order, or a crawl that is killed
+        in between would take the page for had."""
+        ended = deque([entry])
+        while ended:
+            entry = ended.popleft()
+            if self._place.manifest is not None:
+                self._place.manifest.write(entry)
+            self.tally.add(entry)
+            self._on_entry(entry)
+            ended.extend(self._trails.end(entry))
         self._stop_if_done()
-
-
-_SILENT = from_headers({}, "")
-
-
-def _said(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
-    """What its header says about the use of the page; None where it says nothing."""
-    found = signals(response)
-    if found == _SILENT:
-        return None
-    plain: dict[str, Any] = msgspec.to_builtins(found)
-    return plain
-
-
-class _Once:
-    """Middleware for one request: aiohttp sends a GET again by itself when the connection
-    breaks, in a turn of its own. Here tries are counted, and the times of one are written
-    down: the second time, the first error stands, and the queue brings the URL back.
-    """
-
-    def __init__(self) -> None:
-        self._error: aiohttp.ClientError | None = None
-
-    async def __call__(
-        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-    ) -> aiohttp.ClientResponse:
-        if self._error is not None:
-            raise self._error
-        try:
-            return await handler(request)
-        except aiohttp.ClientError as error:
-            self._error = error
-            raise
 
 
 def _shown(url: str) -> str:

@@ -29,13 +29,15 @@ class Outcome(StrEnum):
     DENIED = "denied"
     """It may not be fetched; the decision says by which line."""
     FAILED = "failed"
-    """No answer, or one that could not be read; tried again by the next run."""
+    """No answer, one that could not be read, or nothing but requests to wait; tried again by
+    the next run."""
 
 
 class WarcPlace(msgspec.Struct, frozen=True):
     """Where a page stands in a WARC file, in bytes."""
 
     file: str
+    """Relative to the manifest."""
     offset: int
     end: int
 
@@ -56,11 +58,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     decision: Decision | None = None
     """The answer for the last hop."""
     tries: int = 1
+    """Requests for the last hop; 0: what was given is no URL that could be asked for."""
     elapsed: float | None = None
     """From sending the last request to the head of its response."""
     took: float | None = None
     """From sending the last request to the end of the body."""
     size: int | None = None
+    """Bytes of the body. None of a fetched URL: redirected to a page that another entry has."""
     sha256: str | None = None
     """Of the body as stored."""
     truncated: bool = False
@@ -78,22 +82,26 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Entry).decode
-_FINAL = frozenset({Outcome.FETCHED, Outcome.DENIED})
 
 
 class Manifest:
     """The lines written so far, as far as a later run needs to know them.
 
-    Memory: 16 bytes and a set's slot for every URL that is done. Open it with `with`.
+    `archive` is the WARC file of this run, as a WarcPlace names it; "" if it is a new one.
+    Memory: 16 bytes and a set's slot for every URL that is done. Open it with `with`, and
+    under a lock.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, archive: str | None = None) -> None:
         self.path = path
         self.unreadable = 0
         """Lines in the middle that are no entries; they are left alone."""
-        self.warc_ends: dict[str, int] = {}
-        """How far each WARC file is vouched for."""
-        self._done: set[bytes] = set()
+        self.warc_places: dict[str, WarcPlace] = {}
+        """The last page in each WARC file."""
+        self._archive = archive
+        self._fetched: set[bytes] = set()
+        self._denied: set[bytes] = set()
+        self._elsewhere: set[bytes] = set()
         self._file: int | None = None
 
     def __enter__(self) -> Manifest:
@@ -113,8 +121,17 @@ class Manifest:
             self._file = None
 
     def done(self, url: str) -> bool:
-        """Whether that URL was denied, or fetched, be it as the end of a redirect."""
-        return digest(url) in self._done
+        """Whether that URL was denied, or fetched, be it as a hop of a redirect."""
+        key = digest(url)
+        return key in self._fetched or key in self._denied
+
+    def fetched(self, url: str) -> bool:
+        """Whether its page is had."""
+        return digest(url) in self._fetched
+
+    def unarchived(self, url: str) -> bool:
+        """Whether its page was fetched by a run that did not put it into this run's WARC."""
+        return digest(url) in self._elsewhere
 
     def write(self, entry: Entry) -> bytes:
         """Append a line, whole; the line."""
@@ -128,13 +145,20 @@ class Manifest:
         return line
 
     def _learn(self, entry: Entry) -> None:
-        if entry.outcome in _FINAL:
-            self._done.add(digest(entry.url))
-            if entry.final_url is not None and entry.outcome is Outcome.FETCHED:
-                self._done.add(digest(entry.final_url))
         if entry.warc is not None:
-            known = self.warc_ends.get(entry.warc.file, 0)
-            self.warc_ends[entry.warc.file] = max(known, entry.warc.end)
+            self.warc_places[entry.warc.file] = entry.warc
+        if entry.outcome is Outcome.DENIED:
+            self._denied.add(digest(entry.url))
+        elif entry.outcome is Outcome.FETCHED:
+            keys = {digest(entry.url)}
+            if entry.size is not None:
+                # Only who has the page may vouch for where it was found.
+                keys.update(digest(hop) for _, hop in entry.redirects)
+                if self._archive is not None and (
+                    entry.warc is None or entry.warc.file != self._archive
+                ):
+                    self._elsewhere |= keys
+            self._fetched |= keys
 
     def _whole_lines(self, descriptor: int) -> Iterator[bytes]:
         """Every line that has its end; what follows the last one is cut off the file."""

@@ -41,6 +41,9 @@ class Progress(Protocol):
     def show(self, tally: Tally, turns: Sequence[NextTurn]) -> None:
         """The state of things, and the hosts whose turns come next."""
 
+    def say(self, text: str) -> None:
+        """Something that whoever watches asked for; at once."""
+
 
 def watcher(*, quiet: bool, stream: TextIO | None = None) -> Progress:
     """What fits: nothing, a live display on a terminal with rich, or plain lines."""
@@ -56,7 +59,7 @@ def watcher(*, quiet: bool, stream: TextIO | None = None) -> Progress:
 
 
 class Silent:
-    """Shows nothing."""
+    """Shows nothing of itself."""
 
     every = 5.0
 
@@ -71,6 +74,10 @@ class Silent:
 
     def show(self, tally: Tally, turns: Sequence[NextTurn]) -> None:
         """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Whoever presses Ctrl-C reads along."""
+        print(text, file=sys.stderr, flush=True)
 
 
 class Plain:
@@ -96,6 +103,10 @@ class Plain:
         text = f"-- {state_of(tally)}"
         if turns:
             text += f"; next: {', '.join(str(turn) for turn in turns[:3])}"
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
         print(text, file=self._stream, flush=True)
 
 
@@ -122,7 +133,11 @@ class Live:
     def entry(self, entry: Entry) -> None:
         """Print what was not fetched above the bar; the rest moves it."""
         if entry.outcome is not Outcome.FETCHED:
-            self._console.print(line_of(entry), markup=False, highlight=False, soft_wrap=True)
+            self.say(line_of(entry))
+
+    def say(self, text: str) -> None:
+        """Print it above the bar."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, tally: Tally, turns: Sequence[NextTurn]) -> None:
         """Redraw."""

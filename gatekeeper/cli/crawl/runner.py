@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +24,12 @@ from gatekeeper.cli.crawl.sources import given
 from gatekeeper.cli.crawl.warc import Response, Warc
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
+from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.pacing.queue import PoliteQueue
 from gatekeeper.session import polite_session, session_gate
+from gatekeeper.storage.lock import FileLock
+from gatekeeper.urls import mask
 
 __all__ = ["INTERRUPTED", "Job", "crawl"]
 
@@ -58,12 +62,25 @@ class Job:
 
     @property
     def kept_config(self) -> Config:
-        """The configuration, with a place in the folder for the hosts' clocks: a crawl that
-        resumes still owes them their wait."""
-        if self.output is None or self.config.storage.path is not None:
+        """The configuration, with a place beside the manifest for the hosts' clocks: a crawl
+        that resumes still owes them their wait (promise 8)."""
+        if self.manifest is None or self.config.storage.path is not None:
             return self.config
-        storage = msgspec.structs.replace(self.config.storage, path=str(self.output / STATE))
+        name = self.manifest.name.removesuffix(MANIFEST) + STATE
+        path = str(self.manifest.with_name(name))
+        storage = msgspec.structs.replace(self.config.storage, path=path)
         return msgspec.structs.replace(self.config, storage=storage)
+
+    @property
+    def archive(self) -> str | None:
+        """The WARC file as the manifest calls it: two of one name are two."""
+        if self.warc is None or self.manifest is None:
+            return None
+        warc, folder = self.warc.resolve(), self.manifest.parent.resolve()
+        try:
+            return Path(os.path.relpath(warc, folder)).as_posix()
+        except ValueError:  # another drive
+            return warc.as_posix()
 
 
 async def crawl(
@@ -94,7 +111,7 @@ async def crawl(
         )
         work = _work(job, client, place, clock, progress)
         stack.enter_context(progress)
-        with _interruptible(work) as interrupted:
+        with _interruptible(work, progress, job.limits.grace) as interrupted:
             await _watched(work, job, session_gate(client), progress, clock)
     _say_summary(job, work)
     if interrupted():
@@ -103,19 +120,42 @@ async def crawl(
 
 
 def _place(job: Job, stack: AsyncExitStack) -> Place:
+    """Open what is written to; what of it belongs to nobody else meanwhile is changed then."""
+    _lock(job, stack)
+    path = job.manifest
+    if path is None:
+        return Place()
+    if job.warc is None:
+        return Place(stack.enter_context(Manifest(path)), job.output)
+    begun = job.warc.exists() and job.warc.stat().st_size > 0
+    name = job.archive or ""
+    manifest = stack.enter_context(Manifest(path, archive=name if begun else ""))
+    made = Warc(
+        job.warc,
+        software=f"gatekeeper/{version()}",
+        name=name,
+        last=manifest.warc_places.get(name) if begun else None,
+    )
+    return Place(manifest, job.output, stack.enter_context(made))
+
+
+def _lock(job: Job, stack: AsyncExitStack) -> None:
+    """Keep other processes out of the folder and of the WARC file before either is read: the
+    end of a record that one of them is writing would look like one that was torn.
+
+    Raises StorageError that names the file and its holder.
+    """
     if job.output is not None:
         job.output.mkdir(parents=True, exist_ok=True)
-    path = job.manifest
-    manifest = stack.enter_context(Manifest(path)) if path is not None else None
-    warc = None
-    if job.warc is not None and manifest is not None:
-        made = Warc(
-            job.warc,
-            software=f"gatekeeper/{version()}",
-            vouched=manifest.warc_ends.get(job.warc.name),
-        )
-        warc = stack.enter_context(made)
-    return Place(manifest, job.output, warc)
+    if job.warc is not None:
+        if job.warc.is_dir():
+            raise ConfigError(f"--warc {job.warc}: is a directory; name a file in it")
+        job.warc.parent.mkdir(parents=True, exist_ok=True)
+    for path in (job.output and job.output / MANIFEST, job.warc):
+        if path is not None:
+            real = path.resolve()  # whatever it is called by
+            lock = FileLock(real.with_name(f"{real.name}.lock"), guarded=path)
+            stack.callback(lock.release)
 
 
 def _work(
@@ -140,17 +180,22 @@ def _work(
 
 
 @contextmanager
-def _interruptible(work: Crawl) -> Iterator[Callable[[], bool]]:
+def _interruptible(work: Crawl, progress: Progress, grace: float) -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C (or SIGTERM) stops the crawl cleanly; the second one ends it at once."""
     loop = asyncio.get_running_loop()
     caught: list[int] = []
+    handled: list[int] = []
+
+    def release() -> None:
+        while handled:
+            loop.remove_signal_handler(handled.pop())
 
     def stop(number: int) -> None:
         caught.append(number)
-        loop.remove_signal_handler(number)
+        release()
         work.stop()
+        progress.say(_farewell(work.in_flight, grace))
 
-    handled = []
     for number in (signal.SIGINT, signal.SIGTERM):
         try:
             loop.add_signal_handler(number, stop, number)
@@ -160,8 +205,18 @@ def _interruptible(work: Crawl) -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: bool(caught)
     finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
+        release()
+
+
+def _farewell(in_flight: Sequence[str], grace: float) -> str:
+    """What is waited for after a Ctrl-C, and how to end that too."""
+    if not in_flight:
+        return "stopping"
+    more = f" and {len(in_flight) - 1:,} more" if len(in_flight) > 1 else ""
+    return (
+        f"stopping: {mask(in_flight[0])}{more} under way, at most {grace:g} s are waited; "
+        "a second Ctrl-C ends at once"
+    )
 
 
 async def _watched(

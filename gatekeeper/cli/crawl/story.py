@@ -56,9 +56,9 @@ class Story:
         """It may not be fetched."""
         return self._entry(Outcome.DENIED, at, decision=decision)
 
-    def failed(self, error: str, at: datetime) -> Entry:
+    def failed(self, error: str, at: datetime, **more: Any) -> Entry:
         """It could not be fetched."""
-        return self._entry(Outcome.FAILED, at, error=error)
+        return self._entry(Outcome.FAILED, at, error=error, **more)
 
     def fetched(self, answer: Answer, decision: Decision, **stored: Any) -> Entry:
         """It was, and is stored as said."""

@@ -27,6 +27,8 @@ class Tally:
     """No more will come in."""
     skipped: int = 0
     """URLs of which an earlier run was done, or that were given twice."""
+    unarchived: int = 0
+    """Those of them whose pages are not in the WARC file of this run."""
     in_flight: int = 0
     size: int = 0
     """Bytes of bodies."""
@@ -58,12 +60,17 @@ class Tally:
             self.statuses[entry.status or 0] += 1
             return
         causes = self.causes.setdefault(entry.outcome, Counter())
-        key = (_host(entry.final_url or entry.url), cause(entry))
+        key = (_subject(entry), cause(entry))
         causes[key if key in causes or len(causes) < _MOST_CAUSES else _OTHERS] += 1
 
     def summary(self, *, most: int = 20) -> list[str]:
         """What is said at the end, a line each: what was denied by which line first."""
         lines = [self._fetched()]
+        if self.unarchived:
+            lines.append(
+                f"not in the WARC file: {self.unarchived:,} of those done before, by a run "
+                "that wrote none or another one"
+            )
         for outcome in (Outcome.DENIED, Outcome.FAILED):
             causes = self.causes.get(outcome, Counter())
             if not causes:
@@ -90,9 +97,9 @@ class Tally:
 
 def cause(entry: Entry) -> str:
     """Why a URL was not fetched, in words: the deciding line where there is one."""
-    if entry.decision is not None:
-        return _by(entry.decision)
-    return entry.error or ""
+    if entry.error is not None:
+        return entry.error
+    return _by(entry.decision) if entry.decision is not None else ""
 
 
 def _by(decision: Decision) -> str:
@@ -106,8 +113,11 @@ def _by(decision: Decision) -> str:
     return text
 
 
-def _host(url: str) -> str:
+def _subject(entry: Entry) -> str:
+    """What a line of the summary is about: a host, or the text that is no URL."""
+    if not entry.tries:
+        return entry.url
     try:
-        return urls.host_of(urls.split(url)[0])
+        return urls.host_of(urls.split(entry.final_url or entry.url)[0])
     except InvalidURL:
         return ""

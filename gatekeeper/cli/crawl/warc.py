@@ -1,4 +1,4 @@
-"""WARC 1.1 (ISO 28500:2017) through warcio: a request and a response record for each page.
+"""WARC 1.1 (ISO 28500:2017) through warcio: a request and a response record for each answer.
 
 Bodies are asked for unencoded and stored as they came, so that the octets in the file are
 the octets of the answer; only the transfer coding is taken off, and its header renamed.
@@ -6,7 +6,8 @@ the octets of the answer; only the transfer coding is taken off, and its header 
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Self
@@ -15,6 +16,7 @@ import aiohttp
 from aiohttp.connector import Connection
 
 from gatekeeper.cli.crawl.manifest import WarcPlace
+from gatekeeper.cli.crawl.records import Damaged, is_compressed, record_ends
 from gatekeeper.errors import ConfigError
 
 __all__ = ["Response", "Warc", "WarcHead"]
@@ -61,51 +63,49 @@ class Response(aiohttp.ClientResponse):
 
 
 class Warc:
-    """One WARC file, appended to. Open it with `with`.
+    """One WARC file, appended to. Open it with `with`, and under a lock.
 
-    `vouched` is how far the manifest of an earlier run vouches for it: what stands behind
-    that was being written when the process died, and is cut off. A file that no manifest
-    knows is somebody else's and raises ConfigError. Writing is synchronous; call it from a
-    thread, one record at a time.
+    `name` is what its places are called; `last` is the last one of them that a manifest knows.
+    Nothing whole is ever cut off: only the beginning of a record that its writer was killed
+    over. A file that somebody else began, one that is damaged, and one that is not what the
+    manifest speaks of raise ConfigError, and stay as they are. Writing is synchronous; call it
+    from a thread, one record at a time.
     """
 
-    def __init__(self, path: Path, *, software: str, vouched: int | None) -> None:
+    def __init__(
+        self, path: Path, *, software: str, name: str | None = None, last: WarcPlace | None = None
+    ) -> None:
         try:
             from warcio.warcwriter import WARCWriter  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise ConfigError("--warc needs warcio: pip install 'gatekeeper[warc]'") from error
         self._make = WARCWriter
         self._software = software
-        self._vouched = vouched
         self._path = path
+        self._name = name or path.name
+        self._last = last
         self._writer: Any = None
         self._file: IO[bytes] | None = None
 
     def __enter__(self) -> Warc:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if size and self._vouched is None and not self._begun_by_us():
-            raise ConfigError(
-                f"{self._path}: is not of this crawl; name another file for --warc, "
-                "or take this one away"
-            )
+        end, compressed = 0, self._path.suffix == ".gz"
+        if self._path.exists() and self._path.stat().st_size:
+            with self._path.open("rb") as begun:
+                end, compressed = self._checked_end(begun), is_compressed(begun)
         self._file = file = self._path.open("ab")
-        if size:
-            file.truncate(min(size, self._vouched or 0))
-            file.seek(0, os.SEEK_END)
-        self._writer = self._make(file, gzip=self._path.suffix == ".gz", warc_version="1.1")
-        if file.tell() == 0:
-            self._writer.write_record(
-                self._writer.create_warcinfo_record(
-                    self._path.name,
-                    {
-                        "software": self._software,
-                        "format": "WARC File Format 1.1",
-                        "robots": "obey",
-                    },
+        file.truncate(end)
+        file.seek(end)
+        self._writer = self._make(file, gzip=compressed, warc_version="1.1")
+        if end == 0:
+            about = {
+                "software": self._software,
+                "format": "WARC File Format 1.1",
+                "robots": "obey",
+            }
+            with self._whole(file):
+                self._writer.write_record(
+                    self._writer.create_warcinfo_record(self._path.name, about)
                 )
-            )
-            file.flush()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,37 +113,70 @@ class Warc:
             self._file.close()
             self._file = None
 
-    def _begun_by_us(self) -> bool:
-        """Whether it begins with our own warcinfo: killed before the first page was noted."""
+    def _checked_end(self, file: IO[bytes]) -> int:
+        """The end of its last whole record."""
+        if not self._begun_by_us(file):
+            raise self._unusable("is not of this crawl")
+        last = self._last
+        start, wanted = (0, None) if last is None else (last.offset, last.end)
+        found, known = 0, wanted is None
+        try:
+            for found in record_ends(file, start):
+                known = known or found == wanted
+        except Damaged as error:
+            raise self._unusable(f"is {error}") from error
+        if not found or not known:
+            raise self._unusable("is not as the manifest of this crawl knows it")
+        return found
+
+    def _unusable(self, problem: str) -> ConfigError:
+        return ConfigError(
+            f"{self._path}: {problem}; name another file for --warc, or take this one away"
+        )
+
+    def _begun_by_us(self, file: IO[bytes]) -> bool:
+        """Whether it begins with a warcinfo of this program, of whatever version."""
         from warcio.archiveiterator import ArchiveIterator  # noqa: PLC0415 - an extra
         from warcio.exceptions import ArchiveLoadFailed  # noqa: PLC0415
 
-        with self._path.open("rb") as file:
-            try:
-                first = next(iter(ArchiveIterator(file)), None)
-                return (
-                    first is not None
-                    and first.rec_type == "warcinfo"
-                    and self._software.encode() in first.content_stream().read(65_536)
-                )
-            except (ArchiveLoadFailed, EOFError, OSError):
-                return False
-
-    def write(self, head: WarcHead, body: IO[bytes], *, size: int, truncated: bool) -> WarcPlace:
-        """Append the request and the response; where they stand."""
-        if self._file is None:
-            raise ValueError("the WARC file is not open")
-        offset = self._file.tell()
+        program = self._software.partition("/")[0]
+        file.seek(0)
         try:
-            self._writer.write_request_response_pair(
-                self._request(head), self._response(head, body, size, truncated)
+            first = next(iter(ArchiveIterator(file)), None)
+            return (
+                first is not None
+                and first.rec_type == "warcinfo"
+                and f"software: {program}/".encode() in first.content_stream().read(65_536)
             )
-            self._file.flush()
+        except (ArchiveLoadFailed, EOFError, OSError, ValueError):
+            return False
+
+    @contextmanager
+    def _whole(self, file: IO[bytes]) -> Iterator[None]:
+        """Half a record would spoil all that follow."""
+        offset = file.tell()
+        try:
+            yield
+            file.flush()
         except BaseException:
-            self._file.truncate(offset)  # half a record would spoil all that follow
-            self._file.seek(offset)
+            file.truncate(offset)
+            file.seek(offset)
             raise
-        return WarcPlace(self._path.name, offset, self._file.tell())
+
+    def write(
+        self, head: WarcHead, body: IO[bytes], *, size: int, cut: str | None = None
+    ) -> WarcPlace:
+        """Append the request and the response; where they stand. `cut`: why the body ends
+        before its end, as WARC-Truncated names it."""
+        file = self._file
+        if file is None:
+            raise ValueError("the WARC file is not open")
+        offset = file.tell()
+        with self._whole(file):
+            self._writer.write_request_response_pair(
+                self._request(head), self._response(head, body, size, cut)
+            )
+        return WarcPlace(self._name, offset, file.tell())
 
     def _request(self, head: WarcHead) -> Any:
         from warcio.statusandheaders import StatusAndHeaders  # noqa: PLC0415 - an extra
@@ -153,7 +186,7 @@ class Warc:
             head.url, "request", http_headers=http, warc_headers_dict=_headers(head)
         )
 
-    def _response(self, head: WarcHead, body: IO[bytes], size: int, truncated: bool) -> Any:
+    def _response(self, head: WarcHead, body: IO[bytes], size: int, cut: str | None) -> Any:
         from warcio.statusandheaders import StatusAndHeaders  # noqa: PLC0415 - an extra
 
         http = StatusAndHeaders(head.status_line, head.headers, protocol=head.protocol)
@@ -163,7 +196,7 @@ class Warc:
             payload=body,
             length=size,
             http_headers=http,
-            warc_headers_dict=_headers(head) | ({"WARC-Truncated": "length"} if truncated else {}),
+            warc_headers_dict=_headers(head) | ({"WARC-Truncated": cut} if cut else {}),
         )
 
 

@@ -83,7 +83,7 @@ async def test_reading_stops_at_the_limit(tmp_path: Path) -> None:
     with Body(URL, tmp_path, limit=8, spool=False) as body:
         await body.receive(content(b"12345", b"67890", b"more"))
         name = body.keep("")
-    assert body.truncated
+    assert body.cut == "length"
     assert name is not None
     assert (tmp_path / name).read_bytes() == b"12345678"
 
@@ -91,7 +91,7 @@ async def test_reading_stops_at_the_limit(tmp_path: Path) -> None:
 async def test_a_body_of_exactly_the_limit_is_whole() -> None:
     with Body(URL, None, limit=5, spool=False) as body:
         await body.receive(content(b"12345"))
-    assert not body.truncated
+    assert body.cut is None
 
 
 async def test_a_later_body_of_the_same_url_replaces_the_earlier(tmp_path: Path) -> None:

@@ -45,11 +45,43 @@ def test_a_failed_url_is_tried_again(path: Path) -> None:
         assert not manifest.done("https://a.test/1")
 
 
-def test_where_a_redirect_led_is_done_too(path: Path) -> None:
+HOPS = ((301, "https://a.test/"), (302, "https://a.test/home"))
+
+
+def test_where_a_redirect_led_is_done_with_the_page(path: Path) -> None:
     with Manifest(path) as manifest:
-        manifest.write(entry("http://a.test/", final_url="https://a.test/"))
+        manifest.write(entry("http://a.test/", redirects=HOPS, size=5))
     with Manifest(path) as manifest:
         assert manifest.done("https://a.test/")
+        assert manifest.fetched("https://a.test/home")
+
+
+def test_an_entry_without_the_page_vouches_for_itself_alone(path: Path) -> None:
+    with Manifest(path) as manifest:
+        manifest.write(entry("http://a.test/", redirects=HOPS))
+    with Manifest(path) as manifest:
+        assert manifest.done("http://a.test/")
+        assert not manifest.done("https://a.test/home")
+
+
+def test_a_denied_url_is_done_but_has_no_page(path: Path) -> None:
+    with Manifest(path) as manifest:
+        manifest.write(entry("https://a.test/1", Outcome.DENIED))
+        assert not manifest.fetched("https://a.test/1")
+
+
+@pytest.mark.parametrize(
+    ("warc", "missing"),
+    [(WarcPlace("p.warc", 0, 9), False), (WarcPlace("old/p.warc", 0, 9), True), (None, True)],
+)
+def test_it_knows_which_pages_this_runs_warc_file_lacks(
+    path: Path, warc: WarcPlace | None, missing: bool
+) -> None:
+    with Manifest(path) as manifest:
+        manifest.write(entry("https://a.test/1", size=5, warc=warc))
+        assert not manifest.unarchived("https://a.test/1")  # there is none
+    with Manifest(path, archive="p.warc") as manifest:
+        assert manifest.unarchived("https://a.test/1") is missing
 
 
 @pytest.mark.parametrize("torn", [b'{"url":"https://a.te', b"{", b"\xff", b'"'])
@@ -83,12 +115,12 @@ def test_a_line_in_the_middle_that_is_no_entry_is_counted_and_left_alone(path: P
     assert path.read_bytes().startswith(b"a note\n")
 
 
-def test_it_knows_how_far_each_warc_file_is_vouched_for(path: Path) -> None:
+def test_it_knows_the_last_page_in_each_warc_file(path: Path) -> None:
     with Manifest(path) as manifest:
         manifest.write(entry("https://a.test/1", warc=WarcPlace("a.warc", 0, 700)))
         manifest.write(entry("https://a.test/2", warc=WarcPlace("a.warc", 700, 900)))
     with Manifest(path) as manifest:
-        assert manifest.warc_ends == {"a.warc": 900}
+        assert manifest.warc_places == {"a.warc": WarcPlace("a.warc", 700, 900)}
 
 
 def test_a_line_says_the_deciding_line_and_the_time_in_rfc_3339(path: Path) -> None:

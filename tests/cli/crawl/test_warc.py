@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from multidict import CIMultiDict
 from warcio.archiveiterator import ArchiveIterator
 from yarl import URL
 
+from gatekeeper.cli.crawl.manifest import WarcPlace
 from gatekeeper.cli.crawl.warc import Warc, WarcHead
 from gatekeeper.errors import ConfigError
 
@@ -34,9 +36,8 @@ def head(url: str = "https://a.test/x?y=1", **headers: str) -> WarcHead:
     return WarcHead(response, datetime(2027, 1, 2, 3, 4, 5, 678, tzinfo=UTC))
 
 
-def write(warc: Warc, text: bytes, *, truncated: bool = False, **headers: str) -> int:
-    body = io.BytesIO(text)
-    return warc.write(head(**headers), body, size=len(text), truncated=truncated).end
+def write(warc: Warc, text: bytes, *, cut: str | None = None, **headers: str) -> WarcPlace:
+    return warc.write(head(**headers), io.BytesIO(text), size=len(text), cut=cut)
 
 
 def records(path: Path) -> list[tuple[str, bytes, Any]]:
@@ -50,7 +51,7 @@ def records(path: Path) -> list[tuple[str, bytes, Any]]:
 @pytest.mark.parametrize("name", ["pages.warc", "pages.warc.gz"])
 def test_a_page_is_a_response_and_a_request(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    with Warc(path, software=SOFTWARE, vouched=None) as warc:
+    with Warc(path, software=SOFTWARE) as warc:
         write(warc, b"<p>hello", content_type="text/html")
     info, response, request = records(path)
     assert info[0] == "warcinfo"
@@ -65,14 +66,14 @@ def test_a_page_is_a_response_and_a_request(tmp_path: Path, name: str) -> None:
 
 def test_it_is_warc_1_1(tmp_path: Path) -> None:
     path = tmp_path / "pages.warc"
-    with Warc(path, software=SOFTWARE, vouched=None) as warc:
+    with Warc(path, software=SOFTWARE) as warc:
         write(warc, b"x")
     assert path.read_bytes().startswith(b"WARC/1.1\r\n")
 
 
 def test_the_transfer_coding_that_was_taken_off_is_renamed(tmp_path: Path) -> None:
     path = tmp_path / "pages.warc"
-    with Warc(path, software=SOFTWARE, vouched=None) as warc:
+    with Warc(path, software=SOFTWARE) as warc:
         write(warc, b"x", transfer_encoding="chunked")
     headers = records(path)[1][2].http_headers
     assert headers.get_header("Transfer-Encoding") is None
@@ -81,31 +82,75 @@ def test_the_transfer_coding_that_was_taken_off_is_renamed(tmp_path: Path) -> No
 
 def test_a_body_that_was_cut_says_so(tmp_path: Path) -> None:
     path = tmp_path / "pages.warc"
-    with Warc(path, software=SOFTWARE, vouched=None) as warc:
-        write(warc, b"x", truncated=True)
+    with Warc(path, software=SOFTWARE) as warc:
+        write(warc, b"x", cut="length")
     assert records(path)[1][2].rec_headers.get_header("WARC-Truncated") == "length"
 
 
-@pytest.mark.parametrize("name", ["pages.warc", "pages.warc.gz"])
-def test_what_no_manifest_vouches_for_is_cut_off(tmp_path: Path, name: str) -> None:
+def bodies(path: Path) -> list[bytes]:
+    return [text for kind, text, _ in records(path) if kind == "response"]
+
+
+both = pytest.mark.parametrize("name", ["pages.warc", "pages.warc.gz"])
+
+
+@both
+@pytest.mark.parametrize("torn", [1, 5, 200])
+@pytest.mark.parametrize("known", [True, False])
+def test_half_a_record_at_the_end_is_cut_off_and_whole_ones_stay(
+    tmp_path: Path, name: str, torn: int, known: bool
+) -> None:
     path = tmp_path / name
-    with Warc(path, software=SOFTWARE, vouched=None) as warc:
-        end = write(warc, b"first")
-        write(warc, b"killed before it was noted")
-    path.write_bytes(path.read_bytes()[:-5])
-    with Warc(path, software=SOFTWARE, vouched=end) as warc:
-        write(warc, b"second")
-    bodies = [text for kind, text, _ in records(path) if kind == "response"]
-    assert bodies == [b"first", b"second"]
-
-
-def test_a_file_killed_before_its_first_page_begins_anew(tmp_path: Path) -> None:
-    path = tmp_path / "pages.warc"
-    with Warc(path, software=SOFTWARE, vouched=None) as warc:
+    with Warc(path, software=SOFTWARE) as warc:
+        last = write(warc, b"first")
         write(warc, b"never noted")
-    with Warc(path, software=SOFTWARE, vouched=None) as warc:
-        write(warc, b"noted")
-    assert [kind for kind, _, _ in records(path)] == ["warcinfo", "response", "request"]
+        end = path.stat().st_size
+        write(warc, os.urandom(1_000))
+    path.write_bytes(path.read_bytes()[: end + torn])
+    with Warc(path, software=SOFTWARE, last=last if known else None) as warc:
+        assert path.stat().st_size == end
+        write(warc, b"second")
+    assert bodies(path) == [b"first", b"never noted", b"second"]
+
+
+@both
+def test_a_file_that_no_manifest_knows_is_appended_to(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with Warc(path, software=SOFTWARE) as warc:
+        write(warc, b"first")
+    before = path.read_bytes()
+    with Warc(path, software="gatekeeper/9.9") as warc:
+        write(warc, b"second")
+    assert path.read_bytes().startswith(before)
+    assert bodies(path) == [b"first", b"second"]
+
+
+@both
+def test_a_file_damaged_in_its_middle_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with Warc(path, software=SOFTWARE) as warc:
+        end = write(warc, b"first").offset
+        write(warc, b"second")
+    text = path.read_bytes()
+    path.write_bytes(text[:end] + b"\0" * 20 + text[end + 20 :])
+    text = path.read_bytes()
+    with pytest.raises(ConfigError, match=f"damaged at byte {end:,}"):
+        Warc(path, software=SOFTWARE).__enter__()
+    assert path.read_bytes() == text
+
+
+@both
+@pytest.mark.parametrize("place", [WarcPlace("x", 0, 77), WarcPlace("x", 0, 10**6)])
+def test_a_file_that_is_not_what_the_manifest_speaks_of_is_refused_and_left_alone(
+    tmp_path: Path, name: str, place: WarcPlace
+) -> None:
+    path = tmp_path / name
+    with Warc(path, software=SOFTWARE) as warc:
+        write(warc, b"first")
+    text = path.read_bytes()
+    with pytest.raises(ConfigError, match="is not as the manifest of this crawl knows it"):
+        Warc(path, software=SOFTWARE, last=place).__enter__()
+    assert path.read_bytes() == text
 
 
 @pytest.mark.parametrize("text", [b"my thesis", b"\x1f\x8bbroken", b"WARC/1.1\r\nWARC-Type: x"])
@@ -113,7 +158,7 @@ def test_a_strangers_file_is_refused_and_left_alone(tmp_path: Path, text: bytes)
     path = tmp_path / "pages.warc"
     path.write_bytes(text)
     with pytest.raises(ConfigError, match="not of this crawl"):
-        Warc(path, software=SOFTWARE, vouched=None).__enter__()
+        Warc(path, software=SOFTWARE).__enter__()
     assert path.read_bytes() == text
 
 
@@ -125,10 +170,9 @@ def test_a_record_that_could_not_be_written_leaves_no_half(tmp_path: Path) -> No
             return super().read(20)
 
     path = tmp_path / "pages.warc"
-    with Warc(path, software=SOFTWARE, vouched=None) as warc:
+    with Warc(path, software=SOFTWARE) as warc:
         write(warc, b"first")
         with pytest.raises(OSError, match="input/output"):
-            warc.write(head(), Broken(b"y" * 100), size=100, truncated=False)
+            warc.write(head(), Broken(b"y" * 100), size=100)
         write(warc, b"second")
-    bodies = [text for kind, text, _ in records(path) if kind == "response"]
-    assert bodies == [b"first", b"second"]
+    assert bodies(path) == [b"first", b"second"]

@@ -1,0 +1,50 @@
+"""One run of `gatekeeper fetch` on the fake internet, and what it left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from warcio.archiveiterator import ArchiveIterator
+
+from gatekeeper.cli.crawl.progress import Silent
+from gatekeeper.cli.crawl.runner import Job, crawl
+from gatekeeper.config import Config, GuardConfig, PacingConfig
+from tests.internet import FakeInternet
+
+CONFIG = Config(
+    guard=GuardConfig(allow=("127.0.0.0/8",)), pacing=PacingConfig(default_interval=0.0)
+)
+OPEN = "User-agent: *\nAllow: /\n"
+ROBOTS = "/robots.txt"
+
+
+async def fetch(net: FakeInternet, *urls: str, config: Config = CONFIG, **job: Any) -> int:
+    """One run of the command, on the fake internet and its clock."""
+    made = Job(identity="examplebot/1.0", config=config, urls=urls, **job)
+    return await crawl(made, Silent(), clock=net.clock, resolver=net.resolver, trace_configs=[])
+
+
+def manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    """The last entry of every URL."""
+    lines = (folder / "manifest.jsonl").read_text().splitlines()
+    return {entry["url"]: entry for entry in map(json.loads, lines)}
+
+
+def stored(folder: Path, url: str) -> bytes:
+    return (folder / manifest(folder)[url]["file"]).read_bytes()
+
+
+def archived(path: Path) -> list[tuple[str, str, bytes]]:
+    """Every response in a WARC file: its URL, its status line, its body."""
+    with path.open("rb") as file:
+        return [
+            (
+                record.rec_headers.get_header("WARC-Target-URI"),
+                record.http_headers.statusline,
+                record.content_stream().read(),
+            )
+            for record in ArchiveIterator(file, check_digests="raise")
+            if record.rec_type == "response"
+        ]

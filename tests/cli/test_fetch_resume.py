@@ -1,0 +1,155 @@
+"""Crawls that are stopped, and go on; crawls that would meet in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from gatekeeper.cli.crawl.limits import Limits
+from gatekeeper.cli.crawl.runner import INTERRUPTED
+from gatekeeper.errors import ConfigError, StorageError
+from tests.cli.crawling import OPEN, ROBOTS, fetch, manifest
+from tests.internet import FakeInternet, Hold, Page
+
+
+async def test_the_next_run_asks_for_nothing_that_is_done(
+    internet: FakeInternet, folder: Path
+) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nDisallow: /2\n").page("/1")
+    urls = ("http://a.test/1", "http://a.test/2")
+    await fetch(internet, *urls, output=folder)
+    asked = len(site.requests)
+    assert await fetch(internet, *urls, output=folder) == 0
+    assert len(site.requests) == asked
+
+
+async def test_a_url_whose_line_was_torn_is_fetched_again(
+    internet: FakeInternet, folder: Path
+) -> None:
+    site = internet.site("a.test").robots(OPEN).page("/1").page("/2")
+    urls = ("http://a.test/1", "http://a.test/2")
+    await fetch(internet, *urls, output=folder, limits=Limits(concurrency=1))
+    path = folder / "manifest.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    await fetch(internet, *urls, output=folder)
+    assert site.paths.count("/1") == 1
+    assert site.paths.count("/2") == 2
+    assert manifest(folder).keys() == set(urls)
+
+
+async def test_a_hosts_clock_outlives_the_run(virtual_internet: FakeInternet, folder: Path) -> None:
+    net = virtual_internet
+    site = net.site("a.test").robots("User-agent: *\nCrawl-delay: 60\n").page("/1").page("/2")
+    await net.drive(fetch(net, "http://a.test/1", output=folder))
+    await net.drive(fetch(net, "http://a.test/2", output=folder))
+    pages = [request.at for request in site.requests if request.target != ROBOTS]
+    assert pages[1] - pages[0] >= 60
+
+
+async def test_ctrl_c_lets_running_requests_end_and_the_next_run_goes_on(
+    internet: FakeInternet, folder: Path
+) -> None:
+    hold = Hold(Page("slow"))
+    site = internet.site("a.test").robots(OPEN).on("/slow", hold).page("/rest")
+    urls = ("http://a.test/slow", "http://a.test/rest")
+    run = asyncio.create_task(fetch(internet, *urls, output=folder))
+    await hold.waiting.acquire()
+    signal.raise_signal(signal.SIGINT)
+    await internet.settle()
+    hold.release()
+    assert await run == INTERRUPTED
+    assert manifest(folder).keys() == {"http://a.test/slow"}
+    assert await fetch(internet, *urls, output=folder) == 0
+    assert site.paths.count("/slow") == 1
+    assert site.paths.count("/rest") == 1
+
+
+async def test_requests_that_do_not_end_are_cut_off_after_the_grace(
+    virtual_internet: FakeInternet, folder: Path
+) -> None:
+    net = virtual_internet
+    hold = Hold(Page("slow"))
+    net.site("a.test").robots(OPEN).on("/slow", hold)
+    started = asyncio.create_task(
+        net.drive(
+            fetch(net, "http://a.test/slow", output=folder, limits=Limits(grace=3.0), timeout=1e6),
+            limit=1e9,
+        )
+    )
+    await hold.waiting.acquire()
+    signal.raise_signal(signal.SIGINT)
+    assert await started == INTERRUPTED
+    assert manifest(folder) == {}
+    assert not [path for path in folder.rglob("*") if path.parent.name == ".parts"]
+
+
+async def test_ctrl_c_says_at_once_what_is_waited_for(
+    internet: FakeInternet, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hold = Hold(Page("slow"))
+    internet.site("a.test").robots(OPEN).on("/slow", hold)
+    run = asyncio.create_task(fetch(internet, "http://a.test/slow", output=folder))
+    await hold.waiting.acquire()
+    signal.raise_signal(signal.SIGINT)
+    await internet.settle()
+    assert capsys.readouterr().err == (
+        "stopping: http://a.test/slow under way, at most 10 s are waited; "
+        "a second Ctrl-C ends at once\n"
+    )
+    hold.release()
+    assert await run == INTERRUPTED
+
+
+async def test_a_page_that_only_asks_to_wait_fails_and_is_tried_by_the_next_run(
+    virtual_internet: FakeInternet, folder: Path
+) -> None:
+    net = virtual_internet
+    busy = Page("busy", status=503)
+    site = net.site("a.test").robots(OPEN).on("/x", busy, busy, Page("here"))
+    run = fetch(net, "http://a.test/x", output=folder, limits=Limits(tries=2))
+    assert await net.drive(run) == 1
+    entry = manifest(folder)["http://a.test/x"]
+    assert (entry["outcome"], entry["status"]) == ("failed", 503)
+    assert entry["error"] == "answered 503, try 2 of 2"
+    assert "file" not in entry
+    assert await net.drive(fetch(net, "http://a.test/x", output=folder)) == 0
+    assert site.paths.count("/x") == 3
+
+
+# -- two at a time
+
+
+async def test_a_second_run_for_one_folder_or_file_changes_nothing(
+    internet: FakeInternet, tmp_path: Path
+) -> None:
+    hold = Hold(Page("slow"))
+    internet.site("a.test").robots(OPEN).on("/slow", hold).page("/x")
+    folder, warc, alias = tmp_path / "pages", tmp_path / "p.warc", tmp_path / "alias.warc"
+    alias.symlink_to(warc)
+    run = asyncio.create_task(fetch(internet, "http://a.test/slow", output=folder, warc=warc))
+    await hold.waiting.acquire()
+    torn = folder / "manifest.jsonl"
+    torn.write_bytes(b'{"being": "wri')
+    for job in ({"output": folder}, {"warc": warc}, {"warc": alias, "output": tmp_path / "x"}):
+        with pytest.raises(StorageError, match=r"(manifest\.jsonl|\.warc): in use by another"):
+            await fetch(internet, "http://a.test/x", **job)
+    assert torn.read_bytes() == b'{"being": "wri'
+    hold.release()
+    await run
+
+
+async def test_the_lock_is_gone_with_the_run(internet: FakeInternet, tmp_path: Path) -> None:
+    internet.site("a.test").robots(OPEN).page("/x")
+    for _ in range(2):
+        assert await fetch(internet, "http://a.test/x", warc=tmp_path / "p.warc") == 0
+
+
+async def test_a_folder_in_place_of_a_warc_file_is_one_error(
+    internet: FakeInternet, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="is a directory"):
+        await fetch(internet, "http://a.test/x", warc=tmp_path)
+    assert not tmp_path.with_name(f"{tmp_path.name}.lock").exists()
