@@ -69,11 +69,6 @@ class LeaseRequest:
             open_leases.set((*open_leases.get(), lease))
         return lease
 
-    def enter_here(self) -> None:
-        """Let requests of this context adopt the lease, whichever task entered it."""
-        if self._lease is not None:
-            self._lease.enter()
-
     async def __aexit__(
         self,
         kind: type[BaseException] | None,

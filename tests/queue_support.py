@@ -43,6 +43,8 @@ class FakeGate:
         self.cold: dict[str, float] = {}
         """Seconds that asking for the robots.txt of an origin takes."""
         self.interval = 1.0
+        self.glances = False
+        """Can turns be had at a glance?"""
         self.asking = self.most_asking = 0
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
@@ -78,7 +80,11 @@ class FakeGate:
         return decision
 
     def take(self, url: str) -> FakeLease | None:
-        return None
+        if not self.glances or not self.peek(url):
+            return None
+        wish = Wish(self.interval, "x")
+        grant = self.scheduler.take(url, urls.parse(url).host, wish)
+        return None if grant is None else FakeLease(grant, self.clock)
 
     async def acquire(
         self,

@@ -16,6 +16,8 @@ from gatekeeper import (
     polite_session,
     session_gate,
 )
+from gatekeeper.middleware import open_leases
+from gatekeeper.pacing.queue import Turn
 from tests.internet import FakeInternet
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
@@ -79,3 +81,64 @@ async def test_a_turn_got_in_another_task_is_adopted_where_it_is_used(
             assert await response.text() == "mine"
         await queue.join()
     assert site.paths == ["/robots.txt", "/x"]
+
+
+async def test_whoever_hands_turns_on_keeps_nothing_of_them(internet: FakeInternet) -> None:
+    site = internet.site("a.test").robots("")
+    config = Config.from_dict(
+        {
+            "guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]},
+            "pacing": {"default_interval": 0},
+        }
+    )
+    paths = [f"/{number}" for number in range(20)]
+    for path in paths:
+        site.page(path, path)
+    async with polite_session(AGENT, config=config, resolver=internet.resolver) as session:
+        gate = session_gate(session)
+        queue = PoliteQueue(gate)
+        for path in paths:
+            await queue.put(f"http://a.test{path}")
+
+        async def handle(turn: Turn) -> None:
+            async with turn as lease, session.get(lease.url) as response:
+                assert await response.text() == response.url.path
+                assert open_leases.get() == (lease,)
+            assert open_leases.get() == ()
+
+        for _ in paths:
+            turn = await queue.get()
+            assert open_leases.get() == ()
+            await asyncio.create_task(handle(turn))
+        await queue.join()
+        assert isinstance(gate, Gatekeeper)
+        assert gate.stats().pacing.in_flight == 0
+    assert site.paths == ["/robots.txt", *paths]
+
+
+async def test_a_turn_that_ran_out_before_it_was_used_holds_nobody_up(
+    virtual_internet: FakeInternet,
+) -> None:
+    internet, clock = virtual_internet, virtual_internet.clock
+    internet.site("a.test").robots("User-agent: *\nRequest-rate: 1/2\n")
+    config = Config.from_dict(
+        {
+            "guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]},
+            "pacing": {"lease_ttl": 5.0},
+        }
+    )
+
+    async def run() -> list[str]:
+        async with (
+            Gatekeeper(AGENT, config=config, resolver=internet.resolver, clock=clock) as gate,
+            PoliteQueue(gate) as queue,
+        ):
+            for number in range(2):
+                await queue.put(f"http://a.test/{number}")
+            turn = await queue.get()
+            async with turn:
+                await clock.sleep(6.0)  # its lease is over
+                async with await queue.get() as lease:
+                    return [turn.url, lease.url]
+
+    assert await internet.drive(run()) == ["http://a.test/0", "http://a.test/1"]

@@ -17,6 +17,10 @@ from gatekeeper.pacing.queue_gate import QueueLease
 __all__ = ["Hand", "Lane", "LaneState", "Lanes"]
 
 
+_ALL = 1 << 62
+"""More than there will ever be."""
+
+
 class LaneState(Enum):
     """Where a lane stands."""
 
@@ -137,7 +141,10 @@ class Lanes:
         """Its turn may be tried; `announced`: the scheduler says so."""
         lane.state = LaneState.READY
         lane.announced = announced
-        heapq.heappush(self._ready, (lane.rank(), next(self._order), lane))
+        order = next(self._order)
+        if lane.hand is not None:
+            order -= _ALL  # a turn that was had does not keep: it goes before its like
+        heapq.heappush(self._ready, (lane.rank(), order, lane))
         self.on_ready()
 
     def raise_rank(self, lane: Lane) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gatekeeper.errors import StorageError
 from gatekeeper.pacing.overflow import Backlog, Overflow
 
 
@@ -71,6 +72,64 @@ def test_the_file_goes_where_it_is_told_and_goes_away(tmp_path: Path) -> None:
     overflow.close()
     overflow.close()
     assert not path.exists()
+
+
+def test_a_full_disk_costs_nothing_and_can_be_tried_again(tmp_path: Path) -> None:
+    overflow = Overflow(tmp_path / "scratch.sqlite")
+    backlog = Backlog(1, overflow, limit=2)
+    urls = [f"https://a.example/{number}/" + "x" * 500 for number in range(3000)]
+    for url in urls[:600]:
+        backlog.put(url, 0)
+    connection = overflow._connection
+    assert connection is not None
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages + 20}")  # a disk that is nearly full
+    kept = 600
+
+    def fill() -> None:
+        nonlocal kept
+        for url in urls[kept:]:
+            backlog.put(url, 0)
+            kept += 1
+
+    for _ in range(3):
+        with pytest.raises(StorageError, match="full"):
+            fill()
+        assert len(backlog) == kept
+        assert not connection.in_transaction
+    connection.execute("PRAGMA max_page_count = 100000")
+    fill()
+    assert drain(backlog) == urls
+    overflow.close()
+
+
+def test_a_chunk_that_can_not_be_read_stays_where_it_is(tmp_path: Path) -> None:
+    overflow = Overflow(tmp_path / "scratch.sqlite")
+    backlog = Backlog(1, overflow, limit=1)
+    for number in range(600):
+        backlog.put(f"u{number}", 0)
+    connection = overflow._connection
+    assert connection is not None
+    connection.execute("PRAGMA query_only = ON")  # the SELECT succeeds, the DELETE does not
+    assert backlog.pop()[2] == "u0"
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            backlog.pop()
+    assert len(backlog) == 599
+    connection.execute("PRAGMA query_only = OFF")
+    assert drain(backlog) == [f"u{number}" for number in range(1, 600)]
+    overflow.close()
+
+
+def test_an_entry_that_is_put_back_needs_no_file(tmp_path: Path) -> None:
+    overflow = Overflow(tmp_path / "missing" / "scratch.sqlite")
+    backlog = Backlog(1, overflow, limit=1)
+    backlog.put("first", 0)
+    backlog.put("second", 0)
+    entry = backlog.pop()
+    backlog.put_back(entry)
+    assert backlog.pop() == entry
+    overflow.close()
 
 
 def test_an_empty_backlog_has_nothing(overflow: Overflow) -> None:

@@ -1,0 +1,320 @@
+"""What fails costs no URL, no turn, and no word: the queue goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gatekeeper.clock import VirtualClock, utc
+from gatekeeper.decision import Decision, Reason
+from gatekeeper.errors import GateClosed, StorageError
+from gatekeeper.pacing.overflow import Overflow
+from gatekeeper.pacing.queue import PoliteQueue
+from tests.queue_support import DEFER, DENY, Crawl, FakeGate, FakeLease, page
+
+# --- the scratch file ---------------------------------------------------------------------
+
+
+async def test_a_scratch_file_that_fails_once_costs_no_url(
+    queue: PoliteQueue, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        await queue.put(page("a", number))
+    failures: list[StorageError] = []
+    got: list[str] = []
+    opened = Overflow._open
+
+    def once(overflow: Overflow) -> sqlite3.Connection:
+        if failures:
+            return opened(overflow)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(Overflow, "_open", once)
+
+    async def work() -> None:
+        while True:
+            try:
+                async with await queue.get() as lease:
+                    got.append(lease.grant.url)
+            except StorageError as error:
+                failures.append(error)
+
+    worker = asyncio.create_task(work())
+    await clock.elapse(60.0)
+    worker.cancel()
+    await asyncio.gather(worker, return_exceptions=True)
+    assert got == [page("a", number) for number in range(20)]
+    assert [str(error).count("disk I/O error") for error in failures] == [1]
+    await queue.join()
+
+
+async def test_a_put_that_can_not_be_kept_is_refused_and_not_counted(
+    gate: FakeGate, clock: VirtualClock, tmp_path: Path
+) -> None:
+    path = tmp_path / "missing" / "scratch.sqlite"
+    async with PoliteQueue(gate, path=path, in_memory=1) as queue:
+        kept: list[str] = []
+
+        async def fill() -> None:
+            for number in range(1500):
+                await queue.put(page("a", number))
+                kept.append(page("a", number))
+
+        with pytest.raises(StorageError, match=str(path)):
+            await fill()
+        assert kept
+        stats = queue.stats()
+        assert (stats.size, stats.unfinished) == (len(kept), len(kept))
+        await queue.put(page("b", 0))  # in memory: no file is needed for it
+        path.parent.mkdir()
+        gate.interval = 0.0
+        crawl = Crawl(queue, clock)
+        crawl.start()
+        await clock.elapse(60.0, turns=5000)
+        assert [url for url in crawl.urls if "a.example" in url] == kept
+        await queue.join()
+        await crawl.stop()
+
+
+# --- a gate that fails --------------------------------------------------------------------
+
+
+async def test_an_error_of_the_gate_reaches_the_getter_and_costs_no_url(
+    gate: FakeGate, queue: PoliteQueue, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(gate, "peek", _raising(OSError("what is this")))
+        await queue.put(page("a", 0))
+        with pytest.raises(OSError, match="what is this"):
+            await queue.get()
+    getting = asyncio.create_task(queue.get())
+    await clock.elapse(1.0)
+    async with getting.result():
+        pass
+    await queue.join()
+
+
+async def test_an_error_while_asking_for_robots_brings_the_lane_back_later(
+    gate: FakeGate,
+    queue: PoliteQueue,
+    crawl: Crawl,
+    clock: VirtualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate.cold = {"https://a.example": 1.0}
+    with monkeypatch.context() as patch:
+        patch.setattr(gate, "check", _raising(RuntimeError("a bug")))
+        await queue.put(page("a", 0))
+        crawl.start()
+        await clock.elapse(1.0)
+    await clock.elapse(120.0)
+    assert crawl.urls == [page("a", 0)]
+
+
+def _raising(error: Exception) -> Any:
+    def call(*_args: object, **_how: object) -> None:
+        raise error
+
+    return call
+
+
+async def test_a_gate_that_can_not_ask_now_is_asked_again_when_it_says(
+    make: Any, clock: VirtualClock
+) -> None:
+    class Overloaded(FakeGate):
+        checks = 0
+        until = 0.0
+
+        async def check(self, url: str, **how: Any) -> Decision:
+            self.checks += 1
+            assert self.checks < 5000, "asked again and again at once"
+            if clock.wall() >= self.until:
+                return await super().check(url, **how)
+            return Decision(
+                verdict=DEFER,
+                reason=Reason.OVERLOADED,
+                url=url,
+                origin=url,
+                user_agent="bot",
+                retry_at=utc(clock.wall() + 1.0),
+            )
+
+    gate = Overloaded(await make(), clock)
+    gate.until = clock.wall() + 30.0
+    gate.cold = {f"https://h{number}.example": 0.1 for number in range(20)}
+    async with PoliteQueue(gate) as queue:
+        for number in range(20):
+            await queue.put(page(f"h{number}", 0))
+        crawl = Crawl(queue, clock)
+        crawl.start()
+        await clock.elapse(30.0)
+        assert gate.checks <= 20 * 30
+        await clock.elapse(30.0)
+        assert len(crawl.urls) == 20
+        await crawl.stop()
+
+
+async def test_an_origin_forgotten_as_soon_as_it_is_learnt_is_not_asked_in_a_circle(
+    gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
+) -> None:
+    checks = 0
+
+    def unknown(url: str, **how: Any) -> None:
+        nonlocal checks
+        checks += 1
+        assert checks < 1000, "asked again and again at once"
+
+    gate.peek = unknown  # type: ignore[assignment]
+    gate.answer = lambda url: Decision(  # type: ignore[method-assign]
+        verdict=DENY, reason=Reason.RULE, url=url, origin=url, user_agent="bot"
+    )
+    await queue.put(page("a", 0))
+    crawl.start()
+    await clock.elapse(60.0)
+    assert 2 < checks < 100
+
+
+# --- who is told of denied URLs -----------------------------------------------------------
+
+
+@pytest.fixture
+def denying(gate: FakeGate) -> FakeGate:
+    gate.said["https://no.example"] = DENY
+    return gate
+
+
+async def test_what_on_denied_raises_is_raised_once_and_the_url_is_done(
+    denying: FakeGate, clock: VirtualClock
+) -> None:
+    told: list[str] = []
+
+    def on_denied(decision: Decision) -> None:
+        told.append(decision.url)
+        raise OSError("disk full")
+
+    async with PoliteQueue(denying, on_denied=on_denied) as queue:
+        await queue.put(page("no", 0))
+        with pytest.raises(OSError, match="disk full"):
+            await queue.get()
+        assert told == [page("no", 0)]
+        assert queue.stats().unfinished == 0
+        await queue.put(page("a", 0))
+        turn = await queue.get()
+        joining = asyncio.create_task(queue.join())
+        await clock.settle()
+        assert not joining.done()
+        async with turn:
+            pass
+        await joining
+
+
+async def test_a_cancelled_get_does_not_cut_on_denied_short(
+    denying: FakeGate, clock: VirtualClock
+) -> None:
+    told: list[str] = []
+
+    async def on_denied(decision: Decision) -> None:
+        await clock.sleep(5.0)
+        told.append(decision.url)
+
+    async with PoliteQueue(denying, on_denied=on_denied) as queue:
+        await queue.put(page("no", 0))
+        getting = asyncio.create_task(queue.get())
+        await clock.elapse(1.0)
+        getting.cancel()
+        await asyncio.gather(getting, return_exceptions=True)
+        joining = asyncio.create_task(queue.join())
+        await clock.elapse(1.0)
+        assert not joining.done(), "it is done when it was told"
+        await clock.elapse(5.0)
+        assert told == [page("no", 0)]
+        assert joining.done()
+        assert queue.stats().unfinished == 0
+
+
+async def test_what_an_asynchronous_on_denied_raises_the_next_get_raises(
+    denying: FakeGate, clock: VirtualClock
+) -> None:
+    async def on_denied(decision: Decision) -> None:
+        await clock.sleep(5.0)
+        raise OSError("disk full")
+
+    async with PoliteQueue(denying, on_denied=on_denied) as queue:
+        await queue.put(page("no", 0))
+        getting = asyncio.create_task(queue.get())
+        await clock.elapse(6.0)
+        with pytest.raises(OSError, match="disk full"):
+            await getting
+        await queue.join()
+
+
+async def test_a_slow_on_denied_holds_up_no_turn_and_is_bounded(
+    denying: FakeGate, clock: VirtualClock
+) -> None:
+    telling = most = told = 0
+
+    async def on_denied(decision: Decision) -> None:
+        nonlocal telling, most, told
+        telling += 1
+        most = max(most, telling)
+        await clock.sleep(10.0)
+        telling -= 1
+        told += 1
+
+    async with PoliteQueue(denying, on_denied=on_denied) as queue:
+        for number in range(250):
+            await queue.put(page("no", number))
+            if number == 50:
+                await queue.put(page("a", 0), priority=-1)
+        crawl = Crawl(queue, clock)
+        crawl.start(3)
+        await clock.elapse(60.0, turns=2000)
+        assert most <= 100
+        assert told == 250
+        assert crawl.urls == [page("a", 0)]
+        await queue.join()
+        await crawl.stop()
+
+
+async def test_close_waits_for_on_denied(denying: FakeGate, clock: VirtualClock) -> None:
+    told: list[str] = []
+
+    async def on_denied(decision: Decision) -> None:
+        await clock.sleep(5.0)
+        told.append(decision.url)
+
+    queue = PoliteQueue(denying, on_denied=on_denied)
+    await queue.put(page("no", 0))
+    getting = asyncio.create_task(queue.get())
+    await clock.settle()
+    closing = asyncio.create_task(queue.close())
+    await clock.elapse(6.0)
+    assert closing.done()
+    assert told == [page("no", 0)]
+    with pytest.raises(GateClosed):
+        await getting
+
+
+async def test_a_get_that_is_under_way_when_the_queue_closes_gives_its_turn_back(
+    make: Any, clock: VirtualClock
+) -> None:
+    class Slow(FakeGate):
+        async def acquire(self, url: str, **how: Any) -> FakeLease:
+            await clock.sleep(1.0)
+            return await super().acquire(url, **how)
+
+    gate = Slow(await make(), clock)
+    queue = PoliteQueue(gate)
+    await queue.put(page("a", 0))
+    getting = asyncio.create_task(queue.get())
+    await clock.settle()
+    await queue.close()
+    await clock.elapse(2.0)
+    with pytest.raises(GateClosed):
+        await getting
+    assert gate.scheduler.stats().in_flight == 0
+    assert (queue.qsize(), queue.stats().unfinished) == (0, 0)

@@ -1,0 +1,180 @@
+"""Hosts that others ask too: nobody waits for them who could have another turn."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.errors import LeaseTimeout
+from gatekeeper.pacing.queue import PoliteQueue
+from gatekeeper.pacing.queue_gate import HOLD, LAST_PAUSE
+from tests.queue_support import Crawl, FakeGate, FakeLease, page
+
+Others = Callable[..., None]
+
+
+@pytest.fixture
+async def others(gate: FakeGate, clock: VirtualClock) -> AsyncIterator[Others]:
+    """Tasks that ask a host as often as they can, each `hold` seconds at a time."""
+    tasks: list[asyncio.Task[None]] = []
+
+    async def ask(host: str, hold: float, times: int | None) -> None:
+        for number in itertools.count() if times is None else range(times):
+            lease = await gate.acquire(page(host, f"other-{number}"))
+            try:
+                await clock.sleep(hold)
+            finally:
+                lease.leave()
+
+    def start(host: str, count: int, hold: float, times: int | None = None) -> None:
+        tasks.extend(asyncio.create_task(ask(host, hold, times)) for _ in range(count))
+
+    yield start
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_getter_takes_whichever_host_is_ready_first(
+    queue: PoliteQueue, crawl: Crawl, clock: VirtualClock, others: Others
+) -> None:
+    others("busy", 3, hold=4.0)
+    await clock.settle()
+    for number in range(5):
+        await queue.put(page("busy", number))
+    crawl.start()  # a single worker
+    for number in range(40):
+        await clock.elapse(1.0)
+        await queue.put(page("quiet", number))
+        await clock.settle()
+        assert crawl.urls[-1] == page("quiet", number)
+    assert any("busy" in url for url in crawl.urls), "nor is the busy host forgotten"
+
+
+async def test_a_single_worker_that_is_never_idle_gets_a_turn_of_a_busy_host(
+    gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock, others: Others
+) -> None:
+    gate.interval = 0.0
+    others("busy", 3, hold=0.5)
+    await clock.settle()
+    for number in range(3):
+        await queue.put(page("busy", number))
+    for number in range(200):
+        await queue.put(page(f"quiet{number % 8}", number))
+    crawl.start(hold=1.0)
+    await clock.elapse(100.0)
+    assert len(crawl.urls) > 95
+    assert len([url for url in crawl.urls if "busy" in url]) == 3
+
+
+async def test_a_turn_that_no_getter_comes_for_goes_to_the_others(
+    queue: PoliteQueue, clock: VirtualClock, others: Others, gate: FakeGate
+) -> None:
+    others("busy", 1, hold=0.5, times=3)
+    await clock.settle()
+    await queue.put(page("busy", 0))
+    with pytest.raises(asyncio.QueueEmpty):
+        queue.get_nowait()
+    await clock.elapse(2.0)
+    with pytest.raises(asyncio.QueueEmpty):
+        queue.get_nowait()  # due, and lost: it stands in line from now on
+    await clock.elapse(1.0 + HOLD)
+    before = gate.scheduler.stats().granted
+    await clock.elapse(10.0)
+    assert gate.scheduler.stats().in_flight == 0
+    assert gate.scheduler.stats().granted >= before
+    async with await queue.get() as lease:
+        assert isinstance(lease, FakeLease)
+    await queue.join()
+
+
+async def test_the_more_important_url_goes_first_though_another_stands_in_line(
+    queue: PoliteQueue, crawl: Crawl, clock: VirtualClock, others: Others
+) -> None:
+    others("busy", 1, hold=3.0)
+    await clock.settle()
+    await queue.put(page("busy", "low"))
+    crawl.start()
+    await clock.elapse(5.0)
+    assert crawl.got == []
+    await queue.put(page("busy", "high"), priority=1)
+    await clock.elapse(30.0)
+    assert crawl.urls == [page("busy", "high"), page("busy", "low")]
+
+
+async def test_closing_gives_back_what_was_had_by_standing_in_line(
+    gate: FakeGate, clock: VirtualClock, others: Others
+) -> None:
+    others("busy", 1, hold=1.0, times=3)
+    await clock.settle()
+    async with PoliteQueue(gate) as queue:
+        for number in range(3):
+            await queue.put(page("busy", number))
+        for _ in range(10):
+            with pytest.raises(asyncio.QueueEmpty):
+                queue.get_nowait()
+            await clock.elapse(0.25)
+    await clock.elapse(20.0)
+    assert gate.scheduler.stats().in_flight == 0
+    assert gate.scheduler.stats().waiting == 0
+
+
+class StubbornGate(FakeGate):
+    """Says that a host is due, and refuses its turn, until `relents`."""
+
+    relents = False
+    refused = 0
+
+    async def acquire(self, url: str, **how: Any) -> FakeLease:
+        if self.relents:
+            return await super().acquire(url, **how)
+        self.refused += 1
+        # A loop without an await would never come to its end.
+        assert self.refused < 1000, "tried again and again at once"
+        raise LeaseTimeout(url, "no")
+
+    def when_due(
+        self, host: str, callback: Callable[[], object], *, priority: float = 0
+    ) -> Callable[[], None]:
+        callback()
+        return lambda: None
+
+
+async def test_a_turn_refused_though_it_seems_free_is_not_asked_for_at_once(
+    make: Any, clock: VirtualClock
+) -> None:
+    gate = StubbornGate(await make(), clock)
+    async with PoliteQueue(gate) as queue:
+        await queue.put(page("a", 0))
+        await queue.put(page("b", 0))
+        crawl = Crawl(queue, clock)
+        crawl.start(2)
+        await clock.elapse(60.0)
+        assert gate.refused < 100
+        gate.relents = True
+        await clock.elapse(LAST_PAUSE)
+        assert sorted(crawl.urls) == [page("a", 0), page("b", 0)]
+        await crawl.stop()
+
+
+async def test_more_lanes_than_may_stand_in_line_are_served_as_well(
+    queue: PoliteQueue,
+    crawl: Crawl,
+    clock: VirtualClock,
+    others: Others,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gatekeeper.pacing.lane_waits.MAX_STANDING", 2)
+    for number in range(6):
+        others(f"h{number}", 1, hold=1.0, times=20)
+    await clock.settle()
+    for number in range(6):
+        await queue.put(page(f"h{number}", 0))
+    crawl.start(2)
+    await clock.elapse(120.0)
+    assert len(crawl.urls) == 6
