@@ -90,7 +90,7 @@ class Decider:
 
     def outright(self, raw: str, target: Target, agent: str) -> Decision | None:
         """What the guard or the operator decides without a look at the file."""
-        if self._guard is not None and self._guard.refuses_url(raw) is not None:
+        if self._guard is not None and self._guard.refuses_target(target) is not None:
             return self._simple(Verdict.DENY, Reason.BLOCKED, raw, target, agent)
         rule = self._overrides.of(target.host)
         if rule is None or rule.robots == "obey":

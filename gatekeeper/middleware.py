@@ -22,7 +22,6 @@ from aiohttp import (
 )
 from aiohttp.connector import Connection
 from aiohttp.hdrs import RETRY_AFTER, USER_AGENT
-from multidict import istr
 from yarl import URL
 
 from gatekeeper.allowance import Allowance
@@ -116,7 +115,7 @@ class Gate(Protocol):
 
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_RATE_LIMIT = istr("RateLimit")
+_RATE_LIMIT = type(RETRY_AFTER)("RateLimit")  # looked up without folding its case each time
 
 open_leases: ContextVar[tuple[HeldLease, ...]] = ContextVar("gatekeeper_open_leases", default=())
 """The leases that `async with gate.lease(...)` holds open in this context, oldest first."""

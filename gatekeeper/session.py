@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp import ClientResponse
-from multidict import CIMultiDict
 
 from gatekeeper.allowance import Allowance, Allowances
 from gatekeeper.clock import Clock, SystemClock
@@ -94,15 +93,19 @@ async def polite_session(
             times.cancel()
 
 
-def _signed(user_agent: str, headers: Any) -> CIMultiDict[str]:
+def _signed(user_agent: str, headers: Any) -> list[tuple[str, str]]:
     """The headers of every request, with who we are. Raises ConfigError for two answers."""
-    signed: CIMultiDict[str] = CIMultiDict(headers or ())
-    if signed.setdefault("User-Agent", user_agent) != user_agent:
-        raise ConfigError(
-            f"headers name {signed['User-Agent']!r} and user_agent {user_agent!r}; robots.txt is "
-            "read for one agent, so say it once, as user_agent"
-        )
-    return signed
+    given = list(headers.items() if hasattr(headers, "items") else headers or ())
+    for name, value in given:
+        if name.lower() == "user-agent" and value != user_agent:
+            raise ConfigError(
+                f"headers name {value!r} and user_agent {user_agent!r}; robots.txt is read for "
+                "one agent, so say it once, as user_agent"
+            )
+    return [
+        ("User-Agent", user_agent),
+        *((name, value) for name, value in given if name.lower() != "user-agent"),
+    ]
 
 
 def _refuse_ways_round(config: Config, arguments: dict[str, Any]) -> None:

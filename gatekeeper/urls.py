@@ -2,8 +2,9 @@
 
 Two roads lead to the same answer. The long one is the whole of it: malformed text is refused,
 the authority is read by yarl, and the path is brought to the form in which it is sent. The
-short one knows the authorities it has seen, and is for ordinary text alone. `parse` and
-`split` take the short one where they can; a test holds it against the long one.
+short one knows the authorities it has seen and those that nobody could read otherwise, and is
+for ordinary text alone. `parse` and `split` take the short one where they can; a test holds it
+against the long one.
 
 No other URL parser may be used anywhere: parsers disagree about `①②⑦.0.0.1`, and where two
 of them disagree, one of them checks and the other one dials.
@@ -22,6 +23,7 @@ import msgspec
 from yarl import URL
 
 from gatekeeper.errors import InvalidURL
+from gatekeeper.masking import mask, printable
 
 __all__ = [
     "MAX_URL",
@@ -45,6 +47,7 @@ _MAX_AUTHORITY = 1_000
 """Characters. A name has 253, and some more as escaped by IDNA; mapping costs more than linear."""
 
 _PORTS = {"http": 80, "https": 443}
+_MAX_PORT = 65_535
 
 _NO_HOST = "no host; write http://host/path"
 _UNREADABLE = "brackets, a backslash or a look-alike delimiter in the host"
@@ -64,9 +67,12 @@ _NOT_A_NAME = re.compile(r"[^a-z0-9\-._~!$&'()*+,;=]")
 _NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
 _LABEL_ENDS = re.compile("[.\u3002\uff0e\uff61]")
 _WHOLE_AUTHORITY = re.compile(r"[A-Za-z]+://[^/?#@]+/\Z")
-_AUTHORITY_END = re.compile(r"[/?#\\]")
-_NO_PORT = re.compile(r":[0-9]*[^0-9]")
-_QUERY = re.compile(r"([?#]).+\Z", re.DOTALL)
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+# A last label that begins with a letter is no number; nothing here is tried twice.
+_PLAIN_AUTHORITY = re.compile(
+    r"(https?)://((?:[a-z0-9_-]++\.)*+[a-z][a-z0-9_-]*+|"
+    rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET})(?::([0-9]{{1,5}}))?/"
+)
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +108,7 @@ def parse(raw: str) -> Target:
     Only malformed text is refused here: which names, ports and addresses may be visited is
     the Guard's business.
     """
-    found = split_ordinary(raw)
+    found = split_ordinary(raw) or _met_first(raw)
     if found is None:
         return _parse_whole(raw)
     origin, path = found
@@ -115,18 +121,23 @@ def _parse_whole(raw: str) -> Target:
     url = _read(raw)
     credentials, at, hostport = url.raw_authority.rpartition("@")
     host, port = _authority(raw, url.scheme, hostport)
-    bracketed = f"[{host}]" if ":" in host else host
-    suffix = "" if port == _PORTS[url.scheme] else f":{port}"
     target = Target(
         scheme=url.scheme,
         host=host,
         port=port,
-        origin=f"{url.scheme}://{bracketed}{suffix}",
+        origin=_origin_of(url.scheme, f"[{host}]" if ":" in host else host, port),
         path=_path(url, raw),
         userinfo=bool(credentials or at),
     )
-    _remember(raw, target)
+    written = raw[: raw.find("/", 8) + 1]
+    # Only an authority that ends at this slash, and holds no credentials, may stand for it.
+    if _WHOLE_AUTHORITY.match(written):
+        _remember(written, target.origin, (target.scheme, host, port))
     return target
+
+
+def _origin_of(scheme: str, bracketed: str, port: int) -> str:
+    return f"{scheme}://{bracketed}" if port == _PORTS[scheme] else f"{scheme}://{bracketed}:{port}"
 
 
 def join(base: Target, reference: str) -> Target:
@@ -163,7 +174,7 @@ def split(raw: str) -> tuple[str, str]:
     >>> split("https://example.com/a?b")
     ('https://example.com', '/a?b')
     """
-    found = split_ordinary(raw)
+    found = split_ordinary(raw) or _met_first(raw)
     if found is not None:
         return found
     target = _parse_whole(raw)
@@ -204,26 +215,6 @@ def all_plain(raws: Sequence[str]) -> bool:
     )
 
 
-def mask(raw: str, *, query: bool = True, limit: int = 200) -> str:
-    """The text for people and logs: credentials masked, controls escaped, cut to `limit`.
-
-    With `query=False` the query is masked too, and the fragment (T11).
-
-    >>> mask("https://ann:secret@example.com/a?token=1", query=False)
-    'https://***@example.com/a?***'
-    """
-    start = raw.find("//") + 2 if "//" in raw else 0
-    after = _AUTHORITY_END.search(raw, start)
-    end = after.start() if after else len(raw)
-    at = raw.rfind("@", start, end)
-    if at < 0 and _NO_PORT.search(raw, max(start, raw.rfind("]", start, end)), end):
-        at = raw.rfind("@", end)  # `user:pa/ss@host`: no URL, but still somebody's secret
-    shown = raw if at < 0 else f"{raw[:start]}***{raw[at:]}"
-    if not query:
-        shown = _QUERY.sub(r"\1***", shown, count=1)
-    return _printable(shown, limit)
-
-
 def host_of(origin: str) -> str:
     """The host of an origin as `Target.origin` has it; an IPv6 address without brackets.
 
@@ -243,16 +234,30 @@ _seen: dict[str, str] = {}
 _places: dict[str, tuple[str, str, int]] = {}
 
 
-def _remember(raw: str, target: Target) -> None:
+def _met_first(raw: str) -> tuple[str, str] | None:
+    """What `split_ordinary` gives, of an authority not seen before and spelt as most are.
+
+    Names of letters, digits, hyphens and underscores in lower case, and canonical dotted
+    quads: what every reader of URLs leaves as it is.
+    """
     written = raw[: raw.find("/", 8) + 1]
-    # Only an authority that ends at this slash, and holds no credentials, may stand for it.
-    if not _WHOLE_AUTHORITY.match(written):
-        return
+    found = _PLAIN_AUTHORITY.fullmatch(written) if len(written) < _MAX_AUTHORITY else None
+    if found is None:
+        return None
+    scheme, host, digits = found.groups()
+    port = int(digits) if digits else _PORTS[scheme]
+    if port > _MAX_PORT:
+        return None
+    _remember(written, _origin_of(scheme, host, port), (scheme, host, port))
+    return split_ordinary(raw)
+
+
+def _remember(written: str, origin: str, place: tuple[str, str, int]) -> None:
     if len(_seen) >= _MAX_AUTHORITIES:
         _seen.clear()
         _places.clear()
-    _seen[written] = target.origin
-    _places[target.origin] = (target.scheme, target.host, target.port)
+    _seen[written] = origin
+    _places[origin] = place
 
 
 def _read(raw: str) -> URL:
@@ -288,7 +293,7 @@ def _authority(raw: str, scheme: str, hostport: str) -> tuple[str, int]:
     try:
         url = URL(f"{scheme}://{hostport}")
     except (ValueError, IndexError) as error:
-        raise _invalid(raw, f"the host can't be read: {_printable(str(error), 120)}") from error
+        raise _invalid(raw, f"the host can't be read: {printable(str(error), 120)}") from error
     host = (url.raw_host or "").lower()
     if hostport.startswith("["):
         if name or ":" not in host:
@@ -379,14 +384,6 @@ def _without_dot_segments(path: str) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     return "".join(f"%{octet:02X}" for octet in found[0].encode())
-
-
-def _printable(text: str, limit: int) -> str:
-    if len(text) > limit:
-        text = text[: limit - 1] + "…"
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _invalid(raw: str, problem: str) -> InvalidURL:

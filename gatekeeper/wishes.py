@@ -6,8 +6,7 @@ section 2); here they are introduced.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Final
 
 from gatekeeper import urls
@@ -65,11 +64,16 @@ class Wishes:
             seconds = seconds if soon is None else max(seconds, soon)
         return Wish(seconds, policy.interval_source)
 
-    @asynccontextmanager
-    async def robots_turn(self, url: str) -> AsyncIterator[Grant]:
+    def robots_turn(self, url: str) -> RobotsTurn:
         """A robots.txt request takes the host's turn and starts its clock (promise 7).
 
-        Its pace is what the origin's last known text asks for, though it may have expired.
+        For one `async with`.
+        """
+        return RobotsTurn(self, url)
+
+    async def take_robots_turn(self, url: str) -> Grant:
+        """Wait for it; its pace is what the origin's last known text asks for, though it may
+        have expired.
         """
         target = urls.parse(url)
         record = self.look_up(target.origin)
@@ -77,11 +81,7 @@ class Wishes:
         if record is not None and record.text is not None:
             wish = self._pace(record, record.text.robots, None, self._agent)
         self.unpark(target.host)  # asking is how one learns that the name is back
-        grant = await self._scheduler.acquire_robots(url, target.host, wish=wish)
-        try:
-            yield grant
-        finally:
-            grant.release()
+        return await self._scheduler.acquire_robots(url, target.host, wish=wish)
 
     def learnt(self, record: Record) -> None:
         """An origin was asked: its pace holds from that request on, whoever comes next.
@@ -111,3 +111,22 @@ class Wishes:
             self._scheduler.freeze()
         else:
             self._scheduler.thaw()
+
+
+class RobotsTurn:
+    """The turn of a robots.txt request, given back at the end of the block."""
+
+    __slots__ = ("_grant", "_url", "_wishes")
+
+    def __init__(self, wishes: Wishes, url: str) -> None:
+        self._wishes = wishes
+        self._url = url
+        self._grant: Grant | None = None
+
+    async def __aenter__(self) -> Grant:
+        grant = self._grant = await self._wishes.take_robots_turn(self._url)
+        return grant
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._grant is not None:
+            self._grant.release()

@@ -374,6 +374,35 @@ def test_both_roads_lead_to_the_same_answer(raws: list[str]) -> None:
             assert _whole(parse, raw) == _whole(urls._parse_whole, raw), raw
 
 
+_labels = st.one_of(
+    st.text(st.sampled_from("ab-_0159xZü%@[~"), max_size=5),
+    st.integers(0, 300).map(str),
+    st.sampled_from(["example", "xn--bcher-kva", "0x7f", "1e1", "256", "00", "a" * 300]),
+)
+
+
+@given(
+    st.sampled_from(["http", "https", "HTTP"]),
+    st.lists(_labels, min_size=1, max_size=5).map(".".join),
+    st.sampled_from(["", ":", ":0", ":80", ":443", ":0080", ":65535", ":65536", ":8080"]),
+    st.sampled_from(["", "/", "/a/../b", "/%zz", "/?x#y"]),
+)
+@example("http", "1.2.3.4", ":80", "/")
+@example("http", "1.2.3.4.", "", "/")
+@example("https", "_dmarc.example-1.com", ":0443", "/a")
+@settings(max_examples=1_000, deadline=None)
+def test_an_authority_met_for_the_first_time_reads_as_on_the_long_road(
+    scheme: str, host: str, port: str, path: str
+) -> None:
+    raw = f"{scheme}://{host}{port}{path}"
+    urls._seen.clear()
+    urls._places.clear()
+    short = _whole(parse, raw)
+    urls._seen.clear()
+    urls._places.clear()
+    assert short == _whole(urls._parse_whole, raw)
+
+
 @given(_hostile)
 @settings(max_examples=500, deadline=None)
 def test_what_was_read_reads_the_same_again(raw: str) -> None:

@@ -14,7 +14,6 @@ from typing import Final
 import aiohttp
 import msgspec
 from aiohttp.hdrs import ETAG, LAST_MODIFIED, LOCATION, RETRY_AFTER
-from multidict import istr
 
 from gatekeeper.clock import Clock
 from gatekeeper.config import Config, FetchConfig
@@ -31,7 +30,7 @@ __all__ = ["Fetcher"]
 
 _ACCEPT: Final = "text/plain, text/*;q=0.9, */*;q=0.1"
 _ENCODING: Final = "gzip, deflate"  # DESIGN section 8; the cap stands on decoded octets
-_RATE_LIMIT: Final = istr("RateLimit")
+_RATE_LIMIT: Final = type(ETAG)("RateLimit")
 _PATH: Final = "/robots.txt"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _MAX_VALIDATOR: Final = 1_024

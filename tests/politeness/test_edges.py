@@ -215,7 +215,7 @@ async def test_too_many_waiters_are_not_held_against_the_origin(
 ) -> None:
     # fetching.md row 28: nothing is recorded of what we could not do.
     internet.site("a.test").robots("User-agent: *\nCrawl-delay: 30\n")
-    internet.site("b.test").robots("")
+    internet.site("http://a.test:8080").robots("")
     log: list[tuple[str, float]] = []
 
     async def run() -> None:
@@ -224,11 +224,11 @@ async def test_too_many_waiters_are_not_held_against_the_origin(
             waiting = asyncio.create_task(visit(gate, f"{A}/1", log))
             await clock.sleep(1.0)
             assert gate.stats().pacing.waiting == 1
-            decision = await gate.check("http://b.test/x")
+            decision = await gate.check("http://a.test:8080/x")
             assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.OVERLOADED)
             assert gate.stats().directory.internal_errors == 0
             await waiting
-            assert await gate.allowed("http://b.test/x")
+            assert await gate.allowed("http://a.test:8080/x")
 
     await internet.drive(run())
 
