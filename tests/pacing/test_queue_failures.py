@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -318,3 +319,66 @@ async def test_a_get_that_is_under_way_when_the_queue_closes_gives_its_turn_back
         await getting
     assert gate.scheduler.stats().in_flight == 0
     assert (queue.qsize(), queue.stats().unfinished) == (0, 0)
+
+
+# --- everything at once -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_is_cancelled_or_given_back_every_url_is_done_once(
+    make: Any, clock: VirtualClock, seed: int
+) -> None:
+    rng = random.Random(seed)
+    gate = FakeGate(await make(concurrency=rng.choice((1, 2))), clock)
+    gate.interval = rng.choice((0.0, 0.3))
+    gate.glances = rng.random() < 0.5
+    gate.cold = {f"https://h{number}.example": rng.random() for number in range(0, 8, 2)}
+    pages = [page(f"h{number % 8}", number) for number in range(120)]
+    gate.said = {url: DENY for url in pages if rng.random() < 0.2}
+    seen: list[str] = []
+
+    async def on_denied(decision: Decision) -> None:
+        await clock.sleep(rng.random())
+        seen.append(decision.url)
+
+    async def work(queue: PoliteQueue) -> None:
+        while True:
+            turn = await queue.get()
+            if rng.random() < 0.2:
+                await turn.give_back()
+                continue
+            async with turn:
+                seen.append(turn.url)
+                await clock.sleep(rng.random())
+
+    async def other() -> None:
+        while True:
+            lease = await gate.acquire(page(f"h{rng.randrange(8)}", "other"))
+            try:
+                await clock.sleep(rng.random())
+            finally:
+                lease.leave()
+
+    async with PoliteQueue(gate, on_denied=on_denied, in_memory=2, maxsize=30) as queue:
+
+        async def fill() -> None:
+            for url in pages:
+                await queue.put(url, priority=rng.choice((0, 0, 1)))
+
+        filling = asyncio.create_task(fill())
+        others = [asyncio.create_task(other()) for _ in range(4)]
+        for _ in range(150):
+            tasks = [asyncio.create_task(work(queue)) for _ in range(3)]
+            await clock.elapse(rng.random() * 3)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert filling.done()
+        assert sorted(seen) == sorted(pages)
+        assert (queue.qsize(), queue.stats().unfinished, queue.stats().origins) == (0, 0, 0)
+        await queue.join()
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+    assert gate.scheduler.stats().in_flight == 0
+    assert gate.scheduler.stats().waiting == 0
