@@ -29,6 +29,8 @@ __all__ = ["Question", "Questions"]
 _MOST_TEXT = 150_000
 """Characters of URLs in a batch: six bytes each at the worst, within the sidecar's 1 MiB."""
 _PROMPT_AT_ONCE = 4
+_SHORT = 250
+"""URLs below which a batch is not cut up: a request of its own costs more than that saves."""
 _COLD_AT_ONCE = 64
 
 Post = Callable[[list[str], str | None], Awaitable[list[Decision]]]
@@ -73,6 +75,18 @@ class _Lane:
             if self.busy.get(key, 0) < self.at_once:
                 return key
         return None
+
+    def length(self) -> int:
+        """URLs that a batch may have now.
+
+        Those that fit into one are spread over all that may be under way, so that the
+        sidecar answers one batch while the client reads another.
+        """
+        waiting = sum(map(len, self.queues.values()))
+        free = self.most - sum(self.busy.values())
+        if self.at_once == 1 or waiting > BATCH or not free:
+            return BATCH
+        return max(_SHORT, -(-waiting // free))
 
     def left(self, key: LaneKey) -> None:
         self.busy[key] = self.busy.get(key, 0) + 1
@@ -143,8 +157,9 @@ class Questions:
         self._let_go(self._cold)
 
     def _let_go(self, lane: _Lane) -> None:
+        length = lane.length()
         while (key := lane.next()) is not None:
-            batch = self._take(lane.queues[key])
+            batch = self._take(lane.queues[key], length)
             if not lane.queues[key]:
                 del lane.queues[key]
             else:  # behind the others: one agent's million is not every agent's wait
@@ -155,10 +170,10 @@ class Questions:
                 self.urls += len(batch)
                 self._tasks.start(self._travel(lane, key, batch))
 
-    def _take(self, queue: deque[Question]) -> list[Question]:
+    def _take(self, queue: deque[Question], length: int) -> list[Question]:
         batch: list[Question] = []
         text = 0
-        while queue and len(batch) < BATCH:
+        while queue and len(batch) < length:
             question = queue[0]
             if not question.waiters[0].done() or question.wanted:
                 text += len(question.key[0])

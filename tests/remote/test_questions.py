@@ -32,6 +32,27 @@ async def test_what_is_asked_in_one_turn_travels_together(world: World) -> None:
     assert gate.stats().urls == 2501
 
 
+async def test_what_fits_into_a_batch_is_spread_over_those_that_may_be_under_way(
+    world: World,
+) -> None:
+    world.internet.site("a.test").robots(DENYING)
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    await gate.check("http://a.test/")
+    assert all(await asyncio.gather(*(gate.check(f"http://a.test/{n}") for n in range(1000))))
+    assert sidecar.count("/v1/check") == 1 + 4
+    assert all(await asyncio.gather(*(gate.check(f"http://a.test/?{n}") for n in range(250))))
+    assert sidecar.count("/v1/check") == 1 + 4 + 1
+
+
+async def test_the_questions_of_an_unknown_origin_are_not_spread(world: World) -> None:
+    world.internet.site("a.test").robots(DENYING)
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    assert all(await asyncio.gather(*(gate.check(f"http://a.test/{n}") for n in range(1000))))
+    assert sidecar.count("/v1/check") == 1
+
+
 async def test_one_url_is_asked_about_once_at_a_time(world: World) -> None:
     world.internet.site("a.test").robots(DENYING)
     sidecar = await world.sidecar()
