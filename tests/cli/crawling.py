@@ -33,7 +33,7 @@ def manifest(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def stored(folder: Path, url: str) -> bytes:
-    return (folder / manifest(folder)[url]["file"]).read_bytes()
+    return folder.joinpath(manifest(folder)[url]["file"]).read_bytes()
 
 
 def archived(path: Path) -> list[tuple[str, str, bytes]]:

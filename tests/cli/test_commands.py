@@ -199,3 +199,32 @@ def test_a_wrong_call_exits_2(arguments: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("--concurrency", "abc", "give a whole number, 1 or more"),
+        ("--tries", "0", "give a whole number, 1 or more"),
+        ("--concurrency", "1000000", "give at most 10000"),
+        ("--timeout", "soon", "give seconds, more than 0"),
+        ("--max-wait", "inf", "give seconds, more than 0"),
+    ],
+)
+def test_a_wrong_number_is_named_with_its_option_and_the_remedy(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, remedy: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["fetch", option, value, "https://a.test/"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.endswith(f"argument {option}: {value!r}; {remedy}\n")
+
+
+def test_ctrl_c_while_the_commands_are_imported_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gatekeeper.cli.importlib.import_module", interrupted)
+    assert main(["fetch", "https://a.test/"]) == 130

@@ -9,10 +9,11 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import IO
 
 import pytest
 
-from tests.internet import FakeInternet
+from tests.internet import FakeInternet, Hold, Page
 
 ROBOTS = "User-agent: *\nDisallow: /page/3\nCrawl-delay: 0.05\n"
 PAGES = 12
@@ -27,19 +28,21 @@ async def site(internet: FakeInternet) -> str:
     return f"http://127.0.0.1:{internet.listener().port()}"
 
 
-async def start(*arguments: str) -> asyncio.subprocess.Process:
+async def start(
+    *arguments: str, stdin: int | IO[bytes] = asyncio.subprocess.PIPE
+) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gatekeeper", "fetch", "--allow-address", "127.0.0.0/8"),
         *("--user-agent", "examplebot/1.0"),
         *arguments,
-        stdin=asyncio.subprocess.PIPE,
+        stdin=stdin,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
 
 
 async def finish(process: asyncio.subprocess.Process, given: bytes = b"") -> tuple[int, str, str]:
-    out, err = await process.communicate(given)
+    out, err = await process.communicate(given or None)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 
@@ -108,3 +111,23 @@ async def test_a_list_that_is_not_there_is_one_line() -> None:
     code, _, err = await finish(await start("-i", "nowhere.txt"))
     assert code == 2
     assert err.splitlines()[-1].startswith("gatekeeper fetch: nowhere.txt: No such file")
+
+
+async def test_nothing_on_standard_input_is_nothing_to_do() -> None:
+    code, out, err = await finish(await start("-", stdin=asyncio.subprocess.DEVNULL))
+    assert (code, out) == (0, "fetched 0, 0 bytes\n"), err
+
+
+async def test_a_second_ctrl_c_ends_it_at_once(internet: FakeInternet) -> None:
+    hold = Hold(Page("slow"))
+    internet.site("127.0.0.1").robots("").on("/slow", hold)
+    process = await start(f"http://127.0.0.1:{internet.listener().port()}/slow")
+    await hold.waiting.acquire()
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while not (await process.stderr.readline()).startswith(b"stopping: http://127.0.0.1"):
+        pass
+    process.send_signal(signal.SIGINT)
+    code, out, err = await finish(process)
+    assert (code, out) == (130, "")
+    assert "Traceback" not in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,7 +134,12 @@ async def test_a_second_run_for_one_folder_or_file_changes_nothing(
     await hold.waiting.acquire()
     torn = folder / "manifest.jsonl"
     torn.write_bytes(b'{"being": "wri')
-    for job in ({"output": folder}, {"warc": warc}, {"warc": alias, "output": tmp_path / "x"}):
+    jobs: tuple[dict[str, Any], ...] = (
+        {"output": folder},
+        {"warc": warc},
+        {"warc": alias, "output": tmp_path / "x"},
+    )
+    for job in jobs:
         with pytest.raises(StorageError, match=r"(manifest\.jsonl|\.warc): in use by another"):
             await fetch(internet, "http://a.test/x", **job)
     assert torn.read_bytes() == b'{"being": "wri'

@@ -116,7 +116,7 @@ def _by(decision: Decision) -> str:
 def _subject(entry: Entry) -> str:
     """What a line of the summary is about: a host, or the text that is no URL."""
     if not entry.tries:
-        return entry.url
+        return repr(entry.url)
     try:
         return urls.host_of(urls.split(entry.final_url or entry.url)[0])
     except InvalidURL:

@@ -67,6 +67,26 @@ def test_the_summary_says_what_failed_and_why() -> None:
     ]
 
 
+def test_the_summary_names_the_text_that_is_no_url() -> None:
+    entries = [
+        Entry(url=url, outcome=Outcome.FAILED, at=AT, tries=0, error="no URL to fetch: no scheme")
+        for url in ("example.org/x", "")
+    ]
+    assert tally(*entries).summary()[2:] == [
+        "       1  ''  no URL to fetch: no scheme",
+        "       1  'example.org/x'  no URL to fetch: no scheme",
+    ]
+
+
+def test_the_summary_says_which_pages_the_warc_file_lacks() -> None:
+    made = tally(fetched())
+    made.skipped, made.unarchived = 5, 3
+    assert made.summary() == [
+        "fetched 1 (1 x 200), 10 bytes; 5 skipped, done before",
+        "not in the WARC file: 3 of those done before, by a run that wrote none or another one",
+    ]
+
+
 def test_the_summary_says_what_is_left() -> None:
     assert tally(fetched(), total=3).summary()[-1] == "stopped: 2 not asked for yet"
 
@@ -148,3 +168,18 @@ def test_a_terminal_gets_the_live_display_and_a_file_plain_lines() -> None:
 def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "rich.console", None)
     assert isinstance(watcher(quiet=False, stream=Terminal()), Plain)
+
+
+@pytest.mark.parametrize("make", [Plain, Live])
+def test_what_is_said_is_shown_at_once(make: type[Plain] | type[Live]) -> None:
+    stream = io.StringIO()
+    with make(stream) as progress:
+        progress.say("stopping: [red]https://a.test/ under way")
+        assert "stopping: [red]https://a.test/ under way\n" in stream.getvalue()
+
+
+def test_what_is_said_for_machines_goes_past_their_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Silent().say("stopping")
+    assert capsys.readouterr() == ("", "stopping\n")
