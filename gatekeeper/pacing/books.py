@@ -127,13 +127,15 @@ class Books(Accounts):
 
     def free_now(self, scope: Scope, now: float) -> bool:
         """May somebody take a turn of this host without standing in line?"""
-        quiet = not scope.in_flight and scope.history is None
-        if (scope.basis + scope.gap if quiet else scope.due_at()) > now:
+        if scope.line is not None or self.granted >= self.turnstile:
             return False
-        turns = self.turns
-        if scope.line is not None or turns.behind or turns.remote is not None:
+        if scope.in_flight or scope.history is not None:
+            due = scope.due_at()
+        else:
+            due = scope.basis + scope.gap  # the same, without a call
+        if due > now:
             return False
-        if self.frozen or self.granted >= self.turnstile:
+        if self.plain_to < 0 and (self.frozen or self.turns.remote is not None):
             return False
         return not scope.shared or all(
             other.line is None and other.due_at() <= now for other in scope.shared

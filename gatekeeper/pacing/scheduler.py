@@ -70,34 +70,38 @@ class Scheduler(Controls):
 
         Raises LeaseTimeout, GateClosed, or what `admit` or `refetch` raises.
         """
-        now = self._clock.monotonic()
         books = self._books
         scope = books.scopes.get(host)
         if scope is None or scopes:
             scope = await self._memory.host(host, scopes)
-            now = self._clock.monotonic()
         if self._pacing.dry_run:
             return await self._dry(scope, url, admit, refetch, ttl)
+        now = self._clock.monotonic()
         if books.free_now(scope, now):
             # The common case: nobody waits, and the turn can be had at once.
             wish = admit()
-            if wish.__class__ is Wish:
+            if isinstance(wish, Wish):
                 grant = books.try_take(scope, wish, now, url, ttl)
                 if grant is not None:
                     return grant
-        return await self._wait(TaskWaiter(scope, url, priority, ttl, admit), timeout, refetch)
-
-    def take(self, url: str, host: str, wish: Wish) -> Grant | None:
-        """The turn, if it can be had at once and the host is known; None says nothing.
-
-        The caller has decided at this moment, and `wish` is what the text asks for now.
-        """
-        books = self._books
-        scope = books.scopes.get(host)
-        if scope is None or scope.line is not None or self._pacing.dry_run:
-            return None
-        now = self._clock.monotonic()
-        return books.try_take(scope, wish, now, url, None) if books.free_now(scope, now) else None
+        waiter = TaskWaiter(scope, url, priority, ttl, admit)
+        end = INF if timeout is None else now + timeout
+        self._stand_in_line(waiter, now, end)
+        # From here to the end of the wait there is one frame, and no more: many may wait.
+        try:
+            for _ in range(_MAX_REFETCHES):
+                if waiter.grant is None and waiter.error is None and not waiter.away:
+                    waiter.future = asyncio.get_running_loop().create_future()
+                    await waiter.future
+                if waiter.grant is not None:
+                    return waiter.grant
+                if waiter.error is not None:
+                    raise waiter.error
+                await self._go_and_fetch(waiter, end, refetch)
+            raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
+        except BaseException as error:
+            self._give_up(waiter, error)
+            raise
 
     async def acquire_robots(
         self,
@@ -122,13 +126,16 @@ class Scheduler(Controls):
 
         if self._pacing.dry_run:
             return await self._dry(scope, url, admit, None, ttl)
-        return await self._wait(TaskWaiter(scope, url, ROBOTS, ttl, admit), timeout, None)
-
-    async def _wait(
-        self, waiter: TaskWaiter, patience: float | None, refetch: Refetch | None
-    ) -> Grant:
         now = self._clock.monotonic()
-        end = INF if patience is None else now + patience
+        if self._books.free_now(scope, now):
+            asked = scope.wish if wish is None else wish
+            grant = self._books.try_take(scope, asked, now, url, ttl)
+            if grant is not None:
+                return grant
+        return await self.acquire(url, host, priority=ROBOTS, timeout=timeout, admit=admit, ttl=ttl)
+
+    def _stand_in_line(self, waiter: TaskWaiter, now: float, end: float) -> None:
+        """Join those who wait for the host, until `end`. Raises where it would be in vain."""
         self._admit_waiter(waiter, end)
         turns = self._turns
         turns.join(waiter.scope, waiter, now)
@@ -139,14 +146,6 @@ class Scheduler(Controls):
                     raise self._late(waiter)
                 self._deadlines.add(end, waiter, turns.waiting)
                 turns.arm(end)
-            for _ in range(_MAX_REFETCHES):
-                await waiter.news()
-                if waiter.error is not None:
-                    raise waiter.error
-                if waiter.grant is not None:
-                    return waiter.grant
-                await self._go_and_fetch(waiter, end, refetch)
-            raise LeaseTimeout(waiter.url, f"{waiter.url}: robots.txt can't be renewed")
         except BaseException as error:
             self._give_up(waiter, error)
             raise

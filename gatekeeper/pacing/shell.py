@@ -78,6 +78,8 @@ class Shell:
             self._remote = self._turns.remote = RemoteLedger(ledger, clock, self._books)
         self._turns.halted = True
         self._books.survey()
+        self.take = self._books.take
+        """`take(url, host, wish, now=None)`: the turn, if it can be had at once; see `Books`."""
         self._deadlines = Deadlines()
         self._timer: Timer | None = None
         self._open = False

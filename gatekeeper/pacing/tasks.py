@@ -30,12 +30,15 @@ class TaskWaiter(Waiter):
     def __init__(
         self, scope: Scope, url: str, priority: float, ttl: float | None, admit: Admit
     ) -> None:
-        super().__init__(url, priority, ttl)
+        # `Waiter.__init__`, without a call: there may be many.
+        self.url, self.priority, self.ttl = url, priority, ttl
+        self.gone = self.away = self.stays = False
         self.scope = scope
         self.admit = admit
         self.grant: Grant | None = None
         self.error: Exception | None = None
         self.future: asyncio.Future[None] | None = None
+        """What the task waits for."""
 
     def offer(self) -> Offer:
         """Ask the policy."""
@@ -44,7 +47,8 @@ class TaskWaiter(Waiter):
     def deliver(self, grant: Grant) -> None:
         """Keep the turn; should the task be cancelled already, it passes it on."""
         self.grant = grant
-        self._wake()
+        if (future := self.future) is not None and not future.done():
+            future.set_result(None)
 
     def refuse(self, error: Exception) -> None:
         """Keep the error for the task."""
@@ -54,15 +58,6 @@ class TaskWaiter(Waiter):
     def send_away(self) -> None:
         """Wake the task; it fetches and comes back."""
         self._wake()
-
-    async def news(self) -> None:
-        """Return once something was delivered: a grant, an error, or word to fetch."""
-        if self.grant is None and self.error is None and not self.away:
-            self.future = asyncio.get_running_loop().create_future()
-            try:
-                await self.future
-            finally:
-                self.future = None
 
     def _wake(self) -> None:
         if self.future is not None and not self.future.done():
