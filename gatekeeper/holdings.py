@@ -57,7 +57,7 @@ class Holdings(Generic[H]):
         """Forget an ended lease; unknown ones are no error."""
         host = lease.host
         first = self.first.get(host)
-        if first is lease and host not in self._more:
+        if first is lease and not (self._more and host in self._more):
             del self.first[host]
         elif (more := self._more.get(host)) is not None:
             if first is lease:

@@ -191,12 +191,12 @@ class Lease(msgspec.Struct, eq=False):
         try:
             self._grant.release()
         finally:
-            self._drop()
+            if self.owner is not None:
+                self._drop()
 
     def _drop(self) -> None:
-        if self.owner is not None:
-            self.owner = None
-            self._lessor.holdings.drop(self)
+        self.owner = None
+        self._lessor.holdings.drop(self)
 
 
 def _as_sent(url: str) -> URL | None:

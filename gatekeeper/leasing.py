@@ -120,6 +120,7 @@ class Lessor:
         self.holdings: Holdings[Lease] = Holdings()
         self._at_once = at_once
         self._scheduler = scheduler
+        self._take = scheduler.take
         self._serial = serial
         self.loop: asyncio.AbstractEventLoop | None = None
         """The one that the gate belongs to; to ask for the running one is a system call before
@@ -134,7 +135,7 @@ class Lessor:
         if origin is None or (wish := origin.wish) is None:
             return None
         host = origin.host
-        grant = self._scheduler.take(url, host, wish)
+        grant = self._take(url, host, wish)
         if grant is None:
             return None
         lease = Lease(self, grant, url, host, owner, origin, next(self._serial))
