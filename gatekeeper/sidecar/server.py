@@ -101,9 +101,16 @@ class _Protocol(web.RequestHandler):
         return True
 
     def _too_slow(self) -> None:
-        # aiohttp's own timer runs from the first answer on; before it nothing does.
+        # aiohttp's own timer runs from the first answer of its own on; before it nothing does.
         if self._request_count == 0:
             self.force_close()
+        elif self._keepalive_handle is None:
+            now = self._loop.time()
+            end, waiter = self._next_keepalive_close_time, self._waiter
+            if waiter is not None and not waiter.done() and now >= end:
+                self.force_close()  # all was answered at once, and nothing came since
+            else:
+                self._first = self._loop.call_at(max(end, now + 1.0), self._too_slow)
 
     def handle_error(
         self,

@@ -323,6 +323,19 @@ async def test_a_first_request_answered_at_once_is_not_too_slow(doors: Any) -> N
     assert (await connection.ask(CHECK)).split()[1] == b"200"
 
 
+async def test_an_idle_connection_is_closed_though_aiohttp_saw_no_request(doors: Any) -> None:
+    both = await doors()
+    connection = await both.connect()
+    await connection.ask(CHECK)
+    [protocol] = both._open[0][1].server.connections
+    protocol._too_slow()  # as the timer of the first request does
+    assert not protocol.transport.is_closing()
+    protocol._next_keepalive_close_time = 0.0  # so long ago was the last answer
+    protocol._too_slow()
+
+    assert protocol.transport is None or protocol.transport.is_closing()
+
+
 def test_this_aiohttp_is_one_that_a_sieve_fits() -> None:
     assert atonce.sieve_fits()
 
