@@ -327,7 +327,13 @@ async def test_an_idle_connection_is_closed_though_aiohttp_saw_no_request(doors:
     both = await doors()
     connection = await both.connect()
     await connection.ask(CHECK)
+    before = len(both.at_once)
     [protocol] = both._open[0][1].server.connections
+    if protocol._keepalive_handle is not None:  # the first question may go the usual way
+        protocol._keepalive_handle.cancel()
+        protocol._keepalive_handle = None
+    await connection.ask(CHECK)
+    assert len(both.at_once) > before
     protocol._too_slow()  # as the timer of the first request does
     assert not protocol.transport.is_closing()
     protocol._next_keepalive_close_time = 0.0  # so long ago was the last answer
