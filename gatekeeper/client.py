@@ -193,14 +193,14 @@ class RemoteGatekeeper(Controlled):
         return decision
 
     async def check_many(
-        self, raws: Iterable[str], *, user_agent: str | None = None
+        self, urls: Iterable[str], *, user_agent: str | None = None
     ) -> AsyncIterator[Decision]:
         """Decisions in the order of the URLs; origins are asked in parallel.
 
         Text that is no URL gives DENY with reason invalid_url, so that nothing is lost.
         """
         agent = user_agent or self.user_agent
-        waiting = iter(raws)
+        waiting = iter(urls)
         window: deque[Decision | asyncio.Future[Decision]] = deque()
         try:
             while True:
@@ -215,10 +215,10 @@ class RemoteGatekeeper(Controlled):
             _abandon(window)
 
     async def check_all(
-        self, raws: Iterable[str], *, user_agent: str | None = None
+        self, urls: Iterable[str], *, user_agent: str | None = None
     ) -> list[Decision]:
         """What `check_many` gives, as a list."""
-        return [decision async for decision in self.check_many(raws, user_agent=user_agent)]
+        return [decision async for decision in self.check_many(urls, user_agent=user_agent)]
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         """The decision if this client remembers it; never asks. Raises InvalidURL."""

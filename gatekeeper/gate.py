@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -16,20 +16,22 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from gatekeeper import urls
-from gatekeeper.batching import in_order
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
 from gatekeeper.deciding import ON_THE_WAY, Decider, Overrides
 from gatekeeper.decision import Decision
-from gatekeeper.errors import GateClosed, InvalidURL
+from gatekeeper.dialling import Dialling
+from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.guard import Guard, guarded_connector
+from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.records import Record
+from gatekeeper.fetching.whereabouts import Whereabouts
 from gatekeeper.immediate import Immediate
 from gatekeeper.leasing import Lease, LeaseRequest, Lessor
+from gatekeeper.many import Many
 from gatekeeper.middleware import Passage, gate_passage
-from gatekeeper.operating import Operated, token_of
+from gatekeeper.operating import token_of
 from gatekeeper.pacing.intervals import NO_RATE
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
@@ -43,7 +45,7 @@ from gatekeeper.wishes import Wishes
 __all__ = ["Gatekeeper"]
 
 
-class Gatekeeper(Immediate, Operated):
+class Gatekeeper(Immediate, Many, Dialling):
     """Asks every origin's robots.txt once, answers from it, and hands out turns.
 
     `user_agent` is the whole User-Agent header, or a product token; the token chooses the
@@ -80,6 +82,7 @@ class Gatekeeper(Immediate, Operated):
         self._rng = rng or random.Random()
         self._storage = storage or _storage_of(self.config, self._clock)
         self.guard = Guard(self.config) if session is None else None
+        self._whereabouts = Whereabouts.of(self.config, self._clock, self.guard, resolver)
         self._overrides = Overrides(self.config.host)
         self._decider = Decider(
             self.config, clock=self._clock, guard=self.guard, overrides=self._overrides
@@ -87,14 +90,21 @@ class Gatekeeper(Immediate, Operated):
         self._scheduler = Scheduler(
             self.config, clock=self._clock, rng=self._rng, storage=self._storage
         )
-        self._wishes = Wishes(self._scheduler, self._decider, self._clock, self._agent)
+        self._wishes = Wishes(
+            self._scheduler, self._decider, self._clock, self._agent, self._whereabouts
+        )
         self._directory: Directory | None = None
         self._warm: dict[str, Record] = {}
         self._answers = PreparedAnswers(
             self.config, self._clock, self._decider, self._agent, self._wishes.at_any_hour
         )
         self._lessor = Lessor(
-            self, self._answers.at_once, self._scheduler, self._clock, self._decider.serial
+            self,
+            self._answers.at_once,
+            self._scheduler,
+            self._clock,
+            self._decider.serial,
+            self._whereabouts,
         )
         self._middleware = partial(self.passage(), None)
         self._own: aiohttp.ClientSession | None = None
@@ -115,6 +125,8 @@ class Gatekeeper(Immediate, Operated):
             if self._storage is not None:
                 await self._storage.open()
                 stack.push_async_callback(self._storage.close)
+            if self._whereabouts is not None:
+                stack.push_async_callback(self._whereabouts.close)
             await self._scheduler.open()
             stack.push_async_callback(self._scheduler.close)
             self._lessor.loop = asyncio.get_running_loop()
@@ -156,30 +168,6 @@ class Gatekeeper(Immediate, Operated):
         self._directory, self._warm, self._answers.warm = None, {}, {}
         await self._stack.aclose()
 
-    def guarded_connector(self) -> aiohttp.TCPConnector:
-        """A connector that dials through this gate's guard; close it with its session."""
-        # No limit of its own: the turns and the fetch slots are the bound, and waiting in a
-        # connection pool would be waiting that no clock knows of.
-        return guarded_connector(self.config, resolver=self._resolver, guard=self.guard, limit=0)
-
-    @property
-    def connector(self) -> aiohttp.BaseConnector:
-        """That of the session which fetches robots.txt, for another session on the same
-        connections (`connector_owner=False`); the gate closes it. Raises GateClosed.
-        """
-        connector = None if self._own is None else self._own.connector
-        if connector is None:
-            raise GateClosed("the gate has no session of its own, or is not open")
-        return connector
-
-    def _own_session(self) -> aiohttp.ClientSession:
-        self._own = aiohttp.ClientSession(
-            connector=self.guarded_connector(),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,  # T19: a proxy from the environment would lead round the guard
-        )
-        return self._own
-
     # -- questions -------------------------------------------------------------------
 
     async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
@@ -215,53 +203,14 @@ class Gatekeeper(Immediate, Operated):
         decision = self._decider.outright(url, target, agent)
         if decision is None:
             record = self._fresh(target.origin)
-            if record is None and (held := self._held_back(url, target, agent)) is not None:
-                return held
-            record = record or await self._open.get(target.origin)
+            if record is None:
+                near = await self._lessor.foresee(target)
+                held = self._held_back(url, target, agent, near)
+                if held is not None:
+                    return held
+                record = await self._open.get(target.origin)
             decision = self._decide(url, target, record, agent)
         return decision
-
-    async def check_all(
-        self, raws: Iterable[str], *, user_agent: str | None = None
-    ) -> list[Decision]:
-        """What `check_many` gives, as a list: warm origins are answered in one go."""
-        raws = list(raws)
-        answers = self._answers.recall_all(raws, self._token_of(user_agent))
-        missing = [raw for raw, known in zip(raws, answers, strict=True) if known is None]
-        async with aclosing(self.check_many(missing, user_agent=user_agent)) as rest:
-            return [await anext(rest) if known is None else known for known in answers]
-
-    async def check_many(
-        self, raws: Iterable[str], *, user_agent: str | None = None
-    ) -> AsyncGenerator[Decision, None]:
-        """Decisions in the order of the URLs; cold origins are asked in parallel.
-
-        Text that is no URL gives DENY with reason invalid_url, so that nothing is lost.
-        """
-        agent = self._token_of(user_agent)
-
-        def answer(raw: str) -> Decision | str:
-            decision = self._answers.recall(raw, agent)
-            if decision is not None:
-                return decision
-            try:
-                target = urls.parse(raw)
-            except InvalidURL as error:
-                return self._decider.invalid(raw, error.problem, agent)
-            decision = self._decider.outright(raw, target, agent)
-            if decision is not None:
-                return decision
-            record = self._fresh(target.origin)
-            if record is None:
-                held = self._held_back(raw, target, agent)
-                return target.origin if held is None else held
-            return self._decide(raw, target, record, agent)
-
-        def settle(raw: str, record: Record) -> Decision:
-            return self._decide(raw, urls.parse(raw), record, agent)
-
-        async for decision in in_order(raws, answer, self._open.get, settle):
-            yield decision
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         """The decision as far as it is known: never waits, never fetches. Raises InvalidURL.

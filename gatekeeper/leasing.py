@@ -11,6 +11,7 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import Deferred, Denied, LeaseTimeout
+from gatekeeper.fetching.whereabouts import Whereabouts
 from gatekeeper.holdings import Holdings
 from gatekeeper.lease import Lease, Origin
 from gatekeeper.middleware import open_leases
@@ -112,13 +113,16 @@ class Lessor:
         scheduler: Scheduler,
         clock: Clock,
         serial: Iterator[int],
+        whereabouts: Whereabouts | None = None,
     ) -> None:
-        """`serial` numbers the decisions."""
+        """`serial` numbers the decisions; `whereabouts`, if any, knows hosts' addresses."""
         self.answers = answers
         self.clock = clock
         self.now = clock.monotonic
         self.holdings: Holdings[Lease] = Holdings()
-        self._at_once = at_once
+        # A host that shares the clock of its address has no turn before that is looked up.
+        self._at_once = at_once if whereabouts is None else _nobody
+        self._whereabouts = whereabouts
         self._scheduler = scheduler
         self._take = scheduler.take
         self._serial = serial
@@ -173,10 +177,11 @@ class Lessor:
         """Decide, wait for the turn, decide again at the grant: what `take` could not give."""
         target = urls.parse(url)
         if owner is not None:
-            self.refuse_waiting_for_itself(target)
+            self.refuse_waiting_for_itself(target, await self.foresee(target))
         end = None if timeout is None else self.clock.monotonic() + timeout
         decision = await self._decide_within(url, target, timeout, user_agent)
         refuse(decision)
+        scopes = await self._locate(target, end)
 
         def admit() -> Offer:
             # Called at the moment of the grant; no await lies between it and the books.
@@ -193,27 +198,57 @@ class Lessor:
             timeout=None if end is None else max(0.0, end - self.clock.monotonic()),
             admit=admit,
             refetch=lambda: self.answers.learn(target.origin),
+            scopes=scopes,
         )
         lease = Lease(self, grant, target.url, target.host, owner, decision)
         if owner is not None:
             self.holdings.add(lease)
         return lease
 
-    def stuck_behind(self, host: str) -> Lease | None:
-        """The lease of the current task that has to end before the host's next turn, if any."""
+    @property
+    def foresees(self) -> bool:
+        """The current task holds leases, and addresses say whether it waits for itself."""
+        return self._whereabouts is not None and bool(
+            self.holdings.of(asyncio.current_task(self.loop))
+        )
+
+    async def foresee(self, target: Target) -> tuple[str, ...]:
+        """The scopes of the target's addresses, where `foresees` wants to know them."""
+        if self._whereabouts is None or not self.foresees:
+            return ()
+        return await self._whereabouts.scopes(target.host, target.port)
+
+    def stuck_behind(self, host: str, near: tuple[str, ...] = ()) -> Lease | None:
+        """The lease of the current task that has to end before the host's next turn, if any.
+
+        `near`: scopes that the host shares beside those known of it.
+        """
         mine = self.holdings.of(asyncio.current_task(self.loop))
         grants = {lease._grant: lease for lease in mine}
-        grant = self._scheduler.stuck_behind(host, grants)
+        grant = self._scheduler.stuck_behind(host, grants, near)
         return None if grant is None else grants[grant]
 
-    def refuse_waiting_for_itself(self, target: Target) -> None:
+    def refuse_waiting_for_itself(self, target: Target, near: tuple[str, ...] = ()) -> None:
         """Raise LeaseTimeout if the host's turn can't come before a lease of this task ends."""
-        if self.holdings.first and (held := self.stuck_behind(target.host)) is not None:
+        if self.holdings.first and (held := self.stuck_behind(target.host, near)) is not None:
             raise LeaseTimeout(
                 target.url,
                 f"{urls.mask(target.url)} would wait for {held.url}, which this task still "
                 f"holds: read or close that response first (host {target.host})",
             )
+
+    async def _locate(self, target: Target, end: float | None) -> tuple[str, ...]:
+        """The scopes of the target's addresses; none where no clock belongs to an address."""
+        if self._whereabouts is None:
+            return ()
+        seconds = None if end is None else max(0.0, end - self.clock.monotonic())
+        try:
+            async with deadline(self.clock, seconds):
+                return await self._whereabouts.scopes(target.host, target.port)
+        except TimeoutError:
+            raise LeaseTimeout(
+                target.url, f"{target.url}: the address of {target.host} did not come in time"
+            ) from None
 
     async def _decide_within(
         self, url: str, target: Target, timeout: float | None, user_agent: str | None
@@ -230,3 +265,8 @@ class Lessor:
             raise LeaseTimeout(
                 target.url, f"{target.url}: its robots.txt did not come within {timeout:g} s"
             ) from None
+
+
+def _nobody(url: str) -> Origin | None:
+    """Of no URL is anything known at a glance."""
+    return None

@@ -84,11 +84,13 @@ class Operated:
     def _token_of(self, user_agent: str | None) -> str:
         return self._agent if user_agent is None else token_of(user_agent)
 
-    def _held_back(self, raw: str, target: Target, agent: str) -> Decision | None:
+    def _held_back(
+        self, raw: str, target: Target, agent: str, near: tuple[str, ...] = ()
+    ) -> Decision | None:
         """DEFER, where the file could not come before a lease of the asking task ends."""
         if not self._lessor.holdings.first or self._open.peek(target.origin) is not None:
             return None
-        held = self._lessor.stuck_behind(target.host)
+        held = self._lessor.stuck_behind(target.host, near)
         return None if held is None else self._decider.held_back(raw, target, agent, held.url)
 
     async def _record_of(self, url: str) -> Record:
@@ -98,8 +100,11 @@ class Operated:
         """
         target = urls.parse(url)
         if self._open.peek(target.origin) is None:
-            self._lessor.refuse_waiting_for_itself(target)
+            await self._refuse_waiting_for_itself(target)
         return await self._open.get(target.origin)
+
+    async def _refuse_waiting_for_itself(self, target: Target) -> None:
+        self._lessor.refuse_waiting_for_itself(target, await self._lessor.foresee(target))
 
     async def robots(self, url: str) -> RobotsTxt | None:
         """The robots.txt that speaks for the URL's origin; None where there is none to read.
@@ -174,7 +179,7 @@ class Operated:
         LeaseTimeout where it would have to wait for a lease of the asking task.
         """
         target = urls.parse(origin)
-        self._lessor.refuse_waiting_for_itself(target)
+        await self._refuse_waiting_for_itself(target)
         await self._open.refresh(target.origin)
 
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:

@@ -14,6 +14,7 @@ from gatekeeper.clock import Clock, utc
 from gatekeeper.deciding import ON_THE_WAY, Decider
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Record
+from gatekeeper.fetching.whereabouts import Whereabouts
 from gatekeeper.pacing.intervals import NO_RATE, Wish
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.scheduler import Scheduler
@@ -32,11 +33,19 @@ _SLACK: Final = 60.0
 class Wishes:
     """Tells the scheduler what the files ask for, and what fetching them came to."""
 
-    def __init__(self, scheduler: Scheduler, decider: Decider, clock: Clock, agent: str) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        decider: Decider,
+        clock: Clock,
+        agent: str,
+        whereabouts: Whereabouts | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._decider = decider
         self._clock = clock
         self._agent = agent
+        self._whereabouts = whereabouts
         self.look_up: Callable[[str], Record | None] = lambda _origin: None
         """What is in memory of an origin, however old."""
 
@@ -76,12 +85,15 @@ class Wishes:
         have expired.
         """
         target = urls.parse(url)
+        scopes: tuple[str, ...] = ()
+        if self._whereabouts is not None:
+            scopes = await self._whereabouts.scopes(target.host, target.port)
         record = self.look_up(target.origin)
         wish = NO_RATE
         if record is not None and record.text is not None:
             wish = self._pace(record, record.text.robots, None, self._agent)
         self.unpark(target.host)  # asking is how one learns that the name is back
-        return await self._scheduler.acquire_robots(url, target.host, wish=wish)
+        return await self._scheduler.acquire_robots(url, target.host, wish=wish, scopes=scopes)
 
     def learnt(self, record: Record) -> None:
         """An origin was asked: its pace holds from that request on, whoever comes next.

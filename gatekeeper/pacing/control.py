@@ -85,7 +85,7 @@ class Controls(Shell):
 
         Returns the seconds after which the next turn can be had at the latest.
         """
-        scope = self._books.scopes.get(host)
+        scope = self._books.known(host)
         if scope is None:
             return 0.0
         now = self._clock.monotonic()
@@ -98,23 +98,28 @@ class Controls(Shell):
 
     def why(self, host: str) -> tuple[ClockView, ...]:
         """Every clock of the host, each with where it came from; empty for an unknown one."""
-        scope = self._books.scopes.get(host)
+        scope = self._books.known(host)
         return () if scope is None else explain(scope, self._clock)
 
     def due_at(self, host: str) -> float:
         """Monotonic moment before which no turn can be had; inf: not before an event."""
-        scope = self._books.scopes.get(host)
+        scope = self._books.known(host)
         if scope is None:
             return -INF
         return max(scope.due_at(), *(other.due_at() for other in scope.shared), -INF)
 
-    def stuck_behind(self, host: str, mine: Iterable[Grant]) -> Grant | None:
-        """Which of these leases keeps whoever holds them from the host's next turn, if any."""
-        return stuck_behind(self._books, host, mine)
+    def stuck_behind(
+        self, host: str, mine: Iterable[Grant], near: Iterable[str] = ()
+    ) -> Grant | None:
+        """Which of these leases keeps whoever holds them from the host's next turn, if any.
+
+        `near`: names of scopes that the host shares beside those known of it.
+        """
+        return stuck_behind(self._books, host, mine, near)
 
     def blocked(self, host: str) -> tuple[float, str] | None:
         """Until when (wall seconds) and why a host is blocked; None if it is not."""
-        scope = self._books.scopes.get(host)
+        scope = self._books.known(host)
         now = self._clock.monotonic()
         if scope is None or scope.history is None or scope.history.blocked_until <= now:
             return None
@@ -123,7 +128,7 @@ class Controls(Shell):
 
     def paused(self, host: str) -> bool:
         """Did the operator pause the host?"""
-        scope = self._books.scopes.get(host)
+        scope = self._books.known(host)
         return scope is not None and scope.history is not None and scope.history.paused
 
     def hosts(self) -> tuple[str, ...]:

@@ -11,12 +11,15 @@ from gatekeeper.pacing.ledger import Scope
 __all__ = ["stuck_behind"]
 
 
-def stuck_behind(books: Books, host: str, mine: Iterable[Grant]) -> Grant | None:
+def stuck_behind(
+    books: Books, host: str, mine: Iterable[Grant], near: Iterable[str] = ()
+) -> Grant | None:
     """The first of these leases that has to end, or go out, before the host's next turn.
 
     Whoever holds them and waits meanwhile waits for itself: it had all the slots of one of
     the host's scopes, or holds back the request whose head the next interval is counted from.
-    None where others, or the clock alone, decide.
+    None where others, or the clock alone, decide. `near` names scopes that the host shares
+    beside those the books know of: its addresses, before its first turn.
     """
     held = [grant for grant in mine if grant.open]
     if not held:
@@ -24,9 +27,8 @@ def stuck_behind(books: Books, host: str, mine: Iterable[Grant]) -> Grant | None
     if len(held) >= books.pacing.max_in_flight:
         return held[0]
     scope = books.scopes.get(host)
-    if scope is None:
-        return None
-    for one in (scope, *scope.shared):
+    known = () if scope is None else (scope, *scope.shared)
+    for one in (*known, *(books.scopes[name] for name in near if name in books.scopes)):
         inside = [grant for grant in held if grant.scope is one or one in grant.others]
         if inside and len(inside) >= _limit(one):
             return inside[0]

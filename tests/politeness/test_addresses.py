@@ -1,0 +1,283 @@
+"""Hosts that live at one address share its clock, where `pacing.address_interval` is set."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+
+import aiohttp
+import pytest
+
+from gatekeeper import Gatekeeper, LeaseTimeout, PoliteQueue, Reason, Verdict, polite_session
+from gatekeeper.clock import VirtualClock
+from gatekeeper.fetching.whereabouts import LASTING, Whereabouts
+from tests.internet import Fail, FakeInternet, Page
+from tests.politeness.conftest import MakeGate
+from tests.politeness.crawling import visit
+from tests.politeness.world import AGENT, config
+
+EPSILON = 1e-6
+PACING = {"address_interval": 5.0, "default_interval": 0.0}
+
+
+def starts(net: FakeInternet) -> list[float]:
+    return [request.at for request in net.requests]
+
+
+def gaps(net: FakeInternet) -> list[float]:
+    at = starts(net)
+    return [after - before for before, after in itertools.pairwise(at)]
+
+
+async def test_two_hosts_of_one_address_take_turns_robots_txt_included(
+    internet: FakeInternet, clock: VirtualClock
+) -> None:
+    for name in ("a.test", "b.test"):
+        internet.site(name).robots("").otherwise("x")
+
+    async def run() -> None:
+        async with polite_session(
+            user_agent=AGENT,
+            config=config(pacing=PACING),
+            resolver=internet.resolver,
+            clock=clock,
+        ) as session:
+            for url in ("http://a.test/1", "http://b.test/1", "http://a.test/2", "http://b.test/2"):
+                async with session.get(url) as response:
+                    await response.read()
+
+    await internet.drive(run())
+    assert len(internet.requests) == 6
+    assert all(gap >= 5.0 - EPSILON for gap in gaps(internet))
+
+
+async def test_hosts_that_are_asked_at_once_take_turns_and_others_go_ahead(
+    internet: FakeInternet, make_gate: MakeGate
+) -> None:
+    for name in ("a.test", "b.test", "c.test"):
+        internet.site(name).robots("").otherwise("x")
+    internet.site("far.test", address=internet.address()).robots("").otherwise("x")
+    log: list[tuple[str, float]] = []
+
+    async def run() -> None:
+        async with make_gate(pacing=PACING) as gate, asyncio.TaskGroup() as tasks:
+            for name in ("a.test", "b.test", "c.test", "far.test"):
+                tasks.create_task(visit(gate, f"http://{name}/", log))
+
+    await internet.drive(run())
+    near = sorted(
+        [r.at for r in internet.requests if r.host != "far.test"]
+        + [at for url, at in log if "far.test" not in url]
+    )
+    assert len(near) == 6
+    assert all(b - a >= 5.0 - EPSILON for a, b in itertools.pairwise(near))
+    assert dict(log)["http://far.test/"] < 10.0
+
+
+async def test_a_literal_address_is_the_same_machine_and_needs_no_look_up(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    internet.site("a.test").robots("")
+
+    host = [{"match": "127.0.0.1", "robots": "allow"}]
+
+    async def run() -> None:
+        async with make_gate(pacing=PACING, host=host) as gate:
+            async with gate.lease("http://a.test/") as lease:
+                lease.report(status=200)
+            with pytest.raises(LeaseTimeout):
+                await gate.acquire("http://127.0.0.1/", timeout=1.0)
+
+    await internet.drive(run())
+    assert {query.name for query in internet.resolver.queries} == {"a.test"}
+
+
+async def test_all_addresses_of_a_host_are_asked_for_their_turn(
+    internet: FakeInternet, make_gate: MakeGate
+) -> None:
+    first, second = internet.address(), internet.address()
+    internet.site("one.test", address=first).robots("")
+    internet.site("two.test", address=second).robots("")
+    internet.site("both.test", address=[first, second]).robots("")
+
+    async def run() -> set[str]:
+        async with make_gate(pacing=PACING) as gate:
+            async with gate.lease("http://both.test/") as lease:
+                lease.report(status=200)
+            for name in ("one.test", "two.test"):
+                with pytest.raises(LeaseTimeout):
+                    await gate.acquire(f"http://{name}/", timeout=1.0)
+            return {view.scope for view in await gate.why("both.test")}
+
+    scopes = await internet.drive(run())
+    assert {f"address:{first}", f"address:{second}"} < scopes
+
+
+async def test_what_is_dialled_is_what_was_looked_up(
+    internet: FakeInternet, make_gate: MakeGate
+) -> None:
+    internet.site("a.test").robots("").otherwise("x")
+
+    async def run() -> None:
+        async with make_gate(pacing=PACING) as gate:
+            await gate.check("http://a.test/")
+
+    await internet.drive(run())
+    assert Counter(query.name for query in internet.resolver.queries) == {"a.test": 1}
+
+
+async def test_a_host_that_moved_shares_the_clock_of_its_new_address(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    old, new = internet.address(), internet.address()
+    internet.site("a.test", address=old).robots("")
+    internet.site("b.test", address=new).robots("")
+
+    async def run() -> set[str]:
+        async with make_gate(pacing=PACING) as gate:
+            async with gate.lease("http://a.test/") as lease:
+                lease.report(status=200)
+            internet.dns("a.test", new)
+            await clock.sleep(LASTING + 1.0)
+            async with gate.lease("http://a.test/") as lease:
+                lease.report(status=200)
+            with pytest.raises(LeaseTimeout):
+                await gate.acquire("http://b.test/", timeout=1.0)
+            return {view.scope for view in await gate.why("a.test")}
+
+    scopes = await internet.drive(run())
+    assert f"address:{new}" in scopes
+    assert f"address:{old}" not in scopes
+
+
+async def test_two_hosts_that_complain_block_their_address(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    for name in ("a.test", "b.test", "c.test"):
+        internet.site(name).robots("")
+
+    async def run() -> list[str]:
+        async with make_gate(pacing={**PACING, "address_interval": 0.0}) as gate:
+            for name in ("a.test", "b.test", "c.test"):
+                await gate.check(f"http://{name}/")
+            for name in ("a.test", "b.test"):
+                async with gate.lease(f"http://{name}/") as lease:
+                    lease.report(status=429, retry_after="120")
+            with pytest.raises(LeaseTimeout):
+                await gate.acquire("http://c.test/", timeout=60.0)
+            return [str(view) for view in await gate.why("c.test")]
+
+    views = await internet.drive(run())
+    assert any("address:127.0.0.1: block: b.test: 429, Retry-After 120" in view for view in views)
+
+
+@pytest.mark.parametrize("fail", [Fail.NXDOMAIN, Fail.SERVFAIL, Fail.NEVER])
+async def test_a_name_without_an_address_is_reported_by_its_fetch(
+    internet: FakeInternet, make_gate: MakeGate, fail: Fail
+) -> None:
+    internet.dns("a.test", fail)
+
+    async def run() -> tuple[Verdict, Reason]:
+        async with make_gate(pacing=PACING) as gate:
+            decision = await gate.check("http://a.test/")
+            return decision.verdict, decision.reason
+
+    verdict, reason = await internet.drive(run())
+    assert verdict is Verdict.DEFER
+    assert reason in {
+        Reason.DNS_NXDOMAIN,
+        Reason.DNS_FAILURE,
+        Reason.CONNECT_FAILED,
+        Reason.TIMEOUT,
+    }
+
+
+async def test_a_session_of_the_callers_takes_the_resolver_that_is_given(
+    internet: FakeInternet, clock: VirtualClock
+) -> None:
+    for name in ("a.test", "b.test"):
+        internet.site(name).robots("")
+
+    async def run() -> None:
+        connector = aiohttp.TCPConnector(resolver=internet.resolver)
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            Gatekeeper(
+                AGENT,
+                config=config(pacing=PACING),
+                session=session,
+                resolver=internet.resolver,
+                clock=clock,
+            ) as gate,
+        ):
+            await asyncio.gather(gate.check("http://a.test/"), gate.check("http://b.test/"))
+
+    await internet.drive(run())
+    assert gaps(internet)[0] >= 5.0 - EPSILON
+
+
+async def test_nobody_waits_for_the_address_that_it_holds_itself(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    for name in ("a.test", "b.test"):
+        internet.site(name).robots("")
+
+    async def run() -> None:
+        async with make_gate(pacing=PACING) as gate, gate.lease("http://a.test/x"):
+            decision = await gate.check("http://b.test/")
+            assert decision.reason is Reason.OWN_LEASE
+            many = [each async for each in gate.check_many(["http://b.test/", "no url"])]
+            assert [each.reason for each in many] == [Reason.OWN_LEASE, Reason.INVALID_URL]
+            for ask in (gate.robots, gate.refresh, gate.acquire):
+                with pytest.raises(LeaseTimeout, match=r"http://a\.test/x"):
+                    await ask("http://b.test/")
+
+    await internet.drive(run(), limit=60.0)
+
+
+async def test_a_queue_keeps_to_the_interval_of_an_address(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    for name in ("a.test", "b.test"):
+        internet.site(name).robots(Page(""))
+    at: list[float] = []
+
+    async def run() -> None:
+        async with make_gate(pacing=PACING) as gate, PoliteQueue(gate) as queue:
+            for number in range(3):
+                for name in ("a.test", "b.test"):
+                    await queue.put(f"http://{name}/{number}")
+            for _ in range(6):
+                async with await queue.get() as lease:
+                    at.append(clock.monotonic())
+                    lease.report(status=200)
+
+    await internet.drive(run())
+    assert all(b - a >= 5.0 - EPSILON for a, b in itertools.pairwise(at))
+
+
+async def test_one_look_up_serves_everybody_and_outlives_who_began_it(
+    internet: FakeInternet, clock: VirtualClock
+) -> None:
+    internet.site("a.test")
+    places = Whereabouts(clock, guard=None, resolver=internet.resolver, patience=10.0)
+
+    async def run() -> None:
+        internet.resolver.delay = (1.0, 1.0)
+        asked = [asyncio.create_task(places.scopes("a.test", 80)) for _ in range(20)]
+        await clock.sleep(0.5)
+        asked[0].cancel()
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(found[0], asyncio.CancelledError)
+        assert set(found[1:]) == {("address:127.0.0.1",)}
+        await places.close()
+
+    await internet.drive(run())
+    assert len(internet.resolver.queries) == 2
+
+
+async def test_a_mapped_address_is_the_address_within(clock: VirtualClock) -> None:
+    places = Whereabouts(clock, guard=None, resolver=None, patience=10.0)
+    assert await places.scopes("::ffff:7f00:1", 80) == ("address:127.0.0.1",)
+    assert await places.scopes("2001:db8::1", 80) == ("address:2001:db8::1",)
