@@ -31,6 +31,9 @@ class FakeStorage:
         return list(self.durable.values())
 
     async def load_clock(self, scope: str) -> ClockRecord | None:
+        return self.load_clock_nowait(scope)
+
+    def load_clock_nowait(self, scope: str) -> ClockRecord | None:
         return self.pending.get(scope, self.durable.get(scope))
 
     async def flush(self) -> None:

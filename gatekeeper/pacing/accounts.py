@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from gatekeeper.clock import Clock
-from gatekeeper.pacing.counters import Counters, Keeper
+from gatekeeper.pacing.counters import Away, Counters, Keeper
 from gatekeeper.pacing.expiry import OpenLeases
 from gatekeeper.pacing.intervals import LONGEST, Interval, Settings, Wish, interval_for, jittered
 from gatekeeper.pacing.ledger import INF, MemoryLedger, Scope
@@ -34,6 +34,7 @@ class Accounts:
         self.scopes = ledger.scopes
         self.rng = rng
         self.keeper: Keeper | None = None
+        self.away: Away | None = None
         self.floor_until = -INF
         """After a crash: no unknown host is asked before that moment."""
         self.mixed: dict[str, float] = {}
@@ -50,31 +51,53 @@ class Accounts:
     # --- scopes -------------------------------------------------------------------------
 
     def host(self, name: str, extra: tuple[str, ...] = ()) -> Scope:
-        """The scope of a host, begun if unknown, with the scopes it shares."""
+        """The scope of a host with the scopes it shares: the one in memory, or else the one
+        that was sent away, or else a new one. It never refuses: see `Memory.admit`.
+        """
         scope = self.scopes.get(name)
         if scope is None:
-            scope = self.scopes[name] = Scope(name, self.rules.for_host(name))
-            if self.floor_until > -INF:
-                self._begin(scope)
-            if not self._plain:
-                self.share(scope, ())
+            if self.away is not None:
+                self.away.make_room()
+                scope = self.away.back(name)
+            if scope is None:
+                scope = self.begin(name)
         if extra:
             self.share(scope, extra)
         return scope
 
     def shared(self, name: str) -> Scope:
-        """A shared scope by its name, begun if unknown."""
+        """A shared scope by its name, from where it is, or a new one."""
         scope = self.scopes.get(name)
-        if scope is None:
-            scope = self.scopes[name] = Scope(name, self.rules.for_shared(name))
-            if self.floor_until > -INF:
-                self._begin(scope)
+        if scope is None and self.away is not None:
+            scope = self.away.back(name)
+        return self.begin_shared(name) if scope is None else scope
+
+    def known(self, name: str) -> Scope | None:
+        """The scope of that name, in memory or sent away; None if there is nothing of it."""
+        scope = self.scopes.get(name)
+        if scope is None and self.away is not None:
+            self.away.make_room()
+            scope = self.away.back(name)
         return scope
 
-    def _begin(self, scope: Scope) -> None:
-        # Clocks up to a second ahead were not kept: such a scope counts as just used.
-        scope.basis = self.floor_until - DURABLE
-        scope.gap = DURABLE
+    def begin(self, name: str) -> Scope:
+        """A new scope of a host of which nothing is known, or is about to be told."""
+        scope = self._begin(name, self.rules.for_host(name))
+        if not self._plain:
+            self.share(scope, ())
+        return scope
+
+    def begin_shared(self, name: str) -> Scope:
+        """The same for a shared scope."""
+        return self._begin(name, self.rules.for_shared(name))
+
+    def _begin(self, name: str, settings: Settings) -> Scope:
+        scope = self.scopes[name] = Scope(name, settings)
+        if self.floor_until > -INF:
+            # Clocks up to a second ahead were not kept: such a scope counts as just used.
+            scope.basis = self.floor_until - DURABLE
+            scope.gap = DURABLE
+        return scope
 
     def share(self, scope: Scope, extra: tuple[str, ...]) -> None:
         """Learn which scopes a host shares now: those configured, and the caller's."""

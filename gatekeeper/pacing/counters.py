@@ -6,7 +6,7 @@ from typing import Protocol
 
 from gatekeeper.pacing.ledger import Scope
 
-__all__ = ["Counters", "Keeper"]
+__all__ = ["Away", "Counters", "Keeper"]
 
 
 class Keeper(Protocol):
@@ -14,6 +14,17 @@ class Keeper(Protocol):
 
     def promise(self, scope: Scope, now: float) -> None:
         """Keep this scope's clock before the grant or the report returns."""
+
+
+class Away(Protocol):
+    """What is not in memory: asked before any scope is begun, so that none is begun anew
+    that was sent away."""
+
+    def back(self, name: str) -> Scope | None:
+        """The scope of that name, back in the books if it was sent away; None if it was not."""
+
+    def make_room(self) -> bool:
+        """Have others forgotten or sent away; False: there is no room for a host more."""
 
 
 class Counters:

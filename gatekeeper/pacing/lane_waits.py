@@ -15,7 +15,7 @@ from collections import deque
 from functools import partial
 
 from gatekeeper.decision import Decision, Verdict
-from gatekeeper.errors import StorageError
+from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.lanes import Hand, Lane, Lanes, LaneState
 from gatekeeper.pacing.overflow import Entry
 from gatekeeper.pacing.queue_gate import (
@@ -103,7 +103,11 @@ class LaneWaits:
             if lane.state is LaneState.WATCHED and not self._closed:
                 self._lanes.ready(lane, announced=True)
 
-        unwatch = self._gate.when_due(lane.host, due, priority=-lane.rank())
+        try:
+            unwatch = self._gate.when_due(lane.host, due, priority=-lane.rank())
+        except (LeaseTimeout, StorageError):  # no room for the host, or not to be read now
+            self.back_off(lane)
+            return
         if lane.state is LaneState.WATCHED:
             lane.unwatch = unwatch
 

@@ -36,22 +36,33 @@ class Promises:
         self.made = 0
         """Records made durable since the start."""
 
-    async def load(self) -> None:
-        """Read every clock kept; after a crash, count what was in flight as just used."""
+    async def load(self) -> int:
+        """Read the clocks kept; after a crash, count what was in flight as just used.
+
+        Returns how many hosts were left in the storage, since there is no room for them.
+        """
         records = await self._storage.load_clocks()
         now = self._clock.monotonic()
         if any(record.scope == RUNNING for record in records):
             self._books.floor_until = now + DURABLE
+        left = 0
         for record in records:
-            if record.scope != RUNNING:
+            if record.scope == RUNNING:
+                continue
+            if len(self._books.scopes) < self._books.pacing.max_hosts or _is_shared(record):
                 self.restore(record, now)
+            else:
+                left += 1
         self._storage.promise(ClockRecord(scope=RUNNING, next_at=self._clock.wall(), paused=True))
+        return left
 
     def restore(self, record: ClockRecord, now: float) -> Scope:
         """The scope that a record describes."""
         books = self._books
-        shared = record.scope.startswith(_SHARED)
-        scope = books.shared(record.scope) if shared else books.host(record.scope)
+        scope = books.scopes.get(record.scope)
+        if scope is None:
+            begin = books.begin_shared if _is_shared(record) else books.begin
+            scope = begin(record.scope)
         shift = now - self._clock.wall()
         ahead = max(0.0, record.next_at + shift - now)
         reason = record.block_reason
@@ -145,3 +156,7 @@ class Promises:
                 self.keep(scope, now)
         self._storage.forget_clock(RUNNING)
         await self._storage.flush()
+
+
+def _is_shared(record: ClockRecord) -> bool:
+    return record.scope.startswith(_SHARED)

@@ -224,8 +224,10 @@ class Scheduler(Controls):
         """Call back once, when a turn of `host` could be had; returns what undoes it.
 
         No turn is taken. The call comes from within the scheduler, perhaps before this
-        returns: it must be short and must not raise.
+        returns: it must be short and must not raise. Raises LeaseTimeout where there is no
+        room for the host (pacing.max_hosts), and StorageError where it can't be brought back.
         """
+        self._memory.admit(host)
         scope = self._books.host(host)
         watch = Watch(callback, priority)
         now = self._clock.monotonic()

@@ -84,7 +84,6 @@ class Shell:
         self._timer: Timer | None = None
         self._open = False
         self._drained: asyncio.Event | None = None
-        self._dry_clocks: dict[str, float] = {}
         self._dry_waits = 0
         self._dry_seconds = 0.0
 
@@ -93,8 +92,9 @@ class Shell:
     async def open(self) -> None:
         """Read the promises of earlier runs; turns are granted from now on."""
         if self._promises is not None:
-            await self._promises.load()
+            self._memory.left = await self._promises.load()
             self._books.keeper = self._promises
+        self._books.away = self._memory
         self._open = True
         self._turns.halted = False
         self._books.survey()
@@ -120,7 +120,7 @@ class Shell:
                 await self._remote.close()
             if self._promises is not None:
                 await self._promises.close()
-                self._books.keeper = None
+                self._books.keeper = self._books.away = None
                 self._books.survey()
             self._cancel_timer()
             self._turns.armed = -INF

@@ -175,6 +175,12 @@ class Storage(Protocol):
     async def load_clock(self, scope: str) -> ClockRecord | None:
         """One scope's clock, pending writes included."""
 
+    def load_clock_nowait(self, scope: str) -> ClockRecord | None:
+        """The same at once, for callers that can't wait: a look into the file at most.
+
+        Raises StorageError when the file can't be read.
+        """
+
     def put_clock(self, record: ClockRecord) -> None:
         """Keep it, in the next batch."""
 

@@ -78,6 +78,10 @@ class MemoryStorage:
 
     async def load_clock(self, scope: str) -> ClockRecord | None:
         """One scope's clock."""
+        return self.load_clock_nowait(scope)
+
+    def load_clock_nowait(self, scope: str) -> ClockRecord | None:
+        """The same."""
         return self._clocks.get(scope)
 
     def put_clock(self, record: ClockRecord) -> None:

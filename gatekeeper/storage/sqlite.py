@@ -63,6 +63,8 @@ class SqliteStorage:
         self._writer = Writer(self._path, self._config, self._clock)
         self._readers: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
+        self._here: sqlite3.Connection | None = None
+        """For the thread of the loop: what can't wait for another one."""
         self._closing: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> SqliteStorage:
@@ -98,6 +100,9 @@ class SqliteStorage:
         await asyncio.shield(self._closing)
 
     async def _close(self, readers: ThreadPoolExecutor) -> None:
+        if self._here is not None:
+            self._here.close()
+            self._here = None
         await asyncio.get_running_loop().run_in_executor(readers, self._close_reader)
         readers.shutdown()
         await asyncio.wrap_future(self._writer.stop())
@@ -129,6 +134,19 @@ class SqliteStorage:
         if known:
             return pending
         return await self._read(lambda connection: tables.read_clock(connection, scope))
+
+    def load_clock_nowait(self, scope: str) -> ClockRecord | None:
+        """The same at once: a row is read by its key, and no writer stands in the way (WAL)."""
+        known, pending = self._writer.pending_clock(scope)
+        if known:
+            return pending
+        self._check_open()
+        try:
+            if self._here is None:
+                self._here = schema.connect_readonly(self._path)
+            return tables.read_clock(self._here, scope)
+        except sqlite3.Error as error:
+            raise schema.unusable(self._path, error) from error
 
     def put_clock(self, record: ClockRecord) -> None:
         """Keep it, in the next batch."""
@@ -172,10 +190,13 @@ class SqliteStorage:
         return self._writer.stats()
 
     async def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        readers = self._check_open()
+        return await asyncio.get_running_loop().run_in_executor(readers, self._query, query)
+
+    def _check_open(self) -> ThreadPoolExecutor:
         if self._readers is None or self._closing is not None:
             raise StorageError(f"{self._path}: not open; nothing can be read before or after")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, self._query, query)
+        return self._readers
 
     def _query(self, query: Callable[[sqlite3.Connection], T]) -> T:
         if self._connection is None:

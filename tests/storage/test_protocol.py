@@ -128,6 +128,15 @@ async def test_clocks_come_back_whole(storage: Storage) -> None:
     assert await storage.load_clocks() == [clock]
 
 
+async def test_a_clock_is_read_without_waiting(storage: Storage) -> None:
+    clock = ClockRecord(scope="a.example", next_at=5.0)
+    storage.put_clock(clock)
+    assert storage.load_clock_nowait("a.example") == clock
+    await storage.flush()
+    assert storage.load_clock_nowait("a.example") == clock
+    assert storage.load_clock_nowait("b.example") is None
+
+
 async def test_a_promise_is_read_back_at_once(storage: Storage) -> None:
     storage.promise(ClockRecord(scope="a.example", next_at=5.0))
     storage.put_clock(ClockRecord(scope="a.example", next_at=6.0))

@@ -45,6 +45,8 @@ async def test_closing_leaves_the_database_and_its_lock_file_alone(path: Path, m
     async with SqliteStorage(path) as storage:
         storage.put_origin(made())
         storage.promise(ClockRecord(scope="b.example", next_at=2.0))
+        await storage.flush()
+        assert storage.load_clock_nowait("b.example") is not None
     assert sorted(p.name for p in path.parent.iterdir()) == ["state.db", "state.db.lock"]
     assert _threads() == []
 
