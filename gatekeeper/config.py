@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gatekeeper.errors import ConfigError
+from gatekeeper.names import match_named
 
 __all__ = [
     "CacheConfig",
@@ -252,8 +253,14 @@ class Config(_Section, frozen=True):
     def from_dict(cls, raw: dict[str, Any], *, source: str = "configuration") -> Config:
         """Check a mapping shaped like the TOML file. Raises ConfigError."""
         try:
-            return msgspec.convert(raw, cls)
+            config = msgspec.convert(raw, cls)
         except msgspec.ValidationError as error:
             raise ConfigError(
                 f"{source}: {error} (config.example.toml lists every setting)"
             ) from error
+        for rule in config.host:
+            try:
+                match_named(rule.match)
+            except ConfigError as error:
+                raise ConfigError(f"{source}: [[host]] match: {error}") from error
+        return config

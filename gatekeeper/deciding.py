@@ -11,7 +11,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from gatekeeper.clock import Clock, utc
-from gatekeeper.config import Config, HostRule
+from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.records import Record, Standing
@@ -19,7 +19,7 @@ from gatekeeper.pacing.rules import HostRules
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.urls import Target, mask
 
-__all__ = ["ON_THE_WAY", "Decider", "Overrides"]
+__all__ = ["ON_THE_WAY", "Decider"]
 
 ON_THE_WAY = 1.0
 """Seconds for which a granted request may be on its way: it must be welcome then as well."""
@@ -30,36 +30,11 @@ _SOON = 1.0
 _DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
 
 
-class Overrides:
-    """The operator's word about hosts: `[[host]]` tables and what was said at run time.
-
-    The most specific match counts; of two for the same match, the newer.
-    """
-
-    def __init__(self, rules: tuple[HostRule, ...]) -> None:
-        self._rules = rules
-        self._compiled = HostRules(rules)
-        self.of = self._compiled.find
-
-    def say(self, rule: HostRule) -> None:
-        """Say a word; it replaces an earlier one for the same match."""
-        self._compile((rule, *(old for old in self._rules if old.match != rule.match)))
-
-    def unsay(self, match: str) -> None:
-        """Take back every word for that match."""
-        self._compile(tuple(old for old in self._rules if old.match != match))
-
-    def _compile(self, rules: tuple[HostRule, ...]) -> None:
-        self._rules = rules
-        self._compiled = HostRules(rules)
-        self.of = self._compiled.find
-
-
 class Decider:
     """Builds every Decision of a gate; holds no state but the counter of ids."""
 
     def __init__(
-        self, config: Config, *, clock: Clock, guard: Guard | None, overrides: Overrides
+        self, config: Config, *, clock: Clock, guard: Guard | None, overrides: HostRules
     ) -> None:
         self._config = config
         self._clock = clock
@@ -92,7 +67,7 @@ class Decider:
         """What the guard or the operator decides without a look at the file."""
         if self._guard is not None and self._guard.refuses_target(target) is not None:
             return self._simple(Verdict.DENY, Reason.BLOCKED, raw, target, agent)
-        rule = self._overrides.of(target.host)
+        rule = self._overrides.find(target.host)
         if rule is None or rule.robots == "obey":
             return None
         verdict = Verdict.ALLOW if rule.robots == "allow" else Verdict.DENY

@@ -18,7 +18,7 @@ from yarl import URL
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
-from gatekeeper.deciding import ON_THE_WAY, Decider, Overrides
+from gatekeeper.deciding import ON_THE_WAY, Decider
 from gatekeeper.decision import Decision
 from gatekeeper.dialling import Dialling
 from gatekeeper.errors import GateClosed
@@ -33,6 +33,7 @@ from gatekeeper.many import Many
 from gatekeeper.middleware import Passage, gate_passage
 from gatekeeper.operating import token_of
 from gatekeeper.pacing.intervals import NO_RATE
+from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
 from gatekeeper.prepared import PreparedAnswers
@@ -83,7 +84,7 @@ class Gatekeeper(Immediate, Many, Dialling):
         self._storage = storage or _storage_of(self.config, self._clock)
         self.guard = Guard(self.config) if session is None else None
         self._whereabouts = Whereabouts.of(self.config, self._clock, self.guard, resolver)
-        self._overrides = Overrides(self.config.host)
+        self._overrides = HostRules(self.config.host)
         self._decider = Decider(
             self.config, clock=self._clock, guard=self.guard, overrides=self._overrides
         )

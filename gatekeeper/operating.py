@@ -10,7 +10,7 @@ from datetime import datetime
 from gatekeeper import urls
 from gatekeeper.clock import Clock
 from gatekeeper.config import HostRule
-from gatekeeper.deciding import Decider, Overrides
+from gatekeeper.deciding import Decider
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import ConfigError, GateClosed
 from gatekeeper.fetching.directory import Directory, DirectoryStats
@@ -18,7 +18,10 @@ from gatekeeper.fetching.guard import Guard, GuardStats
 from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.retrieval import Retrieval
 from gatekeeper.leasing import Lessor
+from gatekeeper.names import host_named
+from gatekeeper.pacing.control import SHARED
 from gatekeeper.pacing.explain import ClockView
+from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scheduler import PacingStats, Scheduler
 from gatekeeper.prepared import PreparedAnswers
 from gatekeeper.robots import Policy, RobotsTxt, product_token
@@ -67,7 +70,7 @@ class Operated:
     _answers: PreparedAnswers
     _decider: Decider
     _lessor: Lessor
-    _overrides: Overrides
+    _overrides: HostRules
     _scheduler: Scheduler
     _storage: Storage | None
     _wishes: Wishes
@@ -166,13 +169,15 @@ class Operated:
         return self._scheduler.when_due(host, callback, priority=priority)
 
     async def why(self, host: str) -> tuple[ClockView, ...]:
-        """Every clock of the host, each with where it came from."""
-        return self._scheduler.why(host)
+        """Every clock of the host, each with where it came from.
+
+        `host` is a name, an address or a URL, here and below. Raises ConfigError for others.
+        """
+        return self._scheduler.why(host_named(host))
 
     def hosts(self) -> tuple[str, ...]:
         """Every host that has a clock in memory."""
-        shared = ("address:", "domain:", "group:")
-        return tuple(name for name in self._scheduler.hosts() if not name.startswith(shared))
+        return tuple(name for name in self._scheduler.hosts() if not name.startswith(SHARED))
 
     async def refresh(self, origin: str) -> None:
         """Ask the origin (or the origin of that URL) again now. Raises InvalidURL, and
@@ -183,41 +188,35 @@ class Operated:
         await self._open.refresh(target.origin)
 
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
-        """No request to the host before `until` (aware datetime, or wall seconds)."""
+        """No request to the host before `until` (aware datetime, or wall seconds).
+
+        Raises ConfigError for what names no host.
+        """
+        host = host_named(host)
         wall = until.timestamp() if isinstance(until, datetime) else until
         self._wishes.unpark(host)
         self._scheduler.block(host, wall, reason)
 
     async def pause(self, host: str) -> None:
-        """No turns for the host until `resume`; survives a restart."""
-        self._scheduler.pause(host)
+        """No turns for the host until `resume`; survives a restart. Raises ConfigError."""
+        self._scheduler.pause(host_named(host))
 
     async def resume(self, host: str) -> None:
-        """Turns again; lifts a pause, not a block."""
-        self._scheduler.resume(host)
+        """Turns again; lifts a pause, not a block. Raises ConfigError."""
+        self._scheduler.resume(host_named(host))
 
     def override(self, rule: HostRule) -> None:
-        """Say a `[[host]]` word at run time: it replaces an earlier one for that match.
-
-        `interval` and `concurrency` need the name of one host, `robots` takes a pattern.
-        Raises ConfigError.
+        """Say a `[[host]]` word at run time: it replaces an earlier one for that match, and
+        what it leaves out is as if nobody had said it. `group` must be one of the
+        configuration's. Raises ConfigError, and changes nothing then.
         """
-        if rule.interval is not None or rule.concurrency is not None:
-            if "*" in rule.match:
-                raise ConfigError(
-                    f"override of {rule.match!r}: interval and concurrency of a pattern belong "
-                    "in the configuration; at run time name one host"
-                )
-            self._scheduler.set_override(
-                rule.match, interval=rule.interval, concurrency=rule.concurrency
-            )
+        self._scheduler.say(rule)
         self._overrides.say(rule)
         self._forget_ready()
 
     def lift_override(self, match: str) -> None:
-        """Take every word for that `match` back, the configured one too."""
-        if "*" not in match:
-            self._scheduler.set_override(match)
+        """Take every word for that `match` back, the configured one too. Raises ConfigError."""
+        self._scheduler.unsay(match)
         self._overrides.unsay(match)
         self._forget_ready()
 

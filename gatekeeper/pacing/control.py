@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gatekeeper.config import HostRule
+from gatekeeper.names import match_named
 from gatekeeper.pacing.explain import ClockView, explain
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.leases import Grant
@@ -11,7 +13,12 @@ from gatekeeper.pacing.ledger import INF, Scope
 from gatekeeper.pacing.selfwait import stuck_behind
 from gatekeeper.pacing.shell import Shell
 
-__all__ = ["Controls"]
+__all__ = ["SHARED", "Controls"]
+
+CONFIGURED = ("domain:", "group:")
+"""How the names of scopes begin that hosts share by configuration ..."""
+SHARED = (*CONFIGURED, "address:")
+"""... and of all that are shared."""
 
 
 class Controls(Shell):
@@ -48,12 +55,43 @@ class Controls(Shell):
     def set_override(
         self, host: str, *, interval: float | None = None, concurrency: int | None = None
     ) -> None:
-        """The operator's word about one host from now on; both None take it back."""
-        scope = self._books.host(host)
-        scope.settings = self._rules.override(host, interval, concurrency)
-        scope.interval = None
-        self._books.interval(scope, scope.wish, self._clock.monotonic())
-        self._changed(scope)
+        """`say` for one host, in short; both None take it back."""
+        if interval is None and concurrency is None:
+            self.unsay(host)
+        else:
+            self.say(HostRule(match=host, interval=interval, concurrency=concurrency))
+
+    def say(self, rule: HostRule) -> None:
+        """The operator's word about hosts from now on, as a `[[host]]` table says it.
+
+        It replaces, whole, the one for the same match. Raises ConfigError, and changes
+        nothing then.
+        """
+        self._rules.say(rule)
+        self._reheard(match_named(rule.match))
+
+    def unsay(self, match: str) -> None:
+        """Take the word for that match back, the configured one too. Raises ConfigError."""
+        self._rules.unsay(match)
+        self._reheard(match_named(match))
+
+    def _reheard(self, match: str) -> None:
+        """Hosts in memory hear what was said; others do when they are begun."""
+        scopes = self._books.scopes
+        if "*" in match:
+            concerned = [one for one in scopes.values() if not one.name.startswith(SHARED)]
+        else:
+            concerned = [scopes[match]] if match in scopes else []
+        now = self._clock.monotonic()
+        for scope in concerned:
+            scope.settings = self._rules.for_host(scope.name)
+            told = tuple(o.name for o in scope.shared if not o.name.startswith(CONFIGURED))
+            self._books.share(scope, told)
+            if scope.interval is not None:
+                scope.interval = None
+                self._books.interval(scope, scope.wish, now)
+            self._turns.requeue(scope, now)
+        self._turns.run(now)
 
     def _changed(self, scope: Scope) -> None:
         now = self._clock.monotonic()

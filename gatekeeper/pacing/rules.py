@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from gatekeeper.config import Config, HostRule, PacingConfig
 from gatekeeper.errors import ConfigError
+from gatekeeper.names import match_named
 from gatekeeper.pacing.intervals import Settings
 
 __all__ = ["UNLIMITED", "HostRules", "Rules", "registered_domain_of"]
@@ -24,17 +25,35 @@ class HostRules:
     """
 
     def __init__(self, rules: Iterable[HostRule]) -> None:
+        """Of two for the same match the first counts. Raises ConfigError for a bad match."""
         self._exact: dict[str, HostRule] = {}
         self._suffix: dict[str, HostRule] = {}
         self._any: HostRule | None = None
-        for rule in rules:
-            match = rule.match.lower().rstrip(".")
-            if match == "*":
-                self._any = self._any or rule
-            elif match.startswith("*."):
-                self._suffix.setdefault(match[2:], rule)
-            else:
-                self._exact.setdefault(match, rule)
+        for rule in reversed(tuple(rules)):
+            self.say(rule)
+
+    def __bool__(self) -> bool:
+        return bool(self._exact or self._suffix or self._any)
+
+    def say(self, rule: HostRule) -> None:
+        """Take a word in; it replaces, whole, the one for the same match. Raises ConfigError."""
+        match = match_named(rule.match)
+        if match == "*":
+            self._any = rule
+        elif match.startswith("*."):
+            self._suffix[match[2:]] = rule
+        else:
+            self._exact[match] = rule
+
+    def unsay(self, match: str) -> None:
+        """Take back the word for that match, if there is one. Raises ConfigError."""
+        match = match_named(match)
+        if match == "*":
+            self._any = None
+        elif match.startswith("*."):
+            self._suffix.pop(match[2:], None)
+        else:
+            self._exact.pop(match, None)
 
     def find(self, host: str) -> HostRule | None:
         """The entry that speaks about this host, or None."""
@@ -56,7 +75,7 @@ class Rules:
         self.pacing: PacingConfig = config.pacing
         self._hosts = HostRules(config.host)
         self._kept: dict[HostRule | None, Settings] = {}
-        self._overrides: dict[str, HostRule] = {}
+        self._said: set[str] = set()
         self._groups = {group.name: group for group in config.group}
         self._shared: dict[str, Settings] = {}
         pacing = config.pacing
@@ -64,10 +83,7 @@ class Rules:
         if pacing.domain_interval is not None:
             self._domain_of = registered_domain_of()
         for rule in config.host:
-            if rule.group is not None and rule.group not in self._groups:
-                raise ConfigError(
-                    f"[[host]] match={rule.match!r}: no [[group]] named {rule.group!r}; add one"
-                )
+            self._check_group(rule)
 
     @property
     def plain(self) -> bool:
@@ -76,7 +92,7 @@ class Rules:
 
     def for_host(self, host: str) -> Settings:
         """The settings of a host's own scope; one object for all hosts of a rule."""
-        rule = self._overrides.get(host) or self._hosts.find(host)
+        rule = self._hosts.find(host) if self._hosts else None
         settings = self._kept.get(rule)
         if settings is None:
             settings = self._kept[rule] = self._settings(rule)
@@ -104,7 +120,7 @@ class Rules:
         names: list[str] = []
         if self._domain_of is not None and (domain := self._domain_of(host)) is not None:
             names.append(f"domain:{domain}")
-        rule = self._overrides.get(host) or self._hosts.find(host)
+        rule = self._hosts.find(host)
         if rule is not None and rule.group is not None:
             names.append(f"group:{rule.group}")
         return tuple(names)
@@ -129,25 +145,31 @@ class Rules:
             limit = group.concurrency or UNLIMITED
         return Settings(default=seconds, default_source=f"{kind} interval", limit=limit)
 
-    def override(self, host: str, interval: float | None, concurrency: int | None) -> Settings:
-        """Set or, with both None, clear the operator's word at run time."""
-        if interval is None and concurrency is None:
-            self._overrides.pop(host, None)
-        else:
-            base = self._hosts.find(host)
-            self._overrides[host] = HostRule(
-                match=host,
-                interval=interval if interval is not None or base is None else base.interval,
-                concurrency=concurrency
-                if concurrency is not None or base is None
-                else base.concurrency,
-                group=base.group if base is not None else None,
-            )
-        return self.for_host(host)
+    def say(self, rule: HostRule) -> None:
+        """The operator's word at run time; it replaces, whole, that for the same match.
+
+        Raises ConfigError, and changes nothing then.
+        """
+        self._check_group(rule)
+        self._hosts.say(rule)
+        self._said.add(match_named(rule.match))
+        self._kept.clear()
+
+    def unsay(self, match: str) -> None:
+        """Take back the word for that match, the configured one too. Raises ConfigError."""
+        self._hosts.unsay(match)
+        self._said.discard(match_named(match))
+        self._kept.clear()
 
     def overridden(self, host: str) -> bool:
         """Was a word said about this host at run time?"""
-        return host in self._overrides
+        return host in self._said
+
+    def _check_group(self, rule: HostRule) -> None:
+        if rule.group is not None and rule.group not in self._groups:
+            raise ConfigError(
+                f"[[host]] match={rule.match!r}: no [[group]] named {rule.group!r}; add one"
+            )
 
 
 def registered_domain_of() -> Callable[[str], str | None]:

@@ -9,6 +9,7 @@ from gatekeeper import urls
 from gatekeeper.clock import utc
 from gatekeeper.config import Config
 from gatekeeper.errors import GateClosed, SidecarError
+from gatekeeper.names import host_named
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.remote.agents import check_agent
 from gatekeeper.remote.answers import Answers
@@ -53,7 +54,10 @@ class Controlled:
         return policy_of(told, robots, agent or told.decision.user_agent, self.config.robots)
 
     async def why(self, host: str) -> tuple[ClockView, ...]:
-        """Every clock of the host, each with where it came from."""
+        """Every clock of the host, each with where it came from.
+
+        `host` is a name, an address or a URL, here and below. Raises ConfigError for others.
+        """
         answer = await self._must("GET", f"/v1/hosts/{_segment(host)}")
         return read(answer, HostBody).clocks
 
@@ -109,4 +113,4 @@ class Controlled:
 
 
 def _segment(host: str) -> str:
-    return quote(host, safe="")
+    return quote(host_named(host), safe="")

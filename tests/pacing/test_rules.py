@@ -32,11 +32,40 @@ def test_one_object_for_all_hosts_of_a_rule() -> None:
     assert rules.for_host("a.example.org").own == 3.0
 
 
-def test_an_override_replaces_and_goes_away() -> None:
+def test_a_word_at_run_time_replaces_the_configured_one_whole() -> None:
     rules = Rules(Config(host=(HostRule(match="a.example", interval=3.0, concurrency=4),)))
-    assert rules.override("a.example", 9.0, None).own == 9.0
-    assert rules.for_host("a.example").limit == 4
-    assert rules.override("a.example", None, None).own == 3.0
+    rules.say(HostRule(match="A.example.", interval=9.0))
+    assert (rules.for_host("a.example").own, rules.for_host("a.example").limit) == (9.0, 1)
+    rules.say(HostRule(match="a.example", robots="deny"))
+    assert rules.for_host("a.example").own is None
+    assert rules.overridden("a.example")
+
+
+def test_every_word_for_a_match_is_taken_back_the_configured_one_too() -> None:
+    rules = Rules(
+        Config(
+            host=(HostRule(match="a.example", interval=3.0), HostRule(match="*", interval=2.0)),
+        )
+    )
+    rules.say(HostRule(match="a.example", interval=9.0))
+    rules.unsay("http://a.example/")
+    assert rules.for_host("a.example").own == 2.0
+    rules.unsay("*")
+    assert rules.for_host("a.example").own is None
+    rules.unsay("*.never.said")
+    assert not rules.overridden("a.example")
+
+
+def test_of_two_tables_for_one_match_the_first_counts() -> None:
+    first, second = HostRule(match="a.example", interval=1.0), HostRule(match="A.example")
+    assert HostRules([first, second]).find("a.example") is first
+
+
+def test_a_word_that_names_no_group_changes_nothing() -> None:
+    rules = Rules(Config(host=(HostRule(match="a.example", interval=3.0),)))
+    with pytest.raises(ConfigError, match=r"no \[\[group\]\] named 'x'"):
+        rules.say(HostRule(match="a.example", group="x"))
+    assert rules.for_host("a.example").own == 3.0
 
 
 def test_groups_and_domains_are_shared() -> None:

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
+from gatekeeper.names import host_named
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routing import Call, Handler, Route
@@ -140,9 +141,10 @@ async def refresh(service: Service, call: Call) -> web.StreamResponse:
             raise Problem(400, "bad-request", "body: `origin` is of another host")
         wanted = [target.origin]
     else:
-        schemes = (f"https://{host}", f"http://{host}")
+        name = f"[{host}]" if ":" in host else host
+        schemes = (f"https://{name}", f"http://{name}")
         known = [o for o in schemes if service.gate.peek(o + "/") is not None]
-        wanted = known or [f"https://{host}"]
+        wanted = known or [f"https://{name}"]
     started = [service.background(service.gate.refresh(origin)) for origin in wanted]
     tasks = {task for task in started if task is not None}
     # The fetch waits for the host's turn, which a pause or block can put off for long.
@@ -169,8 +171,8 @@ async def _empty(service: Service, call: Call) -> None:
 
 
 def _host(call: Call) -> str:
-    """The host of the path in its one spelling; InvalidURL becomes a 400."""
-    return urls.parse(f"http://{call.params['host']}/").host
+    """The host of the path in its one spelling; ConfigError becomes a 400."""
+    return host_named(call.params["host"])
 
 
 async def _body(service: Service, host: str) -> HostBody:

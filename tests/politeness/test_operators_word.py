@@ -1,0 +1,184 @@
+"""What an operator says applies, however the host is spelt, and goes when it is taken back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gatekeeper import ConfigError, Gatekeeper, HostRule, LeaseTimeout, Verdict
+from gatekeeper.clock import VirtualClock
+from tests.internet import FakeInternet
+from tests.politeness.conftest import MakeGate
+
+EPSILON = 1e-6
+SPELLINGS = ["A.test", "a.test.", "a.test:8080", "http://a.test/", "HTTPS://A.TEST/x"]
+
+
+async def held(gate: Gatekeeper) -> bool:
+    try:
+        async with gate.lease("http://a.test/x", timeout=5.0) as lease:
+            lease.report(status=200)
+    except LeaseTimeout:
+        return True
+    return False
+
+
+async def pace(gate: Gatekeeper, clock: VirtualClock, url: str = "http://a.test/x") -> float:
+    """Seconds between two turns."""
+    at: list[float] = []
+    for _ in range(2):
+        async with gate.lease(url) as lease:
+            at.append(clock.monotonic())
+            lease.report(status=200)
+    return at[1] - at[0]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+async def test_pause_and_block_hold_the_host_that_is_meant(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate, spelling: str
+) -> None:
+    internet.site("a.test").robots("")
+
+    async def run() -> None:
+        async with make_gate() as gate:
+            await gate.pause(spelling)
+            assert await held(gate)
+            await gate.resume(spelling)
+            assert not await held(gate)
+            await gate.block(spelling, clock.wall() + 100.0)
+            assert await held(gate)
+            assert gate.hosts() == ("a.test",)
+            assert await gate.why(spelling) == await gate.why("a.test") != ()
+
+    await internet.drive(run())
+
+
+async def test_what_names_no_host_is_refused(make_gate: MakeGate, internet: FakeInternet) -> None:
+    async def run() -> None:
+        async with make_gate() as gate:
+            for method in (gate.pause, gate.resume, gate.why):
+                with pytest.raises(ConfigError, match=r"'a\.test/x' is no host"):
+                    await method("a.test/x")
+            with pytest.raises(ConfigError, match="is no host"):
+                await gate.block("*", 0.0)
+            with pytest.raises(ConfigError, match="is no host"):
+                gate.override(HostRule(match="a b"))
+            with pytest.raises(ConfigError, match="is no host"):
+                gate.lift_override("a b")
+
+    await internet.drive(run())
+
+
+@pytest.mark.parametrize("match", [*SPELLINGS, "*.test", "*"])
+async def test_an_interval_at_run_time_is_in_force_until_it_is_lifted(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate, match: str
+) -> None:
+    internet.site("a.test").robots("")
+
+    async def run() -> list[float]:
+        async with make_gate() as gate:
+            found = [await pace(gate, clock)]
+            gate.override(HostRule(match=match, interval=50.0))
+            found.append(await pace(gate, clock))
+            gate.lift_override(match)
+            return [*found, await pace(gate, clock)]
+
+    assert await internet.drive(run()) == pytest.approx([1.0, 50.0, 1.0])
+
+
+async def test_the_configured_word_is_lifted_too(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    internet.site("a.test").robots("")
+
+    async def run() -> list[float]:
+        host = [{"match": "A.test", "interval": 7.0}]
+        async with make_gate(host=host) as gate:
+            before = await pace(gate, clock)
+            gate.lift_override("a.test")
+            return [before, await pace(gate, clock)]
+
+    assert await internet.drive(run()) == pytest.approx([7.0, 1.0])
+
+
+async def test_a_new_word_replaces_the_earlier_one_whole(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /x\n")
+
+    async def run() -> tuple[Verdict, float]:
+        async with make_gate() as gate:
+            gate.override(HostRule(match="a.test", interval=30.0, robots="allow"))
+            await pace(gate, clock)
+            gate.override(HostRule(match="a.test", robots="obey"))
+            denied = (await gate.check("http://a.test/x")).verdict
+            return denied, await pace(gate, clock, "http://a.test/y")
+
+    verdict, seconds = await internet.drive(run())
+    assert verdict is Verdict.DENY
+    assert seconds == pytest.approx(1.0)
+
+
+async def test_hosts_that_are_put_into_a_group_share_its_clock(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    for name in ("a.test", "b.test"):
+        internet.site(name).robots("")
+    group = [{"name": "g", "interval": 9.0}]
+
+    async def visit(gate: Gatekeeper, name: str) -> float:
+        async with gate.lease(f"http://{name}/") as lease:
+            lease.report(status=200)
+            return clock.monotonic()
+
+    async def run() -> tuple[float, float]:
+        async with make_gate(group=group) as gate:
+            for name in ("a.test", "b.test"):
+                await visit(gate, name)
+            for name in ("a.test", "b.test"):
+                gate.override(HostRule(match=name, group="g"))
+            together = -await visit(gate, "a.test") + await visit(gate, "b.test")
+            for name in ("a.test", "b.test"):
+                gate.lift_override(name)
+            return together, -await visit(gate, "a.test") + await visit(gate, "b.test")
+
+    together, apart = await internet.drive(run())
+    assert together >= 9.0 - EPSILON
+    assert apart < 9.0
+
+
+async def test_an_unknown_group_is_refused_and_changes_nothing(
+    internet: FakeInternet, make_gate: MakeGate
+) -> None:
+    internet.site("a.test").robots("")
+
+    async def run() -> Verdict:
+        async with make_gate() as gate:
+            with pytest.raises(ConfigError, match="named 'g'"):
+                gate.override(HostRule(match="a.test", robots="deny", group="g"))
+            return (await gate.check("http://a.test/")).verdict
+
+    assert await internet.drive(run()) is Verdict.ALLOW
+
+
+@pytest.mark.parametrize(
+    ("match", "url"),
+    [
+        ("münchen.test", "http://münchen.test/x"),
+        ("*.MÜNCHEN.test", "http://www.xn--mnchen-3ya.test/x"),
+        ("[2001:db8::1]", "http://[2001:DB8::1]/x"),
+        ("https://a.test/", "http://a.test/x"),
+    ],
+)
+async def test_a_configured_word_applies_however_the_host_is_spelt(
+    internet: FakeInternet, make_gate: MakeGate, match: str, url: str
+) -> None:
+    host: list[dict[str, Any]] = [{"match": match, "robots": "deny", "reason": "asked to"}]
+    guard = {"allow": ["127.0.0.0/8", "2001:db8::/32", "*.test"]}
+
+    async def run() -> str | None:
+        async with make_gate(host=host, guard=guard) as gate:
+            return (await gate.check(url)).note
+
+    assert await internet.drive(run()) == "asked to"

@@ -1,0 +1,44 @@
+"""`/v1/hosts/{host}`: however a host is spelt, and whatever is no host."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from gatekeeper.config import Config
+from gatekeeper.errors import ConfigError
+from gatekeeper.sidecar.reload import _refuse_new_groups
+
+
+@pytest.mark.parametrize("spelling", ["A.TEST", "a.test.", "http://a.test/x"])
+async def test_a_host_is_found_by_any_spelling(door: Any, spelling: str) -> None:
+    service = await door()
+    status, host = await service.post(f"/v1/hosts/{quote(spelling, safe='')}/pause", {})
+    assert (status, host["host"], host["state"]) == (200, "a.test", "paused")
+
+
+@pytest.mark.parametrize("spelling", ["::1", "[::1]"])
+async def test_an_ipv6_host_needs_no_brackets(door: Any, spelling: str) -> None:
+    service = await door()
+    path = f"/v1/hosts/{quote(spelling, safe='')}"
+    status, host = await service.post(f"{path}/pause", {})
+    assert (status, host["host"]) == (200, "::1")
+    assert (await service.post(f"{path}/refresh", {}))[0] in (200, 202)
+
+
+async def test_what_is_no_host_is_a_bad_request(door: Any) -> None:
+    service = await door()
+    status, problem = await service.get(f"/v1/hosts/{quote('a b', safe='')}")
+    assert status == 400
+    assert "'a b' is no host" in problem["detail"]
+
+
+def test_a_reload_refuses_a_word_that_needs_a_new_group() -> None:
+    old = Config.from_dict({"group": [{"name": "g"}]})
+    word = {"match": "a.test", "group": "g"}
+    _refuse_new_groups(old, Config.from_dict({"group": [{"name": "g"}], "host": [word]}))
+    new = {"group": [{"name": "h"}], "host": [word | {"group": "h"}]}
+    with pytest.raises(ConfigError, match="'h' is there after a restart only"):
+        _refuse_new_groups(old, Config.from_dict(new))
