@@ -124,7 +124,7 @@ async def running(wiring: Wiring) -> AsyncIterator[Service]:
                     await service.close()
                     writer.cancel()
     finally:
-        listening.close_own(own, config.server)
+        listening.close_own(own)
 
 
 def _service(

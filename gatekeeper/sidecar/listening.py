@@ -16,6 +16,42 @@ __all__ = ["activated_sockets", "addresses", "close_own", "describe", "notify", 
 
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
 _BACKLOG = 1024
+_HOLD = getattr(os, "O_PATH", None)
+"""Opens a file for nothing but its identity; Linux has it."""
+
+
+class _Named(socket.socket):
+    """A unix socket that knows which file is its own: another may come to stand there.
+
+    Device and inode tell them apart. An inode's number can be given to the next file as
+    soon as nobody has the old one, so it is held open until then.
+    """
+
+    def bind_to(self, path: Path) -> None:
+        """Bind, for the owner alone from the first moment on (T5). Raises OSError."""
+        # The mode comes from the umask: chmod alone would leave a moment for others.
+        before = os.umask(0o177)
+        try:
+            self.bind(str(path))
+        finally:
+            os.umask(before)
+        self._path = path
+        self._file = _identity(path)
+        self._held = -1 if _HOLD is None else os.open(path, _HOLD | os.O_NOFOLLOW)
+
+    def take_away(self) -> None:
+        """Remove the file if it is still ours: a successor may listen at this path."""
+        with contextlib.suppress(OSError):
+            if _identity(self._path) == self._file:
+                self._path.unlink()
+        if self._held != -1:
+            os.close(self._held)
+            self._held = -1
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
 
 
 def open_sockets(server: ServerConfig) -> list[socket.socket]:
@@ -57,18 +93,13 @@ def _tcp(family: int, address: tuple[object, ...]) -> socket.socket:
 
 
 def _unix(path: Path) -> socket.socket:
-    """A socket that only its owner can open, from its first moment on (T5)."""
     _remove_stale(path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The mode comes from the umask: chmod alone would leave a moment for others.
-    before = os.umask(0o177)
+    sock = _Named(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.bind(str(path))
+        sock.bind_to(path)
     except OSError as error:
         sock.close()
         raise ConfigError(f"server.socket: {path}: {error.strerror or error}") from error
-    finally:
-        os.umask(before)
     return sock
 
 
@@ -91,13 +122,12 @@ def _remove_stale(path: Path) -> None:
         probe.close()
 
 
-def close_own(sockets: list[socket.socket], server: ServerConfig) -> None:
-    """Close what `open_sockets` made, and take a unix socket's name away."""
+def close_own(sockets: list[socket.socket]) -> None:
+    """Close what `open_sockets` made, and take a unix socket's own name away."""
     for sock in sockets:
+        if isinstance(sock, _Named):
+            sock.take_away()
         sock.close()
-    if sockets and server.socket is not None:
-        with contextlib.suppress(OSError):
-            os.unlink(server.socket)
 
 
 def activated_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:

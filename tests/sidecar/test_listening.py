@@ -35,9 +35,28 @@ def test_t5_a_unix_socket_belongs_to_its_owner_alone(path: Path) -> None:
 
 
 def test_closing_takes_the_name_away(path: Path) -> None:
-    listening.close_own([opened(path)], ServerConfig(socket=str(path)))
+    listening.close_own([opened(path)])
 
     assert not path.exists()
+
+
+def test_another_socket_at_the_same_path_stays(path: Path) -> None:
+    first = opened(path)
+    path.rename(path.with_name("moved"))
+    with opened(path):
+        listening.close_own([first])
+
+        assert path.exists()
+
+
+def test_a_successors_socket_stays_though_ours_was_closed_before(path: Path) -> None:
+    first = opened(path)
+    first.close()  # as a drained server does
+    path.unlink()
+    with opened(path):
+        listening.close_own([first])
+
+        assert path.exists()
 
 
 def test_a_stale_socket_is_replaced(path: Path) -> None:
