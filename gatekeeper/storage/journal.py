@@ -81,7 +81,7 @@ class Journal:
         """Start the next generation. Raises OSError; the one before goes on then."""
         generation = self._generation + 1
         path = self._name(generation)
-        fd = os.open(path, _FLAGS, 0o644)
+        fd = os.open(path, _FLAGS, 0o600)
         try:
             if os.write(fd, HEADER) != len(HEADER):
                 raise OSError(f"{path}: short write")

@@ -56,7 +56,7 @@ class FileLock:
 
     def __init__(self, path: Path, *, guarded: Path) -> None:
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StorageError(
                 f"{guarded}: can't be used: {path.name} can't be created beside it "

@@ -181,6 +181,9 @@ def _create(path: Path) -> None:
         for suffix in ("", "-journal", "-wal", "-shm"):
             new.with_name(new.name + suffix).unlink(missing_ok=True)
         _set_aside(path)
+        # The owner's alone: it tells which sites were asked. SQLite gives -wal and -shm the
+        # mode of the file they belong to.
+        os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         connection = sqlite3.connect(new, isolation_level=None)
         try:
             connection.execute("BEGIN")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -49,6 +50,21 @@ async def test_closing_leaves_the_database_and_its_lock_file_alone(path: Path, m
         assert storage.load_clock_nowait("b.example") is not None
     assert sorted(p.name for p in path.parent.iterdir()) == ["state.db", "state.db.lock"]
     assert _threads() == []
+
+
+async def test_what_is_kept_is_for_the_owner_alone(path: Path, made: Any) -> None:
+    before = os.umask(0o022)
+    try:
+        async with SqliteStorage(path) as storage:
+            storage.put_origin(made())
+            storage.promise(ClockRecord(scope="b.example", next_at=2.0))
+            await storage.flush()
+            modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()}
+    finally:
+        os.umask(before)
+
+    assert {"state.db", "state.db-wal", "state.db-shm"} < set(modes)
+    assert set(modes.values()) == {0o600}
 
 
 async def test_the_directory_is_made(tmp_path: Path) -> None:
