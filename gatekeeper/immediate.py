@@ -13,7 +13,7 @@ __all__ = ["Immediate"]
 
 
 class Immediate:
-    """The methods of a gate that never wait. None says nothing: the ones that may know."""
+    """The methods of a gate that wait for no turn. None says nothing: the ones that may know."""
 
     _agent: str
     _answers: PreparedAnswers
@@ -38,3 +38,10 @@ class Immediate:
     def take(self, url: str) -> Lease | None:
         """The lease that `acquire` gives with `owned=False`, if its turn is free."""
         return self._lessor.take(url, None)
+
+    async def hold(self, url: str, seconds: float, *, user_agent: str | None = None) -> Lease:
+        """A lease that an earlier process gave out and that is still out, open for `seconds`.
+
+        It takes its host's slot at once, without a turn. Raises InvalidURL, LeaseTimeout.
+        """
+        return await self._lessor.hold(url, seconds, user_agent)

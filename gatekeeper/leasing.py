@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Protocol
@@ -20,6 +21,9 @@ from gatekeeper.pacing.waiters import REFETCH, Offer
 from gatekeeper.urls import Target
 
 __all__ = ["Lease", "LeaseRequest", "Lessor", "refuse"]
+
+_LOOK_UP = 0.5
+"""Seconds that the address of a host may take whose lease of an earlier run is held again."""
 
 
 def refuse(decision: Decision) -> None:
@@ -204,6 +208,20 @@ class Lessor:
         if owner is not None:
             self.holdings.add(lease)
         return lease
+
+    async def hold(self, url: str, seconds: float, user_agent: str | None) -> Lease:
+        """A lease that an earlier run gave out and that has not ended. See `Scheduler.hold`.
+
+        Its decision is the one that can be given now without asking anybody: DEFER, where the
+        file is not known any more.
+        """
+        target = urls.parse(url)
+        scopes: tuple[str, ...] = ()
+        with contextlib.suppress(LeaseTimeout):  # the host's own slot is held all the same
+            scopes = await self._locate(target, self.clock.monotonic() + _LOOK_UP)
+        grant = await self._scheduler.hold(target.url, target.host, seconds, scopes=scopes)
+        decision, _ = self.answers.offer(url, target, user_agent)
+        return Lease(self, grant, target.url, target.host, None, decision)
 
     @property
     def foresees(self) -> bool:

@@ -134,6 +134,30 @@ class Scheduler(Controls):
                 return grant
         return await self.acquire(url, host, priority=ROBOTS, timeout=timeout, admit=admit, ttl=ttl)
 
+    async def hold(
+        self, url: str, host: str, seconds: float, *, scopes: tuple[str, ...] = ()
+    ) -> Grant:
+        """A lease that an earlier run granted and that is still out, open again for `seconds`.
+
+        Its request may be under way: it holds its slots whatever the clocks and the bounds
+        say, and until its head, report or end no other turn of the host is granted. Raises
+        LeaseTimeout where there is no room for the host, and GateClosed.
+        """
+        scope = await self._memory.host(host, scopes)
+        # No await from here on.
+        if not self._open:
+            raise GateClosed("the scheduler is not open")
+        books, now = self._books, self._clock.monotonic()
+        undone = tuple(other.basis for other in scope.shared)
+        grant = Grant(books, scope, url, now, now + seconds, scope.basis, scope.shared, undone)
+        for one in (scope, *scope.shared):
+            one.in_flight += 1
+            one.unheaded += 1
+        books.granted += 1
+        books.leases.add_alone(grant)
+        self._turns.arm(grant.expires_at)
+        return grant
+
     def _stand_in_line(self, waiter: TaskWaiter, now: float, end: float) -> None:
         """Join those who wait for the host, until `end`. Raises where it would be in vain."""
         self._admit_waiter(waiter, end)

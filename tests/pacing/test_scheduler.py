@@ -553,7 +553,7 @@ async def test_why_names_every_clock(visitor: Visitor, clock: VirtualClock) -> N
     await clock.settle()
     visitor.grants["page"].report(429, retry_after="120")
     said = {view.kind: view for view in visitor.scheduler.why(A)}
-    assert said["next"].source == "crawl-delay 10.0 s from robots.txt line 2"
+    assert said["next"].source == "safe rate after a 429: one in 20 s"
     assert said["block"].source == "429, Retry-After 120"
     assert said["block"].seconds == pytest.approx(120.0)
     assert said["in_flight"].source == "busy x1"
@@ -621,3 +621,38 @@ async def test_turns_start_at_their_exact_moment(make: Make, clock: VirtualClock
     at = [start for _, start in visitor.starts]
     assert at[1] == pytest.approx(odd, abs=1e-9)
     assert at[2] >= at[1] + odd - 1e-9
+
+
+async def test_a_lease_of_an_earlier_run_is_held_again_without_waiting(
+    make: Make, clock: VirtualClock
+) -> None:
+    scheduler = await make(default_interval=0.0)
+    visitor = Visitor(scheduler, clock)
+    # More than the host has slots: both are out, whatever the bound says.
+    first = await scheduler.hold(f"https://{A}/1", A, 600.0)
+    second = await scheduler.hold(f"https://{A}/2", A, 600.0)
+    visitor.ask("next", admit=wish(None))
+    await clock.elapse(30.0)
+    assert visitor.names == []
+    assert scheduler.stats().in_flight == 2
+
+    first.report(200)
+    first.release()
+    second.report(200)
+    await clock.elapse(30.0)
+    assert visitor.names == []
+    second.release()
+    await clock.elapse(0.0)
+    assert visitor.names == ["next"]
+
+
+async def test_a_lease_held_again_ends_by_itself_and_counts_until_then(
+    make: Make, clock: VirtualClock
+) -> None:
+    scheduler = await make()
+    visitor = Visitor(scheduler, clock)
+    await scheduler.hold(f"https://{A}/1", A, 20.0)
+    visitor.ask("next", admit=wish(5.0))
+    await clock.elapse(60.0)
+
+    assert visitor.starts == [("next", 25.0)]
