@@ -28,8 +28,12 @@ __all__ = [
     "StorageConfig",
 ]
 
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+_LONGEST = 10 * 366 * 86_400.0
+"""Ten years: a calendar can still say what lies so far ahead. It keeps `inf` and `nan` out, too."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST)]
+Place = Annotated[str, msgspec.Meta(min_length=1)]
+"""A file's path: empty text is none, and None says that there is none."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Size = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -137,7 +141,7 @@ class PacingConfig(_Section, frozen=True):
 class StorageConfig(_Section, frozen=True):
     """What outlives the process (`[storage]`)."""
 
-    path: str | None = None
+    path: Place | None = None
     """The SQLite file; None: nothing is kept (the sidecar has a default place), nor with
     the word "memory", which is for the sidecar."""
     flush_interval: Positive = 1.0
@@ -157,13 +161,13 @@ class ServerConfig(_Section, frozen=True):
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8750
-    socket: str | None = None
+    socket: Place | None = None
     """A unix socket to listen on instead of `host` and `port`."""
-    token_file: str | None = None
+    token_file: Place | None = None
     """Bearer tokens, one a line; at most two, so that one can be replaced (T6)."""
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_client_ca: str | None = None
+    tls_cert: Place | None = None
+    tls_key: Place | None = None
+    tls_client_ca: Place | None = None
     """Clients must show a certificate signed by one of these."""
     allowed_hosts: tuple[str, ...] = ()
     """Host headers accepted beside the address listened on (T4)."""
@@ -245,7 +249,7 @@ class Config(_Section, frozen=True):
             raise ConfigError(
                 f"{path}: can't be read ({error.strerror}); give --config a readable TOML file"
             ) from error
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:  # TOML is UTF-8
             raise ConfigError(f"{path}: not valid TOML: {error}") from error
         return cls.from_dict(raw, source=str(path))
 
@@ -263,4 +267,20 @@ class Config(_Section, frozen=True):
                 match_named(rule.match)
             except ConfigError as error:
                 raise ConfigError(f"{source}: [[host]] match: {error}") from error
+        if (problem := config._problem()) is not None:
+            raise ConfigError(f"{source}: {problem}")
         return config
+
+    def _problem(self) -> str | None:
+        """What no field's own bounds can say."""
+        for name, text in (
+            ("user_agent", self.user_agent),
+            ("fetch.from_address", self.fetch.from_address),
+        ):
+            # It is sent as a header, where a line's end begins another one.
+            if text is not None and not text.isprintable():
+                return f"{name} = {text!r} holds a character that can't be printed"
+        cache = self.cache
+        if cache.min_ttl > cache.max_ttl:
+            return f"cache.min_ttl = {cache.min_ttl:g} is above cache.max_ttl = {cache.max_ttl:g}"
+        return None

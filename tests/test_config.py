@@ -86,3 +86,29 @@ def test_bad_toml_names_the_file(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"bad\.toml.*not valid TOML"):
         Config.load(path)
+
+
+def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "latin.toml"
+    path.write_bytes('user_agent = "b\xfcbot/1.0"\n'.encode("latin-1"))
+
+    with pytest.raises(ConfigError, match=r"latin\.toml: not valid TOML"):
+        Config.load(path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "named"),
+    [
+        ({"user_agent": "bot/1.0\r\nX-Smuggled: 1"}, "user_agent"),
+        ({"fetch": {"from_address": "me@a.example\nX: 1"}}, "from_address"),
+        ({"cache": {"max_ttl": 1e12}}, "max_ttl"),
+        ({"cache": {"max_ttl": float("inf")}}, "max_ttl"),
+        ({"pacing": {"default_interval": float("nan")}}, "default_interval"),
+        ({"cache": {"min_ttl": 700.0, "max_ttl": 600.0}}, "min_ttl"),
+        ({"server": {"socket": ""}}, "socket"),
+        ({"storage": {"path": ""}}, "path"),
+    ],
+)
+def test_what_can_mean_nothing_good_is_refused_by_name(raw: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Config.from_dict(raw)
