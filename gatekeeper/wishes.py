@@ -64,14 +64,17 @@ class Wishes:
     def _pace(self, record: Record, robots: RobotsTxt, took: float | None, agent: str) -> Wish:
         policy = self._decider.policy(record, robots, agent)
         wall = self._clock.wall()
-        seconds = policy.interval(utc(wall), took)
+        moment = utc(wall)
+        seconds = policy.interval(moment, took)
         if seconds is None:
             return NO_RATE
         if policy.request_rates:
             # The hours of a slower rate may begin before the request arrives.
-            soon = policy.interval(utc(wall + ON_THE_WAY), took)
-            seconds = seconds if soon is None else max(seconds, soon)
-        return Wish(seconds, policy.interval_source)
+            ahead = utc(wall + ON_THE_WAY)
+            soon = policy.interval(ahead, took)
+            if soon is not None and soon > seconds:
+                seconds, moment = soon, ahead
+        return Wish(seconds, policy.interval_source(moment, took))
 
     def robots_turn(self, url: str) -> RobotsTurn:
         """A robots.txt request takes the host's turn and starts its clock (promise 7).

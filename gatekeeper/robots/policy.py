@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
-from gatekeeper.robots import lines, normal, signals, timing
+from gatekeeper.robots import lines, normal, signals, sources, timing
 from gatekeeper.robots.agents import product_token
 from gatekeeper.robots.dialects import choose
 from gatekeeper.robots.longest import LongestMatch
@@ -48,6 +48,7 @@ class Policy:
         "_offsets",
         "_readings",
         "_rules",
+        "_sources",
         "_wishes",
         "agent",
         "allowed",
@@ -101,6 +102,7 @@ class Policy:
         else:
             self.allowed = _of_urls(readings)
         self._wishes: Wishes | None = None
+        self._sources: dict[timing.RequestRate | None, str] | None = None
         self._rules: dict[tuple[int, int], Rule] | None = None
         self._offsets: list[array[int]] | None = None
         if robots.size > _BIG and sum(high - low for low, high in readings[0].spans) > _BIG:
@@ -288,15 +290,26 @@ class Policy:
             said.crawl_delay, said.request_rates, rule_of_thumb=thumb, at=at, took=took
         )
 
-    @property
-    def interval_source(self) -> str:
-        """What `interval` goes by, for people; empty where the text says nothing."""
-        said = self._said()
-        names = ["Crawl-delay"] if said.crawl_delay is not None else []
-        names += ["Request-rate"] if said.request_rates else []
-        if not names and Dialect.V2 in {self.dialect, self.robots.forced}:
-            return "the rule of thumb"
-        return " and ".join(names)
+    def interval_source(self, at: datetime, took: float | None = None) -> str:
+        """The line that `interval` goes by, for people; empty where the text asks for nothing."""
+        seconds, said = self.interval(at, took), self._said()
+        if seconds is None:
+            return ""
+        rate = timing.rate_in_force(said.request_rates, at)
+        if seconds != said.crawl_delay and rate is None:
+            return sources.by_rule_of_thumb(seconds)
+        by = None if seconds == said.crawl_delay else rate
+        known = self._sources
+        if known is None:
+            known = self._sources = {}
+        if by not in known:  # finding a line costs a look at the whole rule set
+            text = self.robots.lines
+            known[by] = (
+                sources.by_crawl_delay(text, self._spans("crawl-delay"), seconds)
+                if by is None
+                else sources.by_request_rate(text, self._spans("request-rate"), by)
+            )
+        return known[by]
 
     def _said(self) -> Wishes:
         if self._wishes is None:
@@ -304,21 +317,19 @@ class Policy:
         return self._wishes
 
     def _listen(self) -> Wishes:
-        said = {field: list(self._values(field)) for field in FIELDS}
-        if self.inherit_crawl_delay and not said["crawl-delay"]:  # VND-09
-            everybody = choose(self.robots.source(precedence=False), "*")[0]
-            said["crawl-delay"] = list(
-                lines.values_in(self.robots.lines, everybody.spans, "crawl-delay")
-            )
-        return heard(said)
+        text = self.robots.lines
+        return heard({field: lines.values_in(text, self._spans(field), field) for field in FIELDS})
 
-    def _values(self, field: str) -> Iterator[str]:
-        """What the rule set says of a field: the first reading that says something does."""
-        for reading in self._readings:
-            found = lines.values_in(self.robots.lines, reading.spans, field)
-            if found:
-                return iter(found)
-        return iter(())
+    def _spans(self, field: str) -> lines.Spans:
+        """Where the rule set speaks of a field: in the first reading that says something."""
+        text = self.robots.lines
+        readings = list(self._readings)
+        if self.inherit_crawl_delay and field == "crawl-delay":  # VND-09
+            readings.append(choose(self.robots.source(precedence=False), "*")[0])
+        for reading in readings:
+            if lines.values_in(text, reading.spans, field):
+                return reading.spans
+        return ()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Policy) and self._key() == other._key()

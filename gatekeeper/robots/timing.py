@@ -25,6 +25,7 @@ __all__ = [
     "parse_crawl_delay",
     "parse_request_rate",
     "parse_visit_time",
+    "rate_in_force",
 ]
 
 MAX_SECONDS = 31_536_000.0
@@ -160,6 +161,26 @@ def next_change(rates: Iterable[RequestRate], at: datetime) -> datetime | None:
     return min(edges, default=None)
 
 
+def rate_in_force(rates: Iterable[RequestRate], at: datetime) -> RequestRate | None:
+    """The slowest of those for a window that holds then, or else of those without (V2-28, V2-29).
+
+    Raises ValueError for a naive datetime.
+    """
+    moment = _utc(at).time()
+    timed: list[RequestRate] = []
+    always: list[RequestRate] = []
+    for rate in rates:
+        if rate.window is None:
+            always.append(rate)
+        elif _holds(rate.window, moment):
+            timed.append(rate)
+    return max(timed or always, key=_slowness, default=None)
+
+
+def _slowness(rate: RequestRate) -> float:
+    return rate.interval
+
+
 def effective_interval(
     crawl_delay: float | None,
     rates: Iterable[RequestRate],
@@ -170,20 +191,12 @@ def effective_interval(
 ) -> float | None:
     """Seconds between two requests that the text asks for at that moment, or None.
 
-    Within a window the slowest rate for it counts, outside the slowest without one (V2-28,
-    V2-29); of a rate and a Crawl-delay, the slower. Where the text gives neither,
+    Of the rate in force and a Crawl-delay, the slower. Where the text gives neither,
     `rule_of_thumb` says whether V2-31 speaks, which looks at the seconds that the last
     retrieval `took`. Raises ValueError for a naive datetime.
     """
-    moment = _utc(at).time()
-    timed: list[float] = []
-    always: list[float] = []
-    for rate in rates:
-        if rate.window is None:
-            always.append(rate.interval)
-        elif _holds(rate.window, moment):
-            timed.append(rate.interval)
-    wishes = timed or always
+    rate = rate_in_force(rates, at)
+    wishes = [] if rate is None else [rate.interval]
     if crawl_delay is not None:
         wishes.append(crawl_delay)
     if wishes:

@@ -127,7 +127,9 @@ def test_timing_is_the_groups_own() -> None:
     policy = RobotsTxt.parse(text).policy("bot")
     assert (policy.crawl_delay, policy.timed, policy.comments) == (5.0, True, ("hello",))
     assert policy.interval(NOON) == 10.0
-    assert policy.interval_source == "Crawl-delay and Request-rate"
+    assert policy.interval_source(NOON) == (
+        "request-rate 1/10s, that is 10 s, from robots.txt line 8"
+    )
     assert not policy.may_visit(NOON)
     assert policy.next_visit(NOON) == datetime(2026, 1, 6, 6, tzinfo=UTC)
 
@@ -141,14 +143,49 @@ def test_crawl_delay_of_everybody_is_inherited_on_request_only() -> None:
 
 def test_silent_file_asks_for_no_interval() -> None:
     policy = RobotsTxt.parse("User-agent: *\nDisallow: /x\n").policy("bot")
-    assert (policy.interval(NOON), policy.interval_source, policy.timed) == (None, "", False)
+    assert (policy.interval(NOON), policy.interval_source(NOON), policy.timed) == (None, "", False)
 
 
 def test_rule_of_thumb_belongs_to_the_2_0_draft() -> None:
     """V2-31"""
     policy = RobotsTxt.parse("User-agent: *\nRobot-version: 2.0\nDisallow: /x\n").policy("bot")
     assert policy.interval(NOON, took=7.0) == 14.0
-    assert policy.interval_source == "the rule of thumb"
+    assert policy.interval_source(NOON, took=7.0).startswith("rule of thumb 14 s: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("Crawl-delay: 10\n", "crawl-delay 10 s from robots.txt line 3"),
+        ("Crawl-delay: 2\n crawl-DELAY :5 # slow\n", "crawl-delay 5 s from robots.txt line 4"),
+        ("Crawl-delay: x\nCrawl-delay: 0.5\n", "crawl-delay 0.5 s from robots.txt line 4"),
+        ("Crawl-delay: 9\nRequest-rate: 1/4\n", "crawl-delay 9 s from robots.txt line 3"),
+        (
+            "Request-rate: 1/4\nRequest-rate: 1/1m 1100-1300\n",
+            "request-rate 1/60s 1100-1300 UTC, that is 60 s, from robots.txt line 4",
+        ),
+        (
+            "Request-rate: 1/1m 1300-1400\nRequest-rate: 1/4\n",
+            "request-rate 1/4s, that is 4 s, from robots.txt line 4",
+        ),
+        ("Disallow: /\nUser-agent: other\nUser-agent: *\nCrawl-delay: 7\n", ""),
+        (
+            "Disallow: /\nUser-agent: x\nCrawl-delay: 1\nUser-agent: bot\nCrawl-delay: 7\n",
+            "crawl-delay 7 s from robots.txt line 7",
+        ),
+    ],
+)
+def test_the_source_of_a_pace_is_the_line_in_force(text: str, source: str) -> None:
+    policy = RobotsTxt.parse(f"# ours\nUser-agent: bot\n{text}").policy("bot")
+    assert policy.interval_source(NOON) == source
+    assert policy.interval_source(NOON) == source  # remembered
+
+
+def test_an_inherited_delay_names_the_line_of_everybody() -> None:
+    """VND-09"""
+    robots = RobotsTxt.parse("User-agent: *\nCrawl-delay: 9\nAllow: /\nUser-agent: bot\n")
+    policy = robots.policy("bot", inherit_crawl_delay=True)
+    assert policy.interval_source(NOON) == "crawl-delay 9 s from robots.txt line 2"
 
 
 def test_usage_speaks_only_of_what_may_be_fetched() -> None:
