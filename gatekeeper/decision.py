@@ -76,6 +76,8 @@ class Reason(StrEnum):
     """More questions wait for robots.txt files than `cache.max_waiters` lets in."""
     OWN_LEASE = "own_lease"
     """The file needs a turn of a host whose turn the asker itself holds."""
+    UNKNOWN = "unknown"
+    """Nothing is known of the origin yet, and this question may not wait until it is."""
     GATE_UNREACHABLE = "gate_unreachable"
     """A client's own answer, while its sidecar can't be asked."""
     # Somebody else decided.

@@ -26,6 +26,7 @@ from gatekeeper.sidecar.auth import Door, Networks, Tokens
 from gatekeeper.sidecar.clients import Clients
 from gatekeeper.sidecar.decisionlog import DecisionLog
 from gatekeeper.sidecar.gatemetrics import gate_samples
+from gatekeeper.sidecar.learning import Learning
 from gatekeeper.sidecar.leasebook import LeaseBook
 from gatekeeper.sidecar.leases import LeaseTable
 from gatekeeper.sidecar.metrics import Metrics
@@ -93,6 +94,7 @@ class Service:
         self.phase = "starting"
         self.metrics = Metrics(build=version)
         self.leases = LeaseTable(config.server, self.clock, lease_book)
+        self.learning = Learning(gate.learn, self.clock)
         self.router = Router(ROUTES)
         self.reread = reread
         self.spoken = config.host
@@ -166,6 +168,7 @@ class Service:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self.learning.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -239,6 +242,7 @@ class Service:
         yield from self.leases.samples()
         yield from self.clients.samples()
         yield from self.log.samples()
+        yield from self.learning.samples()
         yield (
             "gauge",
             "gatekeeper_ready",

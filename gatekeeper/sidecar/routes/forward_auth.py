@@ -1,22 +1,26 @@
 """`/v1/forward-auth`: 200 or 403 for the subrequests of nginx, Envoy, Traefik and Caddy.
 
 The URL that is judged comes from headers that a proxy sets and a client could forge (T7):
-the route is off by default, answers trusted peers alone, and a header that occurs twice
-is a refusal. It is answered from what is known, so well under the 200 ms that Envoy waits;
-without a body, since nginx spends four times as long on an answer that has one.
+the route is off by default, answers trusted peers alone, and what can't be told for certain
+is refused (see `forwarded`). It is answered from what is known, so well under the 200 ms that
+Envoy waits; without a body, since nginx spends four times as long on an answer that has one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from gatekeeper.decision import Decision
+from gatekeeper import urls
+from gatekeeper.clock import utc
+from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import product_token
-from gatekeeper.sidecar.problems import Problem, retry_after
+from gatekeeper.sidecar.forwarded import asked_url
+from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routes.fetch import decision_headers
 from gatekeeper.sidecar.routing import ANY, Call, Route
 
@@ -25,89 +29,87 @@ if TYPE_CHECKING:
 
 __all__ = ["PATH", "ROUTES"]
 
+logger = logging.getLogger(__name__)
+
 PATH = "/v1/forward-auth"
-_KNOWN = 0.1
-"""Seconds that an origin may take about which something is known already."""
-_READ = (
-    "X-Original-URL",
-    "X-Original-URI",
-    "X-Original-Method",
-    "X-Forwarded-Uri",
-    "X-Forwarded-Host",
-    "X-Forwarded-Proto",
-    "X-Forwarded-Method",
-    "Host",
-    "User-Agent",
-)
+_SOON = 1.0
+"""Seconds after which asking again about an origin that was unknown can help."""
+_ANYBODY = "*"
+"""Whom the file calls so is judged that says no name, never our own robot."""
 
 
 async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
     """200: pass the request on. 403: don't. Nothing else, since nginx makes a 500 of it."""
-    server = service.config.server
-    if not server.forward_auth:
+    if not service.config.server.forward_auth:
         raise Problem(404, "not-found", "server.forward_auth is off")
     peer = call.request.remote
     if peer and peer not in service.trusted_peers:
         raise Problem(403, "peer", "only server.trusted_peers may ask this")
+    call.client = peer or "local"  # the proxy: of its visitor nothing is certain
     try:
-        url = _target(call)
-        found = call.request.headers.get("User-Agent", "")[:512]
-        agent = found if product_token(found) else None
-        decision = service.gate.peek(url, user_agent=agent)
-        # A known origin is asked anew in passing, so that its file is refreshed in time.
-        patience = server.forward_auth_wait if decision is None else _KNOWN
-        decision = await _learn(service, url, agent, patience) or decision
+        decision = await _decide(service, call)
+    except Problem:
+        raise
     except InvalidURL as error:
         raise Problem(403, "invalid-url", str(error)) from error
-    if decision is None:
-        return web.Response(status=403, headers={"Retry-After": "1"})
+    except Exception as error:
+        logger.exception("forward-auth %s failed", call.id)
+        raise Problem(403, "internal", f"an error of ours; the log names it {call.id}") from error
     service.decided(decision, call)
-    return _answer(service, decision)
-
-
-def _answer(service: Service, decision: Decision) -> web.Response:
     headers = decision_headers(decision)
     if decision:
         return web.Response(status=200, headers=headers)
     if decision.retry_at is not None:
-        left = decision.retry_at.timestamp() - service.clock.wall()
-        headers["Retry-After"] = retry_after(left)
+        headers["Retry-After"] = service.seconds_until(decision.retry_at)
     return web.Response(status=403, headers=headers)
 
 
-async def _learn(service: Service, url: str, agent: str | None, patience: float) -> Decision | None:
-    """Ask, and start the fetch where one is needed; the decision if it comes in time."""
-    task = service.background(service.gate.check(url, user_agent=agent))
-    if task is None or patience <= 0:
-        return None
-    # The fetch goes on for the next question, whatever becomes of this one.
-    done, _ = await asyncio.wait({task}, timeout=patience)
-    return task.result() if done and task.exception() is None else None
+async def _decide(service: Service, call: Call) -> Decision:
+    """One decision, from what is known; what is not, or not for long, is learnt beside it."""
+    url = asked_url(call.request.headers, call.request.raw_path.removeprefix(PATH))
+    target = urls.parse(url)
+    named = call.request.headers.get("User-Agent", "")[:512]
+    agent = named if product_token(named) else _ANYBODY
+    if target.path == "/robots.txt":
+        # RFC-20. Also of an unknown origin: our own question may come through the very proxy
+        # that asks here, and a 403 to it would read as "there is no file".
+        return _told(call, target, agent, Verdict.ALLOW, Reason.ROBOTS_FILE)
+    decision = service.gate.peek(url, user_agent=agent)
+    if decision is None:
+        task = service.learning.begin(target.origin)
+        patience = service.config.server.forward_auth_wait
+        if task is not None and patience > 0:
+            # It goes on for the next question, whatever becomes of this one.
+            await asyncio.wait({task}, timeout=patience)
+            decision = service.gate.peek(url, user_agent=agent)
+    elif decision.state not in (None, State.OVERRIDE):
+        # Told from the file: asked anew in passing, so that it is refreshed in time.
+        service.learning.begin(target.origin)
+    if decision is None:
+        soon = service.clock.wall() + _SOON
+        decision = _told(call, target, agent, Verdict.DEFER, Reason.UNKNOWN, retry_at=soon)
+    return decision
 
 
-def _target(call: Call) -> str:
-    """The URL that a proxy asks about, from either style of headers, or the path's rest.
-
-    Raises Problem 403 where it can't be told for certain.
-    """
-    headers = call.request.headers
-    for name in _READ:
-        if len(headers.getall(name, ())) > 1:
-            raise Problem(403, "duplicate-header", f"{name} occurs twice")
-    whole = headers.get("X-Original-URL")  # ingress-nginx
-    if whole is not None:
-        return whole
-    host = headers.get("X-Forwarded-Host") or headers.get("Host")
-    scheme = headers.get("X-Forwarded-Proto")
-    path = headers.get("X-Original-URI") or headers.get("X-Forwarded-Uri")
-    if path is None:
-        # Envoy: the original path stands behind ours.
-        path = call.request.raw_path.removeprefix(PATH)
-    if not host or scheme not in ("http", "https") or not path.startswith("/") or "," in host:
-        raise Problem(
-            403, "no-target", "X-Forwarded-Proto, -Host and -Uri (or X-Original-URI) are needed"
-        )
-    return f"{scheme}://{host}{path}"
+def _told(
+    call: Call,
+    target: urls.Target,
+    agent: str,
+    verdict: Verdict,
+    reason: Reason,
+    *,
+    retry_at: float | None = None,
+) -> Decision:
+    """What needs no look at the file. The request's id, which nobody else has, is its own."""
+    return Decision(
+        verdict=verdict,
+        reason=reason,
+        url=target.url,
+        origin=target.origin,
+        user_agent=product_token(agent),
+        retry_at=None if retry_at is None else utc(retry_at),
+        id=call.id,
+    )
 
 
 ROUTES = (
