@@ -88,6 +88,8 @@ class Gatekeeper(Immediate, Many, Dialling):
         self._decider = Decider(
             self.config, clock=self._clock, guard=self.guard, overrides=self._overrides
         )
+        if self.guard is not None:
+            self.guard.next_id = self._decider.next_id
         self._scheduler = Scheduler(
             self.config, clock=self._clock, rng=self._rng, storage=self._storage
         )

@@ -32,6 +32,7 @@ from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.addresses import Kind
 from gatekeeper.fetching.judging import Guard, GuardStats, Refusal
+from gatekeeper.robots import product_token
 
 if TYPE_CHECKING:
     from aiohttp import ClientRequest, ClientTimeout
@@ -163,7 +164,7 @@ class GuardedConnector(aiohttp.TCPConnector):
         if req.proxy is not None:
             refuse_proxy(self.guard.mode, req.proxy)
         if self.guard.refuses_request(req.url) is not None:
-            raise _denied(req)
+            raise self._denied(req)
         return _connect(self, req, traces, timeout)
 
     async def _create_connection(
@@ -180,34 +181,35 @@ class GuardedConnector(aiohttp.TCPConnector):
             # look-up was shared with another request, whose record this one doesn't see.
             refused = attempt.refused and not attempt.dialled
             if refused or isinstance(error.os_error, AddressRefused):
-                raise _denied(req)  # noqa: B904 - its cause is the refusal, however aiohttp wrapped it
+                raise self._denied(req)  # noqa: B904 - its cause is the refusal, however aiohttp wrapped it
             raise
         finally:
             _attempt.reset(token)
+
+    def _denied(self, request: ClientRequest) -> Denied:
+        """One class and one word for every refusal (T2); the log has the rest."""
+        url = str(request.url)
+        try:
+            origin = urls.parse(url).origin
+        except InvalidURL:
+            origin = ""
+        header = request.headers.get("User-Agent", "")
+        decision = Decision(
+            verdict=Verdict.DENY,
+            reason=Reason.BLOCKED,
+            url=urls.mask(url),
+            origin=origin,
+            user_agent=product_token(header) or header,
+            id=self.guard.next_id(),  # T20
+        )
+        denied = Denied(decision)
+        denied.__cause__ = AddressRefused()
+        return denied
 
     async def close(self, *, abort_ssl: bool = False) -> None:
         """Close the connections, and the resolver if it is not the caller's."""
         await super().close(abort_ssl=abort_ssl)
         await self._guarded_resolver.close()
-
-
-def _denied(request: ClientRequest) -> Denied:
-    """One class and one word for every refusal (T2); the log has the rest."""
-    url = str(request.url)
-    try:
-        origin = urls.parse(url).origin
-    except InvalidURL:
-        origin = ""
-    decision = Decision(
-        verdict=Verdict.DENY,
-        reason=Reason.BLOCKED,
-        url=urls.mask(url),
-        origin=origin,
-        user_agent=request.headers.get("User-Agent", ""),
-    )
-    denied = Denied(decision)
-    denied.__cause__ = AddressRefused()
-    return denied
 
 
 def guarded_connector(

@@ -127,6 +127,8 @@ class Guard:
         self._logged: set[Refusal] = set()
         self._refused: Counter[str] = Counter()
         self._dialled = 0
+        self.next_id: Callable[[], str] = str
+        """Names the decision of a refusal, where a gate stands behind the guard (T20)."""
 
     def refuses_url(self, raw: str) -> Refusal | None:
         """Judge the text of a URL: scheme, userinfo, host, port. None: it may be visited.

@@ -11,6 +11,8 @@ import contextlib
 import itertools
 import logging
 import secrets
+import socket
+import struct
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,6 +51,7 @@ from gatekeeper.sidecar.wire import is_quick
 if TYPE_CHECKING:
     from gatekeeper.fetching.retrieval import Retrieval
     from gatekeeper.gate import Gatekeeper
+    from gatekeeper.sidecar.certificates import Certificates
     from gatekeeper.sidecar.metrics import Sample
 
 __all__ = ["ROUTES", "Service"]
@@ -87,6 +90,8 @@ class Service:
         version: str = "0",
         reread: Callable[[], Config] | None = None,
         lease_book: LeaseBook | None = None,
+        certificates: Certificates | None = None,
+        exposed: str | None = None,
     ) -> None:
         self.gate = gate
         self.version = version
@@ -97,8 +102,10 @@ class Service:
         self.learning = Learning(gate.learn, self.clock)
         self.router = Router(ROUTES)
         self.reread = reread
-        self.spoken = config.host
-        """The `[[host]]` tables in force."""
+        self.certificates = certificates
+        """The TLS of the listeners."""
+        self.exposed = exposed
+        """A listener that other machines can reach; None where there is none (T5)."""
         self._grace = True
         self._hosts = hosts
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -230,8 +237,15 @@ class Service:
                     response = await route.handler(self, call)
                 finally:
                     self.clients.leave(client)
-        except Exception as error:  # noqa: BLE001 - the one place where errors become answers
+        except Exception as error:  # the one place where errors become answers
+            if _begun(request):
+                _break_off(request)
+                raise ConnectionResetError("the answer broke off") from error
             response = self._problem(error, request_id).response(request_id)
+        except asyncio.CancelledError:
+            if _begun(request):
+                _break_off(request)
+            raise
         self.metrics.answered(where, _method(request), response.status)
         if not (response.prepared or is_quick(response)):
             response.headers["X-Request-Id"] = request_id
@@ -300,6 +314,26 @@ class Service:
         """A moment as a Retry-After header; 1 where none is known."""
         timestamp = getattr(moment, "timestamp", None)
         return retry_after(timestamp() - self.clock.wall() if timestamp is not None else 1.0)
+
+
+def _begun(request: web.BaseRequest) -> bool:
+    """The head of an answer is out: a second one would be read as part of the first's body."""
+    return request.writer.output_size > 0
+
+
+def _break_off(request: web.BaseRequest) -> None:
+    """A broken connection is the only true thing left to say.
+
+    By a reset: a plain close is the clean end of a body whose length nobody told.
+    """
+    transport = request.transport
+    if transport is None:
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+    transport.abort()
 
 
 def _target(request: web.BaseRequest) -> tuple[str, str, str]:

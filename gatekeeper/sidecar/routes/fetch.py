@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
 
+from gatekeeper import urls
+from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision
-from gatekeeper.errors import AddressRefused, Deferred, Denied
+from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routes.check import CheckQuery
 from gatekeeper.sidecar.routing import Call, Route
@@ -42,6 +44,7 @@ _ANSWERED = (
     "ETag",
     "Expires",
     "Last-Modified",
+    "Retry-After",
     "Vary",
     "X-Robots-Tag",
 )
@@ -54,6 +57,9 @@ _HARMLESS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _PIECE = 65_536
+_MOST_REDIRECTS = 5  # T9
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
 
 
 def open_session(service: Service) -> aiohttp.ClientSession:
@@ -86,20 +92,11 @@ async def fetch(service: Service, call: Call) -> web.StreamResponse:
     query = read_query(call.query, CheckQuery)
     if query.user_agent is not None:
         raise Problem(400, "bad-request", "pages are fetched under the service's own name")
-    decision = await service.gate.check(query.url)
-    service.decided(decision, call)
-    if not decision:
-        raise Denied(decision) if decision.verdict.value == "deny" else Deferred(decision)
-    asked = {name: call.request.headers[name] for name in _ASKED if name in call.request.headers}
-    asked.setdefault("Accept-Encoding", "identity")
     try:
-        async with (
-            asyncio.timeout(service.config.server.fetch_timeout),
-            service.session.request(call.request.method, query.url, headers=asked) as page,
-        ):
-            return await _pass_on(service, call, page, decision)
-    except Denied:
-        raise  # a redirect hop that may not be followed: 403 or 429, as for the first
+        async with deadline(service.clock, service.config.server.fetch_timeout):
+            return await _travel(service, call, query.url)
+    except (Denied, LeaseTimeout):
+        raise  # 403 or 429, of a redirect hop as of the first
     except TimeoutError as error:
         raise Problem(504, "timeout", "the page did not come in time") from error
     except aiohttp.ClientConnectorError as error:
@@ -112,10 +109,64 @@ async def fetch(service: Service, call: Call) -> web.StreamResponse:
         )
 
 
+async def _travel(service: Service, call: Call, url: str) -> web.StreamResponse:
+    """The page at the end of the redirects.
+
+    They are taken here, not by aiohttp: it drops the credentials of a Location before the
+    guard could see them (T1, each hop), and each hop's decision belongs into the log (T20).
+    """
+    for _ in range(1 + _MOST_REDIRECTS):
+        answer = await _hop(service, call, url)
+        if isinstance(answer, web.StreamResponse):
+            return answer
+        url = answer
+    raise Problem(502, "too-many-redirects", f"more than {_MOST_REDIRECTS} redirects")
+
+
+async def _hop(service: Service, call: Call, url: str) -> web.StreamResponse | str:
+    """One request, in its host's turn: the page passed on, or where it redirects to."""
+    asked = {name: call.request.headers[name] for name in _ASKED if name in call.request.headers}
+    asked.setdefault("Accept-Encoding", "identity")
+    started = service.clock.monotonic()
+    try:
+        async with service.gate.lease(url) as lease:
+            service.metrics.queue_wait.observe(service.clock.monotonic() - started)
+            service.decided(lease.decision, call)
+            async with service.session.request(
+                call.request.method, url, headers=asked, allow_redirects=False
+            ) as page:
+                if page.status in _REDIRECTS and (location := page.headers.get("Location")):
+                    return _led_to(url, location)
+                lease.ends_with(page.connection)
+                return await _pass_on(service, call, page, lease.decision)
+    except Denied as error:
+        service.decided(error.decision, call)
+        raise
+
+
+def _led_to(url: str, reference: str) -> str:
+    """The text of where a Location leads, with the credentials it may hold: the guard has to
+    see them. Raises Problem 502 for what is no URL."""
+    reference = reference.strip(" \t")
+    at = urls.parse(url)
+    try:
+        if _ABSOLUTE.match(reference):  # it must stand by itself: `http:` alone is no URL
+            urls.parse(reference)
+            return reference
+        if reference.startswith("//"):
+            return _led_to(url, f"{at.scheme}:{reference}")
+        return urls.join(at, reference).url
+    except InvalidURL as error:
+        raise Problem(502, "bad-redirect", f"the page redirects to {error}") from error
+
+
 async def _pass_on(
     service: Service, call: Call, page: aiohttp.ClientResponse, decision: Decision
 ) -> web.StreamResponse:
-    """Head and body of the page, piece by piece, never more than `fetch_max_body`."""
+    """Head and body of the page, piece by piece, never more than `fetch_max_body`.
+
+    Once the head is out every error breaks the connection off: `Service` sees to that.
+    """
     most = service.config.server.fetch_max_body
     length = page.content_length
     if length is not None and length > most and call.request.method != "HEAD":
@@ -126,17 +177,11 @@ async def _pass_on(
         response.content_length = length
     await response.prepare(call.request)
     size = 0
-    try:
-        async for piece in page.content.iter_chunked(_PIECE):
-            size += len(piece)
-            if size > most:
-                raise aiohttp.ClientPayloadError("too large")
-            await response.write(piece)
-    except (aiohttp.ClientError, TimeoutError) as error:
-        # The head is out: a broken connection is the only true thing left to say.
-        if call.request.transport is not None:
-            call.request.transport.abort()
-        raise ConnectionResetError("the page broke off") from error
+    async for piece in page.content.iter_chunked(_PIECE):
+        size += len(piece)
+        if size > most:
+            raise aiohttp.ClientPayloadError("too large")
+        await response.write(piece)
     await response.write_eof()
     return response
 
@@ -146,6 +191,7 @@ def _head(page: aiohttp.ClientResponse, decision: Decision) -> dict[str, str]:
     headers.update(_HARMLESS)
     headers.update(decision_headers(decision))
     headers["Content-Location"] = str(page.url)
+    headers["Server"] = "gatekeeper"
     return headers
 
 
