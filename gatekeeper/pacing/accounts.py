@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 from gatekeeper.clock import Clock
+from gatekeeper.pacing.blocks import Report
 from gatekeeper.pacing.counters import Away, Counters, Keeper
 from gatekeeper.pacing.expiry import OpenLeases
 from gatekeeper.pacing.intervals import LONGEST, Interval, Settings, Wish, interval_for, jittered
@@ -139,3 +140,23 @@ class Accounts:
             self.mixed[scope.name] = scope.gap
         scope.gap = jittered(gap, self._jitter, self.rng)
         return True
+
+    def learn(self, scope: Scope, report: Report, now: float) -> bool:
+        """Take a report into account; True if it blocks the scope.
+
+        What it slows counts from this very request, and not from the next one on: the clock
+        says so at once, and outlives the process (promises 8 and 9).
+        """
+        history = scope.past()
+        pause = history.error_pause()
+        blocks = history.observe(report, now, scope.gap, self.pacing, self.rng)
+        if not blocks and history.latency is None and not history.owes(now, self.pacing):
+            scope.history = scope.interval = None
+        gap = self.interval(scope, scope.wish, now)
+        slower = gap > scope.gap
+        if slower:
+            scope.gap = gap
+        slower = slower and gap > DURABLE
+        if self.keeper is not None and not blocks and (slower or history.error_pause() != pause):
+            self.keeper.promise(scope, now)
+        return blocks

@@ -307,17 +307,16 @@ class Books(Accounts):
         if self.frozen and report.status is None:
             return  # our own fault says nothing about the host (fetching.md section 6)
         scope = grant.scope
+        if not self.learn(scope, report, now):
+            return
         history = scope.past()
-        if history.observe(report, now, scope.gap, self.pacing, self.rng):
-            self.counters.blocks += 1
-            self._blocked(scope, now)
-            for other in grant.others:
-                # Two hosts of one address complain: it is the machine that is tired.
-                if other.name.startswith("address:") and other.past().accused_by(scope.name):
-                    other.past().block(history.blocked_until, f"{scope.name}: {history.reason}")
-                    self._blocked(other, now)
-        elif not history.owes(now, self.pacing) and history.latency is None:
-            scope.history = scope.interval = None
+        self.counters.blocks += 1
+        self._blocked(scope, now)
+        for other in grant.others:
+            # Two hosts of one address complain: it is the machine that is tired.
+            if other.name.startswith("address:") and other.past().accused_by(scope.name):
+                other.past().block(history.blocked_until, f"{scope.name}: {history.reason}")
+                self._blocked(other, now)
 
     def _blocked(self, scope: Scope, now: float) -> None:
         history = scope.past()

@@ -22,6 +22,9 @@ _CLOCK = re.compile(r"(in flight, )?interval ([0-9.e+-]+)(?:; (.*))?\Z", re.DOTA
 """How a record's reason begins: what `next_at` is made of, and whether a lease was open."""
 _JUMP = 1.0
 """Seconds by which the wall clock must have moved against the monotonic one to be a jump."""
+_RECENT = 10.0
+"""At a clean end, hosts asked within so many seconds are kept whatever their pace: the next
+run may learn that they ask for a slower one, which counts from that very request."""
 _SHARED = ("domain:", "address:", "group:")
 
 
@@ -81,7 +84,16 @@ class Promises:
                     # After a crash: it was kept for a block; later requests were not.
                     scope.basis = max(scope.basis, books.floor_until - DURABLE)
         blocked = record.blocked_until + shift
-        if blocked > now or record.failures or record.safe_interval or record.paused:
+        said_until = record.said_until + shift
+        if (
+            blocked > now
+            or said_until > now
+            or record.failures
+            or record.safe_interval
+            or record.paused
+            or record.errors
+            or record.latency is not None
+        ):
             history = scope.past()
             if blocked > now:
                 history.block(blocked, reason)
@@ -90,6 +102,9 @@ class Promises:
             history.failed_at = record.last_failure_at + shift if record.failures else -INF
             history.safe = history.drew = record.safe_interval
             history.paused = record.paused
+            history.errors, history.latency = record.errors, record.latency
+            if said_until > now:
+                history.said, history.said_until = record.said_interval, said_until
         return scope
 
     def record(self, scope: Scope, now: float) -> ClockRecord:
@@ -103,6 +118,7 @@ class Promises:
         if history is None:
             return ClockRecord(scope=scope.name, next_at=next_at, block_reason=made_of)
         blocked = history.blocked_until > now
+        said = history.said_until > now
         reason = history.reason if blocked else ""
         return ClockRecord(
             scope=scope.name,
@@ -113,6 +129,10 @@ class Promises:
             last_failure_at=history.failed_at + shift if history.failures else 0.0,
             safe_interval=history.safe,
             paused=history.paused,
+            errors=history.errors,
+            latency=history.latency,
+            said_interval=history.said if said else 0.0,
+            said_until=history.said_until + shift if said else 0.0,
         )
 
     def promise(self, scope: Scope, now: float) -> None:
@@ -152,9 +172,13 @@ class Promises:
         """Keep whatever is owed to anybody, and say that this was no crash."""
         now = self._clock.monotonic()
         for scope in self._books.scopes.values():
-            if scope.clock_at() > now or scope.unheaded or self._owed(scope, now):
+            recent = max(scope.clock_at(), scope.basis + _RECENT) > now
+            if recent or scope.unheaded or self._owed(scope, now):
                 self.keep(scope, now)
-        self._storage.forget_clock(RUNNING)
+        if self._books.floor_until <= now:
+            self._storage.forget_clock(RUNNING)
+        # Else the last second of a crashed run is not over yet: what was asked then is still
+        # unknown, and the next run must wait for it as well.
         await self._storage.flush()
 
 

@@ -77,6 +77,14 @@ class ClockRecord(msgspec.Struct, frozen=True, kw_only=True):
     safe_interval: float = 0.0
     """The interval remembered from the rate that drew a 429; 0: none."""
     paused: bool = False
+    errors: int = 0
+    """Failures in a row that were no blocks: what slows us after them."""
+    latency: float | None = None
+    """Seconds until answers begin, smoothed; None: not measured."""
+    said_interval: float = 0.0
+    """Seconds between requests that a RateLimit field asked for ..."""
+    said_until: float = 0.0
+    """... and the wall seconds until which it did."""
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ __all__ = [
 
 APPLICATION_ID = 0x67617465
 """`gate`: in the header of every file that is ours."""
-VERSION = 2
+VERSION = 3
 
 _MAGIC = b"SQLite format 3\x00"
 _QUICK_CHECK_BELOW = 8 * 1024 * 1024
@@ -74,7 +74,11 @@ CREATE TABLE clocks (
     failures INTEGER NOT NULL,
     last_failure_at REAL NOT NULL,
     safe_interval REAL NOT NULL,
-    paused INTEGER NOT NULL DEFAULT 0
+    paused INTEGER NOT NULL DEFAULT 0,
+    errors INTEGER NOT NULL DEFAULT 0,
+    latency REAL,
+    said_interval REAL NOT NULL DEFAULT 0,
+    said_until REAL NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 """
 
@@ -122,7 +126,15 @@ def _to_2(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE origins DROP COLUMN body")
 
 
-_MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _to_2}
+def _to_3(connection: sqlite3.Connection) -> None:
+    """Clocks learn what else slows a host: errors, latency, and its RateLimit field."""
+    connection.execute("ALTER TABLE clocks ADD COLUMN errors INTEGER NOT NULL DEFAULT 0")
+    connection.execute("ALTER TABLE clocks ADD COLUMN latency REAL")
+    connection.execute("ALTER TABLE clocks ADD COLUMN said_interval REAL NOT NULL DEFAULT 0")
+    connection.execute("ALTER TABLE clocks ADD COLUMN said_until REAL NOT NULL DEFAULT 0")
+
+
+_MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _to_2, 2: _to_3}
 """From a version to the next."""
 
 

@@ -133,21 +133,19 @@ def _clock_row(r: ClockRecord) -> tuple[Any, ...]:
         r.last_failure_at,
         r.safe_interval,
         r.paused,
+        r.errors,
+        r.latency,
+        r.said_interval,
+        r.said_until,
     )
 
 
 def _clock(row: tuple[Any, ...]) -> ClockRecord:
-    scope, next_at, blocked_until, reason, failures, last_failure_at, safe_interval, paused = row
-    return ClockRecord(
-        scope=_str(scope),
-        next_at=next_at,
-        blocked_until=blocked_until,
-        block_reason=_str(reason),
-        failures=failures,
-        last_failure_at=last_failure_at,
-        safe_interval=safe_interval,
-        paused=bool(paused),
-    )
+    fields: dict[str, Any] = dict(zip(CLOCK_COLUMNS, row, strict=True))
+    for name in ("scope", "block_reason"):
+        fields[name] = _str(fields[name])
+    fields["paused"] = bool(fields["paused"])
+    return ClockRecord(**fields)
 
 
 def write_clocks(connection: sqlite3.Connection, clocks: Mapping[str, ClockRecord | None]) -> None:

@@ -34,7 +34,7 @@ _EXCESS_ORIGINS = (
 )
 _STALE_CLOCKS = (
     "DELETE FROM clocks WHERE scope IN (SELECT scope FROM clocks"
-    " WHERE max(next_at, blocked_until, last_failure_at) < :horizon AND NOT paused"
+    " WHERE max(next_at, blocked_until, last_failure_at, said_until) < :horizon AND NOT paused"
     " LIMIT :at_once)"
 )
 

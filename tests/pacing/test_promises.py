@@ -47,7 +47,7 @@ class Runs:
         import asyncio
 
         task = asyncio.create_task(ask())
-        await self.clock.elapse(2000.0)
+        await self.clock.elapse(4000.0)
         await task
         return grant[0].start_at - begun
 
@@ -92,6 +92,14 @@ async def test_a_text_that_asks_for_more_now_counts_from_the_same_request(runs: 
     await runs.scheduler.close()
 
 
+async def test_it_does_so_where_no_clock_ran_before_a_clean_restart(runs: Runs) -> None:
+    await runs.start()
+    (await runs.take(0.0)).release()
+    await runs.restart(4.0)
+    assert await runs.wait_for_turn(30.0) == pytest.approx(26.0)
+    await runs.scheduler.close()
+
+
 async def test_a_lease_open_at_a_crash_counts_as_just_used(runs: Runs) -> None:
     await runs.start()
     await runs.take(10.0)
@@ -107,6 +115,15 @@ async def test_clocks_too_short_to_be_kept_count_as_just_used_after_a_crash(runs
     assert HOST not in runs.storage.durable
     await runs.crash()
     assert await runs.wait_for_turn(0.8) >= 0.8
+    await runs.scheduler.close()
+
+
+async def test_a_clean_restart_within_a_second_of_a_crash_forgets_no_clock(runs: Runs) -> None:
+    await runs.start()
+    (await runs.take(1.0)).release()
+    await runs.crash()
+    await runs.restart()
+    assert await runs.wait_for_turn(1.0) >= 1.0
     await runs.scheduler.close()
 
 
@@ -156,6 +173,77 @@ async def test_the_safe_rate_survives(runs: Runs) -> None:
     grant.report(200)
     grant.release()
     assert await runs.wait_for_turn(2.0) == pytest.approx(4.0)
+    await runs.scheduler.close()
+
+
+Learn = Callable[[Grant], object]
+LEARNT: dict[str, tuple[Learn, float]] = {
+    "errors": (lambda grant: grant.report(500), 8.0),
+    "latency": (lambda grant: grant.report(200, elapsed=30.0), 60.0),
+    "RateLimit": (lambda grant: grant.report(200, rate_limit='"d";r=0;t=3600'), 3600.0),
+}
+
+
+async def _learn(runs: Runs, report: Learn) -> None:
+    await runs.start(latency_factor=10.0)
+    for _ in range(6):
+        await runs.clock.elapse(4000.0)
+        grant = await runs.take(None)
+        report(grant)
+        grant.release()
+
+
+@pytest.mark.parametrize("what", LEARNT)
+@pytest.mark.parametrize("crash", [True, False])
+async def test_what_slowed_a_host_slows_it_in_the_next_run(
+    runs: Runs, what: str, crash: bool
+) -> None:
+    report, seconds = LEARNT[what]
+    await _learn(runs, report)
+    if crash:
+        await runs.crash(latency_factor=10.0)
+    else:
+        await runs.scheduler.close()
+        await runs.start(latency_factor=10.0)
+    assert await runs.wait_for_turn(None) == pytest.approx(seconds)
+    await runs.scheduler.close()
+
+
+@pytest.mark.parametrize("what", ["errors", "latency"])
+async def test_what_slowed_a_host_slows_it_until_something_better_is_learnt(
+    runs: Runs, what: str
+) -> None:
+    report, seconds = LEARNT[what]
+    await _learn(runs, report)
+    await runs.crash(4000.0, latency_factor=10.0)
+    (await runs.take(None)).release()
+    assert await runs.wait_for_turn(None) == pytest.approx(seconds)
+    await runs.scheduler.close()
+
+
+async def test_a_rate_that_was_said_holds_until_its_end(runs: Runs) -> None:
+    await runs.start()
+    grant = await runs.take(None)
+    grant.report(200, rate_limit='"d";r=10;t=600')
+    grant.release()
+    await runs.crash(100.0)
+    (await runs.take(None)).release()
+    assert await runs.wait_for_turn(None) == pytest.approx(60.0)
+    await runs.clock.elapse(600.0)
+    (await runs.take(None)).release()
+    assert await runs.wait_for_turn(None) == pytest.approx(1.0)
+    await runs.scheduler.close()
+
+
+async def test_errors_that_a_success_ended_do_not_come_back_after_a_crash(runs: Runs) -> None:
+    await _learn(runs, LEARNT["errors"][0])
+    await runs.clock.elapse(10.0)
+    grant = await runs.take(None)
+    grant.report(200)
+    grant.release()
+    await runs.crash(100.0)
+    (await runs.take(None)).release()
+    assert await runs.wait_for_turn(None) == pytest.approx(1.0)
     await runs.scheduler.close()
 
 

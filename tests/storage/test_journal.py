@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import struct
+import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gatekeeper.errors import StorageError
@@ -42,6 +45,41 @@ def test_an_endless_block_survives(path: Path) -> None:
     journal.append(1, endless)
     journal.close()
     assert list(Journal(path, limit=100).replay(0)) == [(1, endless)]
+
+
+def test_a_promise_that_an_earlier_version_gave_is_read(path: Path) -> None:
+    # A frame as it was when clocks knew nothing of errors, latency and RateLimit fields.
+    payload = msgspec.msgpack.encode(
+        (
+            7,
+            {
+                "scope": "a.example",
+                "next_at": 9.0,
+                "blocked_until": 8.0,
+                "block_reason": "interval 1.0; 429",
+                "failures": 1,
+                "last_failure_at": 2.0,
+                "safe_interval": 0.5,
+                "paused": True,
+            },
+        )
+    )
+    head = struct.pack("<4sII", b"\xa5\x9c\xc3\x0a", len(payload), zlib.crc32(payload))
+    path.with_name(path.name + ".promises-1").write_bytes(
+        b"gatekeeper promises 1\n" + head + payload
+    )
+    ((sequence, found),) = Journal(path, limit=100).replay(0)
+    assert sequence == 7
+    assert found == ClockRecord(
+        scope="a.example",
+        next_at=9.0,
+        blocked_until=8.0,
+        block_reason="interval 1.0; 429",
+        failures=1,
+        last_failure_at=2.0,
+        safe_interval=0.5,
+        paused=True,
+    )
 
 
 def test_a_tail_torn_at_any_byte_costs_its_own_frame_only(path: Path) -> None:

@@ -122,6 +122,10 @@ async def test_clocks_come_back_whole(storage: Storage) -> None:
         last_failure_at=4.0,
         safe_interval=1.5,
         paused=True,
+        errors=4,
+        latency=2.5,
+        said_interval=60.0,
+        said_until=3600.0,
     )
     storage.put_clock(clock)
     assert await storage.load_clock("a.example") == clock

@@ -40,6 +40,19 @@ PRAGMA user_version = 1;
 """
 
 
+# What the second version was, where the third one differs.
+VERSION_2_CLOCKS = """
+DROP TABLE clocks;
+CREATE TABLE clocks (
+    scope TEXT PRIMARY KEY, next_at REAL NOT NULL, blocked_until REAL NOT NULL,
+    block_reason TEXT NOT NULL, failures INTEGER NOT NULL, last_failure_at REAL NOT NULL,
+    safe_interval REAL NOT NULL, paused INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+INSERT INTO clocks VALUES ('a.example', 9.0, 8.0, '429', 1, 2.0, 0.5, 1);
+PRAGMA user_version = 2;
+"""
+
+
 async def opened(path: Path) -> None:
     async with SqliteStorage(path):
         pass
@@ -120,6 +133,31 @@ async def test_a_file_of_the_first_version_is_brought_up_to_date(path: Path) -> 
         assert gone is not None
         assert (gone.body, gone.body_hash, gone.good_status) == (None, None, 404)
     await opened(path)
+
+
+async def test_a_file_of_the_second_version_is_brought_up_to_date(path: Path) -> None:
+    schema.prepare(path)
+    connection = sqlite3.connect(path)
+    connection.executescript(VERSION_2_CLOCKS)
+    connection.close()
+    async with SqliteStorage(path) as storage:
+        assert await storage.load_clocks() == [
+            ClockRecord(
+                scope="a.example",
+                next_at=9.0,
+                blocked_until=8.0,
+                block_reason="429",
+                failures=1,
+                last_failure_at=2.0,
+                safe_interval=0.5,
+                paused=True,
+            )
+        ]
+        storage.put_clock(ClockRecord(scope="a.example", next_at=9.0, errors=3, latency=0.5))
+        await storage.flush()
+        found = await storage.load_clock("a.example")
+        assert found is not None
+        assert (found.errors, found.latency, found.said_until) == (3, 0.5, 0.0)
 
 
 def test_a_migrated_file_has_the_schema_of_a_new_one(path: Path, tmp_path: Path) -> None:
