@@ -119,9 +119,9 @@ class Grant(msgspec.Struct, eq=False):
         if scope.line is not None and scope.in_flight < scope.settings.limit:
             books.turns.freed(scope, now)
 
-    def release(self) -> None:
+    def release(self, now: float | None = None) -> None:
         """End it and free the slot. Without `head` or `report` the clock counts from here:
-        the request may have left at any moment.
+        the request may have left at any moment. `now`: as in `report`.
         """
         if not self.open:
             return
@@ -138,8 +138,10 @@ class Grant(msgspec.Struct, eq=False):
         books.turnstile += 1
         scope.in_flight -= 1
         if scope.line is not None or books.turns.behind:
-            read = books.now
-            books.turns.freed(scope, read())
+            if now is None:
+                read = books.now
+                now = read()
+            books.turns.freed(scope, now)
 
     def give_back(self) -> None:
         """The request never left: the slot is free again, the clock stays as booked."""

@@ -78,8 +78,9 @@ class _Site(Waiter):
     )
 
     def __init__(self, sim: _Simulation, scope: Scope, wish: Wish, pace: int, todo: int) -> None:
-        super().__init__(scope.name)
-        # One object a host, and not two: there are a million.
+        # One object a host, and not two: there are a million. Nor is `Waiter.__init__` called.
+        self.url, self.priority, self.ttl = scope.name, 0.0, None
+        self.gone = self.away = False
         default = sim.books.pacing.default_interval
         self.interval = default if wish.seconds is None else wish.seconds
         self.limit = scope.settings.limit
@@ -207,7 +208,7 @@ class _Simulation:
                     for other in grant.others:
                         judge.end(accounts[other], now, headed)
                 grant.report(200, 0.1)
-                grant.release()
+                grant.release(now)
 
     def _trouble(self, grant: Grant, site: _Site, now: float) -> None:
         """Something other than a page: refusals, failures, silence, a change of mind."""
@@ -261,13 +262,14 @@ def simulate(
     sim = _Simulation(config or _configured(groups), seed)
     begun = time.process_time()
     collecting = gc.isenabled()
-    gc.disable()  # nothing that is built here is garbage, and there is much of it
+    gc.disable()  # nothing that is built here is garbage, and there is much of it ...
     share, rest = divmod(urls, hosts)
     for number in range(hosts):
         group = f".g{number % groups}" if groups and number % 3 == 0 else ""
         if (todo := share + (number < rest)) > 0:
             sim.add(f"h{number}{group}.example", todo)
     if collecting:
+        gc.collect()  # ... so it is gone through once, not once for each generation
         gc.enable()
     sim.run()
     return SimulationReport(

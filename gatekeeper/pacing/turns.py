@@ -118,9 +118,10 @@ class Turns:
     def freed(self, scope: Scope, now: float) -> None:
         """A host may have its next turn sooner: whoever waits for it, or for any, has a look."""
         line = scope.line
-        if line is not None and scope.in_flight < scope.settings.limit:
-            if line.special or line.state is not _HELD or scope.in_flight or scope.history:
-                self.requeue(scope, now)
+        if line is not None:
+            if scope.in_flight or line.special or line.state is not _HELD or scope.history:
+                if scope.in_flight < scope.settings.limit:
+                    self.requeue(scope, now)
             else:
                 self._place(line, scope.basis + scope.gap, now)  # the same, without a call
         if self.ready or self.behind:
@@ -161,7 +162,7 @@ class Turns:
 
     def _place(self, line: Line, due: float, now: float) -> None:
         """Put a line that no queue holds where its clock says: TIMED, READY or HELD."""
-        if now < due < INF:
+        if due > now and due != INF:
             entry = floor(due * 1e6) << _ID_BITS | line.id
             if line.state is _TIMED:
                 if line.due == entry:
@@ -180,7 +181,7 @@ class Turns:
             return
         if line.state is _TIMED:
             self._left_behind()
-        if due == INF:
+        if due > now:
             line.state = _HELD
         else:
             line.state = _READY

@@ -47,6 +47,8 @@ class Politeness(RuleBasedStateMachine):
         self.judge = Judge()
         self.wishes = dict.fromkeys(HOSTS, Wish())
         self.stale = dict.fromkeys(HOSTS, False)
+        self.asking = dict.fromkeys(HOSTS, 0)
+        """Robots requests that stand in line."""
         self.accounts = {host: Account(1.0) for host in HOSTS}
         self.accounts["a.example"].limit = 2
         self.accounts["d.example"] = Account(0.0, 2)
@@ -86,9 +88,13 @@ class Politeness(RuleBasedStateMachine):
             return REFETCH if self.stale[host] else self.wishes[host]
 
         async def refetch() -> None:
-            grant = await self.scheduler.acquire_robots(
-                f"https://{host}/robots.txt", host, wish=self.wishes[host]
-            )
+            self.asking[host] += 1
+            try:
+                grant = await self.scheduler.acquire_robots(
+                    f"https://{host}/robots.txt", host, wish=self.wishes[host]
+                )
+            finally:
+                self.asking[host] -= 1
             self.started(host, grant)
             try:
                 await self.clock.sleep(0.7)
@@ -195,6 +201,9 @@ class Politeness(RuleBasedStateMachine):
         self.wishes[host] = Wish(seconds, f"crawl-delay {seconds}")
         default = 0.0 if host == "d.example" else 1.0
         self.accounts[host].interval = default if seconds is None else seconds
+        if self.asking[host]:
+            # Its robots.txt stands in line with what the text before asked for.
+            self.scheduler.told(host, self.wishes[host])
 
     @rule(host=hosts)
     def text_expires(self, host: str) -> None:

@@ -1,0 +1,212 @@
+"""The short roads of plain turns do what the long ones do, and are closed where they must be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.pacing.leases import Grant
+from gatekeeper.pacing.ledger import Scope
+from gatekeeper.pacing.scheduler import Scheduler, Wish
+
+Make = Callable[..., Awaitable[Scheduler]]
+URL, HOST = "https://a.example/", "a.example"
+SECOND = Wish(1.0, "a second")
+
+
+class Recorder:
+    """A keeper that only writes down."""
+
+    def __init__(self) -> None:
+        self.promises: list[tuple[str, float, float, int]] = []
+
+    def promise(self, scope: Scope, now: float) -> None:
+        self.promises.append((scope.name, scope.basis, scope.gap, scope.unheaded))
+
+
+async def known(scheduler: Scheduler, wish: Wish = SECOND) -> None:
+    """The host had a turn; the next is not due before its interval is over."""
+    grant = await scheduler.acquire(URL, HOST, admit=lambda: wish)
+    grant.report(200)
+    grant.release()
+
+
+def by_the_long_roads(scheduler: Scheduler) -> None:
+    books = scheduler._books
+    books.on_idle = lambda: None
+
+    def survey() -> None:
+        type(books).survey(books)
+        books.plain_to = -1.0
+
+    books.survey = survey  # type: ignore[method-assign]
+    survey()
+
+
+class Crawl:
+    """One of two crawls that do the same."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.keeper = Recorder()
+        scheduler._books.keeper = self.keeper
+        scheduler._books.survey()
+        self.open: list[Grant] = []
+
+    def step(self, kind: int, host: str, wish: Wish, pick: float, status: int) -> Any:
+        if kind < 3:
+            self.scheduler._books.host(host)
+            grant = self.scheduler.take(URL, host, wish)
+            if grant is not None:
+                self.open.append(grant)
+            return grant is not None
+        if not self.open:
+            return None
+        grant = self.open[int(pick * len(self.open))]
+        if kind == 3:
+            return grant.head()
+        if kind < 6:
+            return grant.report(status, 0.1)
+        self.open.remove(grant)
+        return grant.release() if kind < 8 else grant.give_back()
+
+    def state(self) -> Any:
+        books = self.scheduler._books
+        return (
+            [
+                (one.name, one.basis, one.gap, one.in_flight, one.unheaded, one.history is None)
+                for one in books.scopes.values()
+            ],
+            self.keeper.promises,
+            self.scheduler.stats(),
+            len(books.leases),
+        )
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("seed", range(4))
+async def test_they_do_what_the_long_ones_do(
+    make: Make, clock: VirtualClock, seed: int, limit: int
+) -> None:
+    short = Crawl(await make(concurrency=limit, max_in_flight=4))
+    long = Crawl(await make(concurrency=limit, max_in_flight=4))
+    by_the_long_roads(long.scheduler)
+    rng = random.Random(seed)
+    wishes = [Wish(seconds, f"{seconds} s") for seconds in (0.0, 0.5, 0.5, 1.0, 3.0)]
+    for _ in range(1500):
+        hosts = ("a.example", "b.example", "c.example", "d.example", "e.example", "f.example")
+        step = (
+            rng.randrange(9),
+            rng.choice(hosts),
+            rng.choice(wishes),
+            rng.random(),
+            rng.choice((200, 200, 200, 304, 404, 429, 500)),
+        )
+        assert short.step(*step) == long.step(*step)
+        assert short.state() == long.state()
+        if rng.random() < 0.3:
+            clock.advance(rng.choice((0.1, 0.5, 1.0, 100.0)))
+    assert short.scheduler.stats().granted > 100
+
+
+async def test_a_known_host_gives_its_turn_at_once(make: Make, clock: VirtualClock) -> None:
+    scheduler = await make()
+    await known(scheduler)
+    assert scheduler.take(URL, HOST, SECOND) is None
+    clock.advance(1.0)
+    grant = scheduler.take(URL, HOST, SECOND, clock.monotonic())
+    assert grant is not None
+    assert grant.start_at == clock.monotonic() == 1001.0
+    assert scheduler.take(URL, HOST, SECOND) is None
+
+
+async def test_an_unknown_host_is_left_to_those_who_may_wait(make: Make) -> None:
+    assert (await make()).take(URL, HOST, SECOND) is None
+
+
+async def test_a_text_that_asks_for_more_counts_from_the_last_request(
+    make: Make, clock: VirtualClock
+) -> None:
+    scheduler = await make()
+    await known(scheduler)
+    clock.advance(2.0)
+    slower = Wish(5.0, "five seconds")
+    assert scheduler.take(URL, HOST, slower) is None
+    clock.advance(3.0)
+    assert scheduler.take(URL, HOST, slower) is not None
+
+
+async def test_nobody_goes_past_those_in_line(make: Make, clock: VirtualClock) -> None:
+    scheduler = await make()
+    await known(scheduler)
+    scheduler.when_due(HOST, lambda: None)
+    clock._now = 1001.0  # the timer has not come round yet
+    assert scheduler.take(URL, HOST, SECOND) is None
+
+
+async def test_no_turn_where_all_are_given(make: Make, clock: VirtualClock) -> None:
+    scheduler = await make(max_in_flight=1)
+    await known(scheduler)
+    clock.advance(1.0)
+    grant = await scheduler.acquire("https://b.example/", "b.example", admit=lambda: SECOND)
+    assert scheduler.take(URL, HOST, SECOND) is None
+    grant.release()
+    assert scheduler.take(URL, HOST, SECOND) is not None
+
+
+@pytest.mark.parametrize("what", ["frozen", "paused", "blocked", "closed"])
+async def test_they_are_closed(make: Make, clock: VirtualClock, what: str) -> None:
+    scheduler = await make()
+    await known(scheduler)
+    clock.advance(1.0)
+    if what == "frozen":
+        scheduler.freeze()
+    elif what == "paused":
+        scheduler.pause(HOST)
+    elif what == "blocked":
+        scheduler.block(HOST, clock.wall() + 60.0)
+    else:
+        await scheduler.close()
+    assert scheduler.take(URL, HOST, SECOND) is None
+
+
+async def test_they_are_open_again_after_a_thaw(make: Make, clock: VirtualClock) -> None:
+    scheduler = await make()
+    await known(scheduler)
+    clock.advance(1.0)
+    scheduler.freeze()
+    scheduler.thaw()
+    assert scheduler.take(URL, HOST, SECOND) is not None
+
+
+async def test_a_dry_run_knows_none(make: Make, clock: VirtualClock) -> None:
+    scheduler = await make(dry_run=True)
+    await known(scheduler)
+    clock.advance(1.0)
+    assert scheduler.take(URL, HOST, SECOND) is None
+
+
+async def test_jitter_is_drawn_for_each_turn(make: Make, clock: VirtualClock) -> None:
+    scheduler = await make(jitter=0.5)
+    gaps = set()
+    for _ in range(5):
+        await known(scheduler)
+        gaps.add(scheduler._books.scopes[HOST].gap)
+        clock.advance(2.0)
+    assert len(gaps) == 5
+
+
+async def test_a_report_at_a_given_moment_counts_from_there(
+    make: Make, clock: VirtualClock
+) -> None:
+    scheduler = await make()
+    grant = await scheduler.acquire(URL, HOST, admit=lambda: SECOND)
+    clock.advance(0.5)
+    grant.report(200, 0.25, now=1000.25)
+    assert grant.headed
+    grant.release()
+    assert scheduler.due_at(HOST) == 1001.25
