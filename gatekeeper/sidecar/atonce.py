@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import HttpVersion11, StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routing import Glance
@@ -26,6 +27,8 @@ __all__ = ["AtOnce", "Sieve", "sieve_fits"]
 
 logger = logging.getLogger(__name__)
 
+_BEGINNING = 100
+"""Octets kept of a request, which tell for whom it was."""
 _NO_MESSAGES: tuple[tuple[()], bool, bytes] = ((), False, b"")
 
 
@@ -40,21 +43,32 @@ def sieve_fits() -> bool:
 class Sieve:
     """Stands in for the parser of one connection: what `answered` takes is not passed on."""
 
-    __slots__ = ("_answered", "_feed", "_parser", "message_consumed")
+    __slots__ = ("_answered", "_begun", "_feed", "_parser", "message_consumed", "unread")
 
     def __init__(self, parser: Any, answered: Callable[[Any, Any], bool]) -> None:
         self._parser = parser
         self._feed = parser.feed_data
         self.message_consumed = parser.message_consumed
         self._answered = answered
+        self._begun = b""
+        self.unread = b""
+        """How a request began that nobody could read."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parser, name)
 
     def feed_data(self, data: bytes) -> Any:
         """The requests that `data` completes, but for one that is answered already."""
-        found = self._feed(data)
+        try:
+            found = self._feed(data)
+        except HttpProcessingError:
+            self.unread = self._begun or data[:_BEGINNING]
+            raise
         messages, upgraded, _ = found
+        if not messages:  # a head that comes in pieces, or a body
+            self._begun = self._begun or data[:_BEGINNING]
+        elif self._begun:
+            self._begun = b""
         # Several at once are pipelined: their answers go out in their order, by the queue.
         if len(messages) == 1 and not upgraded and self._answered(*messages[0]):
             self.message_consumed()

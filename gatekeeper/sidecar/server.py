@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import Any, cast
 
 import msgspec
@@ -11,6 +12,7 @@ from aiohttp import web
 
 from gatekeeper.sidecar.atonce import AtOnce, Sieve, sieve_fits
 from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.routes import forward_auth
 
 __all__ = ["FIRST_REQUEST", "Server", "raise_file_limit"]
 
@@ -22,6 +24,7 @@ _IDLE = 75.0
 """Seconds that a connection may idle, or take for a further request's head."""
 _RESERVED = 64
 """File descriptors kept for the gate's own work: sites, storage, logs."""
+_FOR_A_PROXY = re.compile(rb"\s*[A-Z]+ " + re.escape(forward_auth.PATH.encode()) + rb"[ /?]")
 
 
 class Server(web.Server):
@@ -48,7 +51,8 @@ class Server(web.Server):
             max_field_size=header,
             keepalive_timeout=_IDLE,
         )
-        self.at_once = at_once if sieve_fits() else None
+        self.sieve = sieve_fits()
+        self.at_once = at_once
         self.most = connections
         self.full = 0
         """Connections turned away."""
@@ -67,9 +71,9 @@ class _Protocol(web.RequestHandler):
         """Take the connection, or turn it away with 503 when there are too many."""
         super().connection_made(transport)
         server = cast("Server", self._manager)
-        if server.at_once is not None:
-            self._at_once = server.at_once
-            self._remote = _address(transport)
+        self._at_once = server.at_once
+        self._remote = _address(transport)
+        if server.sieve:
             self._parser = cast("Any", Sieve(self._parser, self._answered))
         self._first = asyncio.get_running_loop().call_later(FIRST_REQUEST, self._too_slow)
         if len(server.connections) > server.most:
@@ -86,12 +90,12 @@ class _Protocol(web.RequestHandler):
 
     def _answered(self, message: Any, payload: Any) -> bool:
         """Answer it here, if nothing stands before it and the client reads its answers."""
-        waiter, transport = self._waiter, self.transport
-        if waiter is None or waiter.done() or self._paused:
+        waiter, transport, at_once = self._waiter, self.transport, self._at_once
+        if at_once is None or waiter is None or waiter.done() or self._paused:
             return False
         if transport is None or transport.is_closing():
             return False
-        answer = self._at_once(message, payload, self._remote, transport)
+        answer = at_once(message, payload, self._remote, transport)
         if answer is None:
             return False
         transport.write(answer)
@@ -126,7 +130,10 @@ class _Protocol(web.RequestHandler):
             problem = Problem(500, "internal", "an error of ours")
             self.log_exception("a request failed", exc_info=exc)
         else:
-            problem = Problem(400, "bad-request", "this is no HTTP request that can be read")
+            # T7: what a visitor can make unreadable is a refusal; of a 400 nginx makes a 500.
+            status = 403 if _FOR_A_PROXY.match(getattr(self._parser, "unread", b"")) else 400
+            detail = "this is no HTTP request that can be read"
+            problem = Problem(status, "bad-request", detail)
         response = problem.response()
         response.force_close()
         return response

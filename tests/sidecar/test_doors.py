@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.internet import Encoded, FakeInternet, Hold, Page, Truncated, redirect
+from tests.internet import Encoded, FakeInternet, Page, Truncated, redirect
 
 ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nSitemap: http://a.test/s.xml\n"
 
@@ -332,97 +332,6 @@ async def test_t4_control_wants_a_json_body(door: Any, site: Any) -> None:
         service.base + "/v1/hosts/a.test/pause", data="{}", headers={"Content-Type": "text/plain"}
     ) as response:
         assert response.status == 415
-
-
-# -- forward-auth ---------------------------------------------------------------------------
-
-FORWARDED = {
-    "X-Forwarded-Proto": "http",
-    "X-Forwarded-Host": "a.test",
-    "X-Forwarded-Uri": "/page",
-    "User-Agent": "somebot/1.0",
-}
-
-
-async def ask(service: Any, headers: dict[str, str], path: str = "") -> aiohttp.ClientResponse:
-    async with service.session.get(
-        service.base + "/v1/forward-auth" + path, headers=headers
-    ) as response:
-        await response.read()
-        return response
-
-
-async def test_t7_forward_auth_is_off_by_default(door: Any) -> None:
-    service = await door()
-    assert (await ask(service, FORWARDED)).status == 404
-
-
-async def test_t7_forward_auth_answers_trusted_peers_alone(door: Any) -> None:
-    service = await door(forward_auth=True, trusted_peers=("192.0.2.1/32",))
-    assert (await ask(service, FORWARDED)).status == 403
-
-
-async def test_forward_auth_of_an_unknown_origin_is_403_and_starts_the_fetch(
-    door: Any, internet: FakeInternet
-) -> None:
-    hold = Hold(Page(ROBOTS))
-    internet.site("a.test").on("/robots.txt", hold)
-    service = await door(forward_auth=True)
-    first = await ask(service, FORWARDED)
-    assert (first.status, first.headers["Retry-After"]) == (403, "1")
-
-    hold.release()
-    await service.get("/v1/check", params={"url": "http://a.test/page"})
-    second = await ask(service, FORWARDED)
-    assert second.status == 200
-    assert second.headers["X-Gatekeeper-Decision-Id"]
-
-
-@pytest.mark.parametrize(
-    ("headers", "path"),
-    [
-        (FORWARDED, ""),
-        ({"X-Original-URL": "http://a.test/page"}, ""),
-        ({"X-Forwarded-Proto": "http", "Host": "a.test", "X-Original-URI": "/page"}, ""),
-        ({"X-Forwarded-Proto": "http", "Host": "a.test"}, "/page?x=1"),
-    ],
-    ids=["Traefik and Caddy", "ingress-nginx", "nginx", "Envoy"],
-)
-async def test_forward_auth_reads_what_each_proxy_sends(
-    door: Any, site: Any, headers: dict[str, str], path: str
-) -> None:
-    service = await door(forward_auth=True)
-    await service.get("/v1/check", params={"url": "http://a.test/"})
-
-    assert (await ask(service, headers, path)).status == 200
-    denied = {name: value.replace("/page", "/private") for name, value in headers.items()}
-    assert (await ask(service, denied, path.replace("/page", "/private"))).status == 403
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        [*FORWARDED.items(), ("X-Forwarded-Host", "b.test")],
-        [*FORWARDED.items(), ("X-Forwarded-Uri", "/other")],
-    ],
-)
-async def test_t7_a_header_that_occurs_twice_is_a_refusal(
-    door: Any, site: Any, headers: list[tuple[str, str]]
-) -> None:
-    from multidict import CIMultiDict
-
-    service = await door(forward_auth=True)
-    await service.get("/v1/check", params={"url": "http://a.test/"})
-    assert (await ask(service, CIMultiDict(headers))).status == 403
-
-
-@pytest.mark.parametrize("missing", ["X-Forwarded-Proto", "X-Forwarded-Uri"])
-async def test_forward_auth_without_a_certain_target_is_403(
-    door: Any, site: Any, missing: str
-) -> None:
-    service = await door(forward_auth=True)
-    headers = {name: value for name, value in FORWARDED.items() if name != missing}
-    assert (await ask(service, headers)).status == 403
 
 
 # -- about itself ---------------------------------------------------------------------------

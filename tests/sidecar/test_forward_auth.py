@@ -1,0 +1,330 @@
+"""`/v1/forward-auth`: what a proxy is told, whatever its visitor sends along."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import aiohttp
+import pytest
+from multidict import CIMultiDict
+
+from gatekeeper.sidecar import learning
+from tests.internet import FakeInternet, Hold, NeverAnswer, Page
+
+ROBOTS = "User-agent: *\nDisallow: /private\n\nUser-agent: testbot\nAllow: /\n"
+FORWARDED = {
+    "X-Forwarded-Proto": "http",
+    "X-Forwarded-Host": "a.test",
+    "X-Forwarded-Uri": "/page",
+    "User-Agent": "somebot/1.0",
+}
+
+
+@pytest.fixture
+def site(internet: FakeInternet) -> Any:
+    return internet.site("a.test").robots(ROBOTS)
+
+
+async def ask(
+    service: Any, headers: dict[str, str] | CIMultiDict[str], path: str = ""
+) -> aiohttp.ClientResponse:
+    async with service.session.get(
+        service.base + "/v1/forward-auth" + path, headers=headers
+    ) as response:
+        await response.read()
+        return response
+
+
+async def warm(door: Any, **server: Any) -> Any:
+    """A service that knows a.test."""
+    service = await door(forward_auth=True, **server)
+    await service.get("/v1/check", params={"url": "http://a.test/"})
+    return service
+
+
+async def test_t7_forward_auth_is_off_by_default(door: Any) -> None:
+    service = await door()
+    assert (await ask(service, FORWARDED)).status == 404
+
+
+async def test_t7_forward_auth_answers_trusted_peers_alone(door: Any) -> None:
+    service = await door(forward_auth=True, trusted_peers=("192.0.2.1/32",))
+    assert (await ask(service, FORWARDED)).status == 403
+
+
+# -- what is not known ----------------------------------------------------------------------
+
+
+async def test_an_unknown_origin_is_403_and_the_fetch_starts(
+    door: Any, internet: FakeInternet
+) -> None:
+    hold = Hold(Page(ROBOTS))
+    internet.site("a.test").on("/robots.txt", hold)
+    service = await door(forward_auth=True)
+    first = await ask(service, FORWARDED)
+    assert (first.status, first.headers["Retry-After"]) == (403, "1")
+
+    hold.release()
+    await service.get("/v1/check", params={"url": "http://a.test/page"})
+    second = await ask(service, FORWARDED)
+    assert second.status == 200
+    assert second.headers["X-Gatekeeper-Decision-Id"]
+
+
+async def test_t20_a_403_for_an_unknown_origin_has_an_id_a_reason_and_a_line_in_the_log(
+    door: Any, site: Any
+) -> None:
+    service = await door(forward_auth=True, log_decisions="all", log_format="json")
+    log = service.service.log._stream = io.StringIO()
+    headers = (await ask(service, FORWARDED)).headers
+    assert headers["X-Gatekeeper-Reason"] == "unknown"
+
+    service.service.log.write()
+    [line] = log.getvalue().splitlines()
+    told = json.loads(line)
+    assert told["id"] == headers["X-Gatekeeper-Decision-Id"]
+    assert (told["verdict"], told["reason"]) == ("defer", "unknown")
+    assert told["client"] == "127.0.0.1"
+
+
+async def test_rfc20_robots_txt_itself_is_let_through_though_nothing_is_known(
+    door: Any, internet: FakeInternet
+) -> None:
+    internet.site("a.test").on("/robots.txt", NeverAnswer())
+    service = await door(forward_auth=True)
+    answer = await ask(service, FORWARDED | {"X-Forwarded-Uri": "/robots.txt"})
+    assert (answer.status, answer.headers["X-Gatekeeper-Reason"]) == (200, "robots_file")
+    assert internet.requests == []
+
+
+async def test_a_short_configured_wait_answers_the_first_question(door: Any, site: Any) -> None:
+    service = await door(forward_auth=True, forward_auth_wait=0.15)
+    answers = [(await ask(service, FORWARDED)).status for _ in range(2)]
+    assert answers[1] == 200
+
+
+async def test_one_question_is_one_decision(door: Any, site: Any) -> None:
+    service = await warm(door)
+    before = sum(service.service.gate.stats().decisions.values())
+    await ask(service, FORWARDED)
+    assert sum(service.service.gate.stats().decisions.values()) == before + 1
+
+
+async def test_t8_an_origin_is_learnt_by_one_task_however_often_it_is_asked_about(
+    door: Any, internet: FakeInternet
+) -> None:
+    internet.site("a.test").on("/robots.txt", NeverAnswer())
+    service = await door(forward_auth=True)
+    await asyncio.gather(*(ask(service, FORWARDED) for _ in range(30)))
+    assert len(service.service.learning) == 1
+
+
+async def test_t8_origins_that_do_not_answer_hold_up_neither_others_nor_the_operator(
+    door: Any, internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "MOST", 2)
+    service = await door(forward_auth=True)
+    for name in ("a.test", "b.test", "c.test"):
+        internet.site(name).on("/robots.txt", NeverAnswer())
+        assert (await ask(service, FORWARDED | {"X-Forwarded-Host": name})).status == 403
+    assert (len(service.service.learning), service.service.learning.put_off) == (2, 1)
+
+    internet.site("d.test").robots(ROBOTS)
+    body = {"origin": "http://d.test"}
+    status, _ = await service.post("/v1/hosts/d.test/refresh", body)
+    assert status == 200
+    answer = await ask(service, FORWARDED | {"X-Forwarded-Host": "d.test"})
+    assert answer.status == 200
+
+
+async def test_t8_an_origin_is_followed_for_a_bounded_time(virtual_internet: FakeInternet) -> None:
+    clock: Any = virtual_internet.clock
+
+    async def never(_origin: str) -> None:
+        await asyncio.Event().wait()
+
+    learner = learning.Learning(never, clock)
+    task = learner.begin("http://a.test")
+    assert task is learner.begin("http://a.test")
+    await clock.elapse(11.0)
+    assert len(learner) == 0
+    await learner.close()
+
+
+# -- who is judged --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("agent", ["", "(none of your business)", "?!"])
+async def test_a_visitor_without_a_name_is_judged_as_anybody_not_as_our_robot(
+    door: Any, site: Any, agent: str
+) -> None:
+    service = await warm(door)  # its own name, testbot, may go anywhere
+    headers = FORWARDED | {"X-Forwarded-Uri": "/private", "User-Agent": agent}
+    if not agent:
+        headers[aiohttp.hdrs.USER_AGENT] = ""
+    assert (await ask(service, headers)).status == 403
+
+
+# -- what is asked --------------------------------------------------------------------------
+
+STYLES = [
+    pytest.param(FORWARDED, "", id="Traefik and Caddy"),
+    pytest.param({"X-Original-URL": "http://a.test/page"}, "", id="ingress-nginx"),
+    pytest.param(
+        {"X-Forwarded-Proto": "http", "X-Forwarded-Host": "a.test", "X-Original-URI": "/page"},
+        "",
+        id="nginx",
+    ),
+    pytest.param({"X-Forwarded-Proto": "http", "Host": "a.test"}, "/page?x=1", id="Envoy"),
+]
+
+
+@pytest.mark.parametrize(("headers", "path"), STYLES)
+async def test_what_each_proxy_sends_is_understood(
+    door: Any, site: Any, headers: dict[str, str], path: str
+) -> None:
+    service = await warm(door)
+
+    assert (await ask(service, headers, path)).status == 200
+    denied = {name: value.replace("/page", "/private") for name, value in headers.items()}
+    assert (await ask(service, denied, path.replace("/page", "/private"))).status == 403
+
+
+FORGED = [
+    {"X-Original-URL": "http://a.test/page"},
+    {"X-Original-URL": "http://b.test/private"},
+    {"X-Original-URI": "/page"},
+    {"X-Forwarded-Uri": "/page"},
+    {"X-Forwarded-Host": "b.test"},
+    {"X-Forwarded-Proto": "https"},
+]
+
+
+@pytest.mark.parametrize(
+    "forged", FORGED, ids=lambda forged: " ".join(map(": ".join, forged.items()))
+)
+@pytest.mark.parametrize(("headers", "path"), STYLES)
+async def test_t7_no_header_of_the_visitor_opens_what_the_proxy_asks_about(
+    door: Any,
+    internet: FakeInternet,
+    site: Any,
+    headers: dict[str, str],
+    path: str,
+    forged: dict[str, str],
+) -> None:
+    internet.site("b.test").robots("")
+    service = await warm(door)
+    await service.get("/v1/check", params={"url": "http://b.test/"})
+    set_by_proxy = {name: value.replace("/page", "/private") for name, value in headers.items()}
+    both = CIMultiDict([*set_by_proxy.items(), *forged.items()])
+    assert (await ask(service, both, path.replace("/page", "/private"))).status == 403
+
+
+@pytest.mark.parametrize("host", ["a.test?", "a.test#", "a.test/page?", "x@a.test", "a.test:", ""])
+@pytest.mark.parametrize("name", ["X-Forwarded-Host", "Host"])
+async def test_t7_a_host_is_a_name_and_a_port(door: Any, site: Any, host: str, name: str) -> None:
+    service = await warm(door)
+    headers = FORWARDED | {"X-Forwarded-Uri": "/private"}
+    del headers["X-Forwarded-Host"]
+    assert (await ask(service, headers | {name: host})).status == 403
+
+
+@pytest.mark.parametrize("url", ["http://a.test?/private", "http://a.test#/private", "/page", ""])
+async def test_t7_a_whole_url_has_a_host_and_a_path(door: Any, site: Any, url: str) -> None:
+    service = await warm(door)
+    assert (await ask(service, {"X-Original-URL": url})).status == 403
+
+
+async def test_t7_a_path_ends_at_no_number_sign(door: Any, site: Any) -> None:
+    service = await warm(door)
+    headers = FORWARDED | {"X-Forwarded-Uri": "/page#/../private"}
+    assert (await ask(service, headers)).status == 403
+
+
+async def test_a_host_may_be_an_address_with_a_port(door: Any, internet: FakeInternet) -> None:
+    internet.site("127.0.0.1").robots(ROBOTS)
+    origin = f"127.0.0.1:{internet.listener().port()}"
+    service = await door(forward_auth=True)
+    await service.get("/v1/check", params={"url": f"http://{origin}/"})
+    assert (await ask(service, FORWARDED | {"X-Forwarded-Host": origin})).status == 200
+    brackets = await ask(service, FORWARDED | {"X-Forwarded-Host": "[2001:db8::1]:80"})
+    assert brackets.headers["X-Gatekeeper-Reason"] == "blocked"
+
+
+@pytest.mark.parametrize("missing", ["X-Forwarded-Proto", "X-Forwarded-Uri"])
+async def test_t7_without_a_certain_target_it_is_403(door: Any, site: Any, missing: str) -> None:
+    service = await door(forward_auth=True)
+    headers = {name: value for name, value in FORWARDED.items() if name != missing}
+    assert (await ask(service, headers)).status == 403
+
+
+# -- 200 or 403, nothing else ---------------------------------------------------------------
+
+ODD: Iterable[Any] = [
+    pytest.param(b"X-Forwarded-Host: b.test\r\n", id="two hosts"),
+    pytest.param(b"X-Forwarded-Uri: /other\r\n", id="two paths"),
+    pytest.param(b"User-Agent: other\r\n", id="two names"),
+    pytest.param(b"Host: b.test\r\n", id="two Host headers"),
+    pytest.param(b"X-Any: a\x01b\r\n", id="a control character"),
+    pytest.param(b"X-Any: " + b"x" * 20_000 + b"\r\n", id="a header too long"),
+    pytest.param(b"Bad Header: x\r\n", id="no header at all"),
+]
+
+
+def request(more: bytes, path: bytes = b"/v1/forward-auth") -> bytes:
+    usual = "".join(f"{name}: {value}\r\n" for name, value in FORWARDED.items()).encode()
+    return b"GET " + path + b" HTTP/1.0\r\nHost: 127.0.0.1\r\n" + usual + more + b"\r\n"
+
+
+async def status_of(service: Any, *parts: bytes) -> bytes:
+    host, port = service.base.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer.split(b" ", 2)[1]
+
+
+@pytest.mark.parametrize("more", ODD)
+async def test_t7_what_cannot_be_told_or_read_is_403(door: Any, site: Any, more: bytes) -> None:
+    service = await warm(door)
+    assert await status_of(service, request(b"")) == b"200"
+    assert await status_of(service, request(more)) == b"403"
+
+
+@pytest.mark.parametrize("cut", [10, 30, 150])
+async def test_t7_it_is_403_as_well_if_it_comes_in_pieces(door: Any, site: Any, cut: int) -> None:
+    service = await warm(door)
+    whole = request(b"X-Any: a\x01b\r\n")
+    assert await status_of(service, whole[:cut], whole[cut:]) == b"403"
+
+
+async def test_a_url_too_long_to_be_read_is_403(door: Any, site: Any) -> None:
+    service = await warm(door)
+    path = b"/v1/forward-auth/" + b"x" * 20_000
+    assert await status_of(service, request(b"", path)) == b"403"
+
+
+async def test_what_cannot_be_read_elsewhere_is_400(door: Any, site: Any) -> None:
+    service = await warm(door)
+    assert await status_of(service, request(b"Bad Header: x\r\n", b"/v1/check")) == b"400"
+
+
+async def test_an_error_of_ours_is_403(
+    door: Any, site: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = await warm(door)
+
+    def broken(_url: str, **_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(service.service.gate, "peek", broken)
+    assert (await ask(service, FORWARDED)).status == 403
+    assert "a bug" in caplog.text
