@@ -19,9 +19,10 @@ from aiohttp import (
     ClientMiddlewareType,
     ClientRequest,
     ClientResponse,
+    encode_basic_auth,
 )
 from aiohttp.connector import Connection
-from aiohttp.hdrs import RETRY_AFTER, USER_AGENT
+from aiohttp.hdrs import AUTHORIZATION, LOCATION, RETRY_AFTER, URI, USER_AGENT
 from yarl import URL
 
 from gatekeeper.allowance import Allowance
@@ -115,6 +116,7 @@ class Gate(Protocol):
 
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MAX_OFFERED = 256
 _RATE_LIMIT = type(RETRY_AFTER)("RateLimit")  # looked up without folding its case each time
 
 open_leases: ContextVar[tuple[HeldLease, ...]] = ContextVar("gatekeeper_open_leases", default=())
@@ -164,10 +166,12 @@ def gate_passage(
     Their leases stand in no context's list. `text_of` is `str`, or something faster.
     """
 
+    offered = _Offered()
+
     async def pass_gate(
         own: Allowance | None, request: ClientRequest, handler: ClientHandlerType
     ) -> ClientResponse:
-        url = text_of(request.url)
+        url = (offered.taken_by(request) if offered else None) or text_of(request.url)
         loop = request.loop  # asyncio would ask the system for the process's number first
         task = asyncio.current_task(loop)
         adopted = adopt(url) if open_leases.get() else None
@@ -195,11 +199,45 @@ def gate_passage(
         # Else the owner's block ends an adopted one: that may outlive the connection.
         if adopted is None or response.status in _REDIRECTS:
             lease.ends_with(response.connection)
+        if response.status in _REDIRECTS:
+            offered.note(response)
         if own is not None:
             own.watch(response)
         return response
 
     return pass_gate
+
+
+class _Offered(dict[tuple[str | None, str], str]):
+    """Credentials that redirects named, for whom, and the URL that held them.
+
+    aiohttp takes them out of a Location and sends them as Authorization: neither a middleware
+    nor a connector sees them in the URL. So the next hop is known by its header, and the gate
+    is asked about the URL as the site wrote it, which the guard refuses (T1: each hop). Who
+    follows no redirects leaves them here: they are few, and the oldest go first.
+    """
+
+    def note(self, response: ClientResponse) -> None:
+        """Look where a redirect leads; no await lies between it and the next hop."""
+        location = response.headers.get(LOCATION) or response.headers.get(URI)
+        if location is None or "@" not in location:
+            return
+        try:
+            url = response.url.join(URL(location))
+            if url.raw_user is None and url.raw_password is None:
+                return
+            for encoding in ("latin1", "utf-8"):  # aiohttp's for a URL, and for anything else
+                sent = encode_basic_auth(url.user or "", url.password or "", encoding)
+                self[url.raw_host, sent] = str(url)
+        except ValueError:
+            pass  # aiohttp can send no such thing either
+        while len(self) > _MAX_OFFERED:
+            del self[next(iter(self))]
+
+    def taken_by(self, request: ClientRequest) -> str | None:
+        """The URL that the request has its credentials from, if a redirect gave them."""
+        sent = request.headers.get(AUTHORIZATION)
+        return None if sent is None else self.pop((request.url.raw_host, sent), None)
 
 
 def _failed(error: BaseException, lease: HeldLease, own: Allowance | None, started: float) -> bool:

@@ -14,11 +14,12 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp import ClientResponse
+from yarl import URL
 
 from gatekeeper.allowance import Allowance, Allowances
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
-from gatekeeper.errors import ConfigError
+from gatekeeper.errors import ConfigError, Denied
 from gatekeeper.fetching.guard import Guard, Refusal, guarded_connector
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.sending import Spelling
@@ -156,6 +157,8 @@ def _keep_to_the_gate(
         if proxy is not None:
             _refuse_proxy(gate.config, proxy)
             arguments["proxy"] = proxy
+        if "@" in str(url) and _holds_credentials(url):
+            return _denied(gate, str(url))
         total, unhurried = usual_total, usual_unhurried
         if timeout is not _NOT_GIVEN:
             wanted = _as_timeout(timeout, usual)
@@ -177,6 +180,19 @@ def _keep_to_the_gate(
 
     # object's own: in asyncio's debug mode ClientSession warns of foreign attributes.
     object.__setattr__(session, "_request", request)
+
+
+async def _denied(gate: Gatekeeper, url: str) -> ClientResponse:
+    """aiohttp takes credentials out of a URL before any middleware sees it: ask as it stands."""
+    raise Denied(await gate.check(url))
+
+
+def _holds_credentials(url: Any) -> bool:
+    try:
+        read = URL(url)
+    except (TypeError, ValueError):
+        return False  # aiohttp has its own words for it
+    return read.raw_user is not None or read.raw_password is not None
 
 
 _NOT_GIVEN: Final = object()

@@ -1,0 +1,102 @@
+"""Credentials in a URL are refused on every hop, though aiohttp hides them (T1, DESIGN 8)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gatekeeper import Config, Denied, Gatekeeper, Reason, polite_session
+from tests.internet import FakeInternet, Page, redirect
+
+AGENT = "examplebot/1.0 (+https://example.org/bot)"
+BASIC = {"Authorization": "Basic dTpw"}
+CONFIG = Config.from_dict(
+    {"guard": {"allow": ["127.0.0.0/8", "*.test"]}, "pacing": {"default_interval": 0.0}}
+)
+
+
+@pytest.fixture
+def site(internet: FakeInternet) -> Any:
+    return internet.site("a.test").robots("").page("/page", "the page")
+
+
+@pytest.fixture
+async def polite(internet: FakeInternet) -> AsyncIterator[aiohttp.ClientSession]:
+    async with polite_session(AGENT, config=CONFIG, resolver=internet.resolver) as session:
+        yield session
+
+
+@pytest.fixture
+async def plain(internet: FakeInternet) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session of the caller's own, with the gate's middleware."""
+    async with Gatekeeper(AGENT, config=CONFIG, resolver=internet.resolver) as gate:
+        connector = gate.guarded_connector()
+        async with aiohttp.ClientSession(
+            connector=connector, middlewares=(gate.middleware,)
+        ) as session:
+            yield session
+
+
+@pytest.fixture(params=["polite", "plain"])
+def session(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["http://u:p@a.test/page", "//u:p@a.test/page", "http://u@a.test/page", "http://:p@a.test/"],
+)
+async def test_no_redirect_makes_us_send_credentials(
+    site: Any, session: aiohttp.ClientSession, location: str
+) -> None:
+    site.on("/go", redirect(location))
+    with pytest.raises(Denied) as caught:
+        await session.get("http://a.test/go")
+
+    told = caught.value.decision
+    assert (told.reason, told.user_agent) == (Reason.BLOCKED, "examplebot")
+    assert told.id
+    assert site.paths == ["/robots.txt", "/go"]
+
+
+async def test_credentials_in_the_first_url_are_refused_by_a_polite_session(
+    site: Any, polite: aiohttp.ClientSession
+) -> None:
+    with pytest.raises(Denied) as caught:
+        await polite.get("http://u:p@a.test/page")
+
+    assert caught.value.decision.reason is Reason.BLOCKED
+    assert "u:p" not in str(caught.value)
+    assert site.paths == []
+
+
+async def test_an_at_sign_in_a_path_is_no_credentials(
+    site: Any, session: aiohttp.ClientSession
+) -> None:
+    site.on("/go", redirect("/@ann")).page("/@ann", "hers")
+    async with session.get("http://a.test/go") as response:
+        assert await response.text() == "hers"
+    async with session.get("http://a.test/@ann") as response:
+        assert await response.text() == "hers"
+
+
+async def test_the_callers_own_credentials_are_sent(
+    site: Any, session: aiohttp.ClientSession
+) -> None:
+    async with session.get("http://a.test/page", headers=BASIC) as response:
+        await response.read()
+
+    assert site.requests[-1].headers["Authorization"] == BASIC["Authorization"]
+
+
+async def test_who_follows_no_redirect_sees_where_it_led(
+    site: Any, session: aiohttp.ClientSession
+) -> None:
+    site.on("/go", Page("", status=302, headers={"Location": "http://u:p@a.test/page"}))
+    async with session.get("http://a.test/go", allow_redirects=False) as response:
+        assert response.headers["Location"] == "http://u:p@a.test/page"
+    async with session.get("http://a.test/page") as response:
+        assert await response.text() == "the page"
