@@ -71,30 +71,54 @@ async def nginx(directory: Path, config: str, port: int) -> AsyncIterator[str]:
         await process.wait()
 
 
+@asynccontextmanager
+async def fronted(
+    door: Any, internet: FakeInternet, directory: Path, robots: str
+) -> AsyncIterator[tuple[Any, str]]:
+    """The README's recipe in front of a site: the sidecar and the base URL behind nginx.
+
+    Only places are put in: the site's name and robots.txt are those that nginx serves.
+    """
+    site = internet.site("127.0.0.1").robots(robots)
+    site.page("/page", "the page").page("/private", "a secret").page("/private/x", "another")
+    sidecar = await door(forward_auth=True)
+    port = free_port()
+    places = {
+        "listen 8080": f"listen 127.0.0.1:{port}",
+        "www.example.org": "127.0.0.1",
+        "127.0.0.1:8750": sidecar.base.removeprefix("http://"),
+        "127.0.0.1:8000": f"127.0.0.1:{internet.listener().port()}",
+    }
+    config = recipe("nginx")
+    for printed, here in places.items():
+        assert printed in config
+        config = config.replace(printed, here)
+    async with nginx(directory, config, port) as base:
+        yield sidecar, base
+
+
+async def status_at(sidecar: Any, url: str, **headers: str) -> int:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with sidecar.session.get(url, headers=named) as response:
+        return int(response.status)
+
+
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 async def test_the_readmes_nginx_recipe_lets_through_what_robots_txt_allows(
     door: Any, internet: FakeInternet, tmp_path: Path
 ) -> None:
-    site = internet.site("127.0.0.1").robots("User-agent: badbot\nDisallow: /private\n")
-    site.page("/page", "the page").page("/private", "a secret")
-    origin = internet.listener().port()
-    sidecar = await door(forward_auth=True)
-    await sidecar.get("/v1/check", params={"url": f"http://127.0.0.1:{origin}/"})
-    port = free_port()
-    config = (
-        recipe("nginx")
-        .replace("listen 8080", f"listen 127.0.0.1:{port}")
-        .replace("127.0.0.1:8750", sidecar.base.removeprefix("http://"))
-        .replace("http://127.0.0.1:8000", f"http://127.0.0.1:{origin}")
-        .replace("$http_host", f"127.0.0.1:{origin}")
-    )
-    async with nginx(tmp_path, config, port) as base:
-        answers = {}
-        for agent in ("badbot/1.0", "goodbot/1.0"):
-            for path in ("/page", "/private"):
-                headers = {"User-Agent": agent}
-                async with sidecar.session.get(base + path, headers=headers) as response:
-                    answers[agent, path] = response.status
+    robots = "User-agent: badbot\nDisallow: /private\n"
+    async with fronted(door, internet, tmp_path, robots) as (sidecar, base):
+        async with sidecar.session.get(base + "/page") as cold:
+            assert (cold.status, cold.headers["Retry-After"]) == (403, "1")
+        # The sidecar's own question goes through the same nginx, and is answered.
+        _, known = await sidecar.get("/v1/check", params={"url": base + "/"})
+        assert (known["state"], known["robots_status"]) == ("parsed", 200)
+        answers = {
+            (agent, path): await status_at(sidecar, base + path, User_Agent=agent)
+            for agent in ("badbot/1.0", "goodbot/1.0")
+            for path in ("/page", "/private")
+        }
 
     assert answers == {
         ("badbot/1.0", "/page"): 200,
@@ -102,6 +126,49 @@ async def test_the_readmes_nginx_recipe_lets_through_what_robots_txt_allows(
         ("goodbot/1.0", "/page"): 200,
         ("goodbot/1.0", "/private"): 200,
     }
+
+
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+async def test_t7_nothing_a_visitor_sends_opens_a_page_behind_the_recipe(
+    door: Any, internet: FakeInternet, tmp_path: Path
+) -> None:
+    robots = "User-agent: *\nDisallow: /private\n"
+    async with fronted(door, internet, tmp_path, robots) as (sidecar, base):
+        await sidecar.get("/v1/check", params={"url": base + "/"})
+        assert await status_at(sidecar, base + "/page") == 200
+        here = base.removeprefix("http://")
+        forged: list[dict[str, str]] = [
+            {"X_Original_URL": base + "/page"},
+            {"X_Original_URI": "/page"},
+            {"X_Forwarded_Uri": "/page"},
+            {"X_Forwarded_Host": f"{here}/page?"},
+            {"X_Forwarded_Proto": "https"},
+            *({"Host": host} for host in ("elsewhere.test", f"{here}?", f"{here}#", "a@b")),
+        ]
+        answers = [await status_at(sidecar, base + "/private/x", **one) for one in forged]
+
+    assert answers == [403] * len(forged)
+
+
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+@pytest.mark.parametrize(
+    "odd",
+    [b"User-Agent: a\r\nUser-Agent: b\r\n", b"X-Any: a\x01b\r\n", b"User-Agent: a\x01b\r\n"],
+)
+async def test_t7_odd_headers_of_a_visitor_are_no_server_error(
+    door: Any, internet: FakeInternet, tmp_path: Path, odd: bytes
+) -> None:
+    robots = "User-agent: *\nDisallow: /private\n"
+    async with fronted(door, internet, tmp_path, robots) as (sidecar, base):
+        await sidecar.get("/v1/check", params={"url": base + "/"})
+        host, port = base.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /private HTTP/1.0\r\n" + odd + b"\r\n")
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    assert answer.split(b" ", 2)[1] == b"403"
 
 
 async def test_the_readmes_curl_recipe_works(
