@@ -37,6 +37,7 @@ class Decider:
         self, config: Config, *, clock: Clock, guard: Guard | None, overrides: HostRules
     ) -> None:
         self._config = config
+        self._cap = config.pacing.max_interval
         self._clock = clock
         self._guard = guard
         self._overrides = overrides
@@ -149,6 +150,7 @@ class Decider:
                     verdict, reason = Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME
                     retry_at = policy.next_visit(moment)
                     break
+        cut = None if self._cap is None else self._cut(policy, standing, self._cap)
         self.counts[verdict, reason] += 1
         return Decision(
             verdict=verdict,
@@ -165,8 +167,19 @@ class Decider:
             hops=standing.hops,
             crawl_delay=policy.crawl_delay,
             conflict=match.conflict,
+            clamped=cut is not None,
+            note=cut,
             id=self.next_id(),
         )
+
+    def _cut(self, policy: Policy, standing: Standing, cap: float) -> str | None:
+        """What the operator's cap makes of the text's wish, in words, where it bites."""
+        now = utc(self._clock.wall())
+        wish = policy.interval(now, standing.took)
+        if wish is None or wish <= cap:
+            return None
+        source = policy.interval_source(now, standing.took)
+        return f"{source}, capped at {cap:g} s by pacing.max_interval"
 
     def _by_standing(
         self,

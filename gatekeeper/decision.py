@@ -130,8 +130,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Seconds the text asks for between two requests, by Crawl-delay."""
     conflict: bool = False
     """The declared dialect and RFC 9309 disagree about this URL (DIA-03)."""
+    clamped: bool = False
+    """The operator's `pacing.max_interval` cuts what the text asks for at this moment."""
     note: str | None = None
-    """The operator's reason for an override, or what is wrong with an invalid URL."""
+    """The operator's reason for an override, what he cuts short, or what is wrong with an
+    invalid URL."""
     id: str = ""
     """Unique within the process and, by its prefix, between processes."""
 

@@ -133,6 +133,7 @@ class PreparedAnswers:
         self._monotonic = clock.monotonic
         self._prefix, self._serial = decider.prefix, decider.serial
         self._max_agents = config.cache.max_agents
+        self._capped = config.pacing.max_interval is not None
         # One cell a reason, shared by all patterns: counting an answer looks nothing up.
         self._tallies: dict[tuple[Verdict, Reason], list[int]] = {}
 
@@ -267,8 +268,10 @@ class PreparedAnswers:
         if prepared is None and len(record.prepared) < self._max_agents:
             policy = record.policies.get(agent)
             decide = None if policy is None else policy.decides_path
-            # Visit-time is asked of the clock each time: it has no answer to keep.
-            if policy is not None and decide is not None and not policy.timed:
+            # Visit-time is asked of the clock each time: it has no answer to keep. Nor has a
+            # rate that is cut short at some hours.
+            hourly = policy is not None and self._capped and bool(policy.request_rates)
+            if policy is not None and decide is not None and not policy.timed and not hourly:
                 wish = self._pace(record, agent)
                 prepared = Prepared(record, policy, decide, wish, self._keep)
                 record.prepared[agent] = prepared

@@ -107,6 +107,7 @@ def test_json_has_the_names_of_the_fields() -> None:
         "hops": ["https://a.example/robots.txt"],
         "crawl_delay": 2.5,
         "conflict": False,
+        "clamped": False,
         "note": None,
         "id": "f00-1",
     }
