@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import isnan
 
 from gatekeeper.config import HostRule
+from gatekeeper.errors import ConfigError
 from gatekeeper.names import match_named
 from gatekeeper.pacing.explain import ClockView, explain
 from gatekeeper.pacing.intervals import Wish
@@ -40,7 +42,12 @@ class Controls(Shell):
         self._changed(scope)
 
     def block(self, host: str, until_wall: float, reason: str = "operator") -> None:
-        """No turn before `until_wall` (wall seconds); a moment in the past lifts any block."""
+        """No turn before `until_wall` (wall seconds); a moment in the past lifts any block.
+
+        Raises ConfigError, and changes nothing, where it is no number.
+        """
+        if isnan(until_wall):
+            raise ConfigError(f"block of {host}: until={until_wall!r} is no moment; give seconds")
         scope = self._books.host(host)
         now = self._clock.monotonic()
         until = now + (until_wall - self._clock.wall())

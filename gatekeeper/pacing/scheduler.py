@@ -184,7 +184,6 @@ class Scheduler(Controls):
                 f"{waiter.url}: {self._turns.waiting} already wait (pacing.max_waiters)",
             )
         if waiter.scope.clock_at() > end:
-            self._books.counters.timeouts += 1
             raise self._late(waiter)
 
     async def _go_and_fetch(self, waiter: TaskWaiter, end: float, refetch: Refetch | None) -> None:

@@ -155,6 +155,8 @@ class Shell:
         )
 
     def _late(self, waiter: TaskWaiter) -> LeaseTimeout:
+        """What is raised where its time was over, or can't be enough; it is counted."""
+        self._books.counters.timeouts += 1
         now = self._clock.monotonic()
         due = waiter.scope.clock_at()
         known = now < due
@@ -185,7 +187,6 @@ class Shell:
             books.expire(now)
             for waiter in self._deadlines.over(now):
                 if not waiter.away:  # those who fetch have a deadline of their own
-                    books.counters.timeouts += 1
                     turns.leave(waiter.scope, waiter, now)
                     waiter.refuse(self._late(waiter))
             turns.run(now)
