@@ -23,6 +23,7 @@ SUITES = {
     "storage": "the journal and the state file",
     "pacing": "the scheduler, under virtual time and in a real loop",
     "sidecar": "the HTTP service beside a handler that returns a constant",
+    "growth": "what the HTTP service holds in memory over a million requests",
     "client": "RemoteGatekeeper beside a sidecar in another process",
     "crawl": "20,000 pages of 200 hosts on loopback, beside other crawlers",
 }

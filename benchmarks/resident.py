@@ -1,4 +1,4 @@
-"""How much memory this process has."""
+"""How much memory a process has."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 __all__ = ["resident"]
 
 
-def resident() -> int:
-    """Bytes of this process in memory (Linux), or the most it ever had (elsewhere)."""
-    statm = Path("/proc/self/statm")
+def resident(pid: int | None = None) -> int:
+    """Bytes in memory of that process, or of this one (Linux); elsewhere the most that this
+    one ever had."""
+    statm = Path(f"/proc/{pid or 'self'}/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     import resource

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import signal
 import socket
 import statistics
 import subprocess
@@ -42,7 +40,7 @@ def run(options: Options) -> list[Table]:
         loops.append("uvloop")
     except ImportError:
         pass
-    return [*(_table(loop, options) for loop in loops), _memory(loops[-1], options)]
+    return [_table(loop, options) for loop in loops]
 
 
 def _table(loop: str, options: Options) -> Table:
@@ -77,64 +75,6 @@ def _table(loop: str, options: Options) -> Table:
         (f"{CONNECTIONS} connections, {ORIGINS} warm origins on loopback; batches of {BATCH}.",),
         figures,
     )
-
-
-def _memory(loop: str, options: Options) -> Table:
-    """What `gatekeeper serve` holds: idle, with its origins warm, and after many requests."""
-    warm, total = (50_000, 50_000) if options.quick else (200_000, 1_000_000)
-    with _server("gatekeeper", loop) as origins, _command() as service:
-        held = {"idle": service.resident()}
-        service.flood(origins.origins, warm)
-        held["warm"] = service.resident()
-        service.flood(origins.origins, total)
-        held["after"] = service.resident()
-    grown = held["after"] - held["warm"]
-    rows = [
-        ("idle", _megabytes(held["idle"])),
-        (f"{ORIGINS} origins warm, {count(warm)} requests", _megabytes(held["warm"])),
-        (f"after {count(total)} more, each another URL", _megabytes(held["after"])),
-        ("grown by", _megabytes(grown)),
-    ]
-    return Table(
-        "The memory of `gatekeeper serve`",
-        ("", "resident"),
-        rows,
-        "idle under 60 MB; no growth over a million requests",
-        (
-            "Resident set, as the kernel counts it; refusals alone are logged. Where all is, "
-            "and comes faster than `log_rate`, the log's ring holds up to 20 k decisions more.",
-        ),
-        {"resident_bytes": held, "grown_bytes": grown, "requests": total},
-    )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"
-
-
-@contextmanager
-def _command() -> Iterator[_Server]:
-    """The service as its users start it."""
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "gatekeeper", "serve", "--port", "0", "--storage", "memory"),
-            *("--allow-address", "127.0.0.0/8", "--user-agent", AGENT),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "GATEKEEPER_SERVER_LOG_DECISIONS": "refused"},
-    )
-    assert process.stdout is not None
-    try:
-        port = int(process.stdout.readline().rpartition(":")[2])
-        server = _Server(process, port, [])
-        yield server
-        server.close()
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.stdout.close()
-        process.wait()
 
 
 Work = Callable[[int], float]
@@ -223,26 +163,6 @@ class _Server:
             done += CONNECTIONS
         return (self._spent() - start) / done
 
-    def flood(self, origins: list[str], total: int) -> None:
-        """So many checks of URLs never seen before, several in each packet."""
-        each = 16
-        for first in range(0, total, CONNECTIONS * each):
-            for number, connection in enumerate(self._connections):
-                start = first + number * each
-                connection.sendall(
-                    b"".join(
-                        _get(f"/v1/check?url={origins[n % len(origins)]}/a/{n}", self.port)
-                        for n in range(start, start + each)
-                    )
-                )
-            for connection in self._connections:
-                _read_many(connection, each)
-
-    def resident(self) -> int:
-        """Bytes of its memory that are in use."""
-        statm = Path(f"/proc/{self._pid}/statm").read_text()
-        return int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     def _spent(self) -> float:
         """Seconds of processor time of all its threads, as the kernel counts them."""
         tasks = Path(f"/proc/{self._pid}/task").glob("*/schedstat")
@@ -299,22 +219,6 @@ def _read(connection: socket.socket) -> tuple[int, bytes]:
         parts.append(part)
         left -= len(part)
     return int(head[9:12]), b"".join(parts)
-
-
-def _read_many(connection: socket.socket, answers: int) -> None:
-    """Read so many answers, all of which must be 200."""
-    data = b""
-    while answers:
-        data += connection.recv(1 << 16)
-        while (end := data.find(b"\r\n\r\n")) >= 0:
-            head = data[:end].lower()
-            if head[9:12] != b"200":
-                raise RuntimeError(f"answered {head!r}")
-            size = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
-            if len(data) < end + 4 + size:
-                break
-            data = data[end + 4 + size :]
-            answers -= 1
 
 
 # -- the server processes ------------------------------------------------------------------
