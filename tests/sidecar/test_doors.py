@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gatekeeper.sidecar import app
 from tests.internet import Encoded, FakeInternet, Page, Truncated, redirect
 
 ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nSitemap: http://a.test/s.xml\n"
@@ -316,6 +317,15 @@ async def test_a_blocked_host_waits_for_its_moment(door: Any, site: Any) -> None
     assert (status, host["state"]) == (200, "blocked")
     assert any(one["kind"] == "block" and one["source"] == "x" for one in host["clocks"])
     assert (await service.post("/v1/hosts/a.test/block", {}))[0] == 400
+
+
+async def test_a_refresh_that_cannot_begin_says_so(
+    door: Any, site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_MAX_BACKGROUND", 0)
+    service = await door()
+    status, problem = await service.post("/v1/hosts/a.test/refresh", {})
+    assert (status, problem["title"]) == (503, "Service Unavailable")
 
 
 async def test_refresh_asks_again(door: Any, site: Any) -> None:

@@ -147,8 +147,12 @@ async def refresh(service: Service, call: Call) -> web.StreamResponse:
         wanted = known or [f"https://{name}"]
     started = [service.background(service.gate.refresh(origin)) for origin in wanted]
     tasks = {task for task in started if task is not None}
+    if not tasks:
+        raise Problem(
+            503, "full", "too much is being refreshed already", headers={"Retry-After": "5"}
+        )
     # The fetch waits for the host's turn, which a pause or block can put off for long.
-    going_on = (await asyncio.wait(tasks, timeout=_REFRESH))[1] if tasks else {None}
+    _, going_on = await asyncio.wait(tasks, timeout=_REFRESH)
     return json_response(await _body(service, host), status=202 if going_on else 200)
 
 
@@ -207,7 +211,7 @@ def _control(action: str, handler: Handler, summary: str, body: type, *statuses:
         summary,
         body=body,
         answers=dict.fromkeys((200, *statuses), HostBody),
-        problems=(400, 413, 415),
+        problems=(400, 413, 415, 503) if 202 in statuses else (400, 413, 415),
     )
 
 
