@@ -46,6 +46,7 @@ from gatekeeper.sidecar.routes import (
 )
 from gatekeeper.sidecar.routing import METHODS, Call, Router
 from gatekeeper.sidecar.tracing import Answer, tracing
+from gatekeeper.sidecar.waiting import Underway
 from gatekeeper.sidecar.wire import is_quick
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class Service:
         self.phase = "starting"
         self.metrics = Metrics(build=version)
         self.leases = LeaseTable(config.server, self.clock, lease_book)
+        self.streams = Underway()
+        """Pages that are being fetched and passed on."""
         self.learning = Learning(gate.learn, self.clock)
         self.router = Router(ROUTES)
         self.reread = reread
@@ -191,13 +194,15 @@ class Service:
         """
         server = self.config.server
         self.phase = "draining"
-        self.leases.closed = True
+        self.leases.drain()
         if self._grace:
             await self.clock.sleep(server.drain_grace)
-        # Reports are taken meanwhile: the clients that hold leases often end with us.
+        # Reports are taken meanwhile: the clients that hold leases often end with us. Neither
+        # leases nor streams grow any more (T16).
         with contextlib.suppress(TimeoutError):
             async with deadline(self.clock, server.drain_timeout):
                 await self.leases.drained()
+                await self.streams.drained()
         for site in sites:
             await site.stop()
 

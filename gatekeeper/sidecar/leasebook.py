@@ -5,20 +5,24 @@ comes. So each grant and each end is a line, written before the answer (kill -9 
 write that the system has taken), and on start the leases without an end are taken up
 again: their hosts' slots stay taken until the report, or the end they were given.
 
-    + ID EXPIRES URL        granted; wall seconds
-    - ID                    ended
+    + ID EXPIRES URL [AGENT]    granted; wall seconds; for another agent than the service's
+    - ID                        ended
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 __all__ = ["LeaseBook", "OpenLease"]
 
 _MAX_BYTES = 4_194_304
 _MAX_OPEN = 100_000
+_PUNCTUATION = "!#$%&'()*+,/:;=?@[]~"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class OpenLease:
     expires_at: float
     """Wall seconds."""
     url: str
+    agent: str | None = None
+    """None: the service's own."""
 
 
 class LeaseBook:
@@ -43,6 +49,7 @@ class LeaseBook:
         self._open: dict[str, OpenLease] = {}
         self._fd = -1
         self._size = 0
+        self._rewrite_at = _MAX_BYTES
         if path is not None:
             self._open = {
                 lease.id: lease for lease in _read(path).values() if lease.expires_at > now
@@ -50,17 +57,39 @@ class LeaseBook:
             self._rewrite(path)
         self.left_over = tuple(self._open.values())
 
-    def granted(self, lease_id: str, expires_at: float, url: str) -> None:
-        """A grant, or a renewal: the later line counts."""
+    def granted(self, lease: OpenLease) -> None:
+        """A grant, or a renewal: the later line counts. Raises OSError: then nothing is kept."""
         if self._path is None:
             return
-        lease = self._open[lease_id] = OpenLease(lease_id, expires_at, url)
         self._append(_line(lease))
+        self._open[lease.id] = lease
+        self._compact()
 
     def ended(self, lease_id: str) -> None:
-        """An end, of whatever kind; unknown ones are no error."""
-        if self._path is not None and self._open.pop(lease_id, None) is not None:
-            self._append(f"- {lease_id}\n")
+        """An end, of whatever kind; unknown ones are no error.
+
+        Raises OSError: then the lease is still open here, and its end can be said again.
+        """
+        if self._path is None or lease_id not in self._open:
+            return
+        self._append(f"- {lease_id}\n")
+        del self._open[lease_id]
+        self._compact()
+
+    def forget(self, lease_id: str) -> None:
+        """It ran out: the journal's own line says when, so that no further one is needed."""
+        self._open.pop(lease_id, None)
+
+    @property
+    def writable(self) -> bool:
+        """Whether a line can be written now: an empty one is."""
+        if self._path is None:
+            return True
+        try:
+            self._append("\n")
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         """Close the file, with what is open in it; later calls write nothing. Idempotent."""
@@ -75,24 +104,45 @@ class LeaseBook:
     def _append(self, line: str) -> None:
         data = line.encode()
         # One write: a line is there whole, or, after a power cut, cut and ignored.
-        os.write(self._fd, data)
+        if os.write(self._fd, data) < len(data):
+            # A full disk takes a piece; with a later line behind it, it would be another URL.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._size += len(data)
-        if self._size > _MAX_BYTES and self._path is not None:
-            self._rewrite(self._path)
+
+    def _compact(self) -> None:
+        if self._size > self._rewrite_at and self._path is not None:
+            try:
+                self._rewrite(self._path)
+            except OSError:
+                # The old file says the same, at greater length.
+                self._rewrite_at = self._size + _MAX_BYTES
 
     def _rewrite(self, path: Path) -> None:
         """The file anew with what is open, put in place in one step."""
-        self._close_file()
         fresh = path.with_name(path.name + ".new")
         data = "".join(map(_line, self._open.values())).encode()
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        os.write(fd, data)
-        fresh.replace(path)
+        try:
+            if os.write(fd, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            fresh.replace(path)
+        except BaseException:
+            os.close(fd)
+            fresh.unlink(missing_ok=True)
+            raise
+        self._close_file()
         self._fd, self._size = fd, len(data)
+        self._rewrite_at = max(_MAX_BYTES, 2 * self._size)
 
 
 def _line(lease: OpenLease) -> str:
-    return f"+ {lease.id} {lease.expires_at:.3f} {lease.url}\n"
+    url = lease.url
+    if not url.isprintable() or " " in url:
+        url = quote(url, safe=_PUNCTUATION)  # a blank or a line end would make another line of it
+    agent = "" if lease.agent is None else " " + quote(lease.agent, safe="")
+    return f"+ {lease.id} {lease.expires_at:.3f} {url}{agent}\n"
 
 
 def _read(path: Path) -> dict[str, OpenLease]:
@@ -106,9 +156,10 @@ def _read(path: Path) -> dict[str, OpenLease]:
         parts = line.split(" ")
         if parts[0] == "-" and len(parts) == 2:
             found.pop(parts[1], None)
-        elif parts[0] == "+" and len(parts) == 4 and len(found) < _MAX_OPEN:
+        elif parts[0] == "+" and len(parts) in (4, 5) and len(found) < _MAX_OPEN:
+            agent = unquote(parts[4]) if len(parts) == 5 else None
             try:
-                found[parts[1]] = OpenLease(parts[1], float(parts[2]), parts[3])
+                found[parts[1]] = OpenLease(parts[1], float(parts[2]), parts[3], agent)
             except ValueError:
                 continue
     return found

@@ -6,7 +6,9 @@ Invariants
     * a client that hangs up while it waits has no lease: its place in the queue goes with
       its cancelled handler; one that hangs up at the grant gives the lease back unused;
     * a lease that is neither reported nor renewed ends by itself and counts as used;
-    * `held + waiting` never exceeds `max_leases`, `waiting` never `max_waiting`.
+    * `held + waiting` never exceeds `max_leases`, `waiting` never `max_waiting`;
+    * what the journal can't take was not granted, and not reported: the turn goes back, the
+      report can be said again.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import heapq
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -24,34 +27,25 @@ import msgspec
 
 from gatekeeper.clock import Clock, Timer, utc
 from gatekeeper.config import ServerConfig
-from gatekeeper.errors import GatekeeperError
+from gatekeeper.errors import GatekeeperError, StorageError
 from gatekeeper.sidecar.leasebook import LeaseBook, OpenLease
 from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.waiting import WaitingRoom, Wanted, draining, full
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
     from gatekeeper.leasing import Lease
     from gatekeeper.sidecar.metrics import Sample
 
-__all__ = ["Held", "LeaseTable", "Wanted"]
+__all__ = ["Held", "LeaseTable"]
 
-_TAKE_UP = 0.5
-"""Seconds that taking up a lease of an earlier process may cost at the start."""
+logger = logging.getLogger(__name__)
+
 _SLACK = 1000
 _IDS = 256
 """Ids made at once: to ask the system costs more than all the rest of one."""
 _REMEMBERED = 10_000
 """Ended leases whose late or repeated report is still understood."""
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """What a client asks for."""
-
-    url: str
-    wait: float
-    ttl: float
-    priority: int
-    user_agent: str | None
 
 
 class Held(msgspec.Struct, eq=False):
@@ -65,6 +59,7 @@ class Held(msgspec.Struct, eq=False):
     ttl: float
     due: float
     """Monotonic moment at which it ends by itself."""
+    user_agent: str | None = None
 
 
 class LeaseTable:
@@ -74,6 +69,7 @@ class LeaseTable:
         self._clock = clock
         self._book = book or LeaseBook(None, now=0.0)
         self._left_over = {lease.id: lease for lease in self._book.left_over}
+        self.room = WaitingRoom(server, clock)
         self.adjust(server)
         self._held: dict[str, Held] = {}
         self._ended: OrderedDict[str, Lease] = OrderedDict()
@@ -81,17 +77,17 @@ class LeaseTable:
         self._due: list[tuple[float, str]] = []
         self._timer: Timer | None = None
         self._armed = 0.0
-        self._waiting = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self.closed = False
+        self._unwritten = False
+        """The journal took no line when it was last tried."""
         self.ended = {"reported": 0, "given_back": 0, "expired": 0}
-        self.refused = {"leases": 0, "waiting": 0}
+        self.refused = {"leases": 0, "journal": 0}
 
     def adjust(self, server: ServerConfig) -> None:
         """Put other bounds in force, for the leases to come."""
         self._max_leases = server.max_leases
-        self._max_waiting = server.max_waiting
+        self.room.adjust(server)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -105,37 +101,33 @@ class LeaseTable:
         """Wait for the turn and hand out the lease.
 
         `gone` says whether the client hung up meanwhile. Raises what `gate.lease` raises,
-        or Problem 503 when a bound is reached or the service drains.
+        or Problem 503 when a bound is reached, the service drains, or the disk is full.
         """
-        self._admit()
-        self._waiting += 1
-        try:
-            lease = await gate.acquire(
-                wanted.url,
-                priority=wanted.priority,
-                timeout=wanted.wait,
-                user_agent=wanted.user_agent,
-                owned=False,
-            )
-        finally:
-            self._waiting -= 1
+        self._admit(client)
+        lease = await self.room.turn(gate, wanted, client)
         # No await between the grant and the table: the lease is never nobody's.
         if gone():
             lease.give_back()
             raise ConnectionResetError("the client hung up while its turn came")
-        return self._hold(self._new_id(), lease, wanted.ttl, client)
+        return self._hold(lease, wanted.ttl, client, wanted.user_agent)
 
     def take(self, gate: Gatekeeper, url: str, ttl: float, client: str) -> Held | None:
         """The lease that can be had without waiting; None says nothing: `acquire` knows."""
-        if self.closed or len(self._held) + self._waiting >= self._max_leases:
+        room = self.room
+        if (
+            room.closed
+            or room.has_queues
+            or self._unwritten
+            or len(self._held) + len(room) >= self._max_leases
+        ):
             return None
         lease = gate.take(url)
-        return None if lease is None else self._hold(self._new_id(), lease, ttl, client)
+        return None if lease is None else self._hold(lease, ttl, client, None)
 
     async def take_up(self, gate: Gatekeeper) -> None:
         """Hold again what an earlier process left open, so that its hosts stay busy.
 
-        One whose turn can't be had again at once is only remembered: its report is
+        Where that can't be done (no room for the host) it is remembered: its report is
         accepted, once, and what it says of the host counts.
         """
         async with asyncio.TaskGroup() as tasks:
@@ -143,23 +135,24 @@ class LeaseTable:
                 tasks.create_task(self._take_up(gate, left))
 
     async def _take_up(self, gate: Gatekeeper, left: OpenLease) -> None:
-        ttl = left.expires_at - self._clock.wall()
+        ttl = max(1.0, left.expires_at - self._clock.wall())
         try:
-            lease = await gate.acquire(left.url, timeout=_TAKE_UP, owned=False)
+            lease = await gate.hold(left.url, ttl, user_agent=left.agent)
         except (GatekeeperError, OSError):
             return
         self._left_over.pop(left.id, None)
-        self._hold(left.id, lease, max(1.0, ttl), "earlier")
+        self._enter(left.id, lease, ttl, "earlier", left.agent)
 
     def renew(self, lease_id: str, ttl: float | None) -> Held:
-        """Put the end `ttl` seconds from now (as at first if None). Raises Problem 404."""
+        """Put the end `ttl` seconds from now (as at first if None). Raises Problem 404, 503."""
         held = self._held.get(lease_id)
         if held is None:
             raise _unknown(lease_id)
-        held.ttl = held.ttl if ttl is None else ttl
-        held.lease.renew(held.ttl)
-        self._book.granted(lease_id, self._clock.wall() + held.ttl, held.lease.url)
-        held.expires_at = self._moment(held.ttl)
+        ttl = held.ttl if ttl is None else ttl
+        self._write(lease_id, held.lease, ttl, held.user_agent)
+        held.ttl = ttl
+        held.lease.renew(ttl)
+        held.expires_at = self._moment(ttl)
         held.due = self._remind(lease_id, held.ttl)
         return held
 
@@ -178,38 +171,48 @@ class LeaseTable:
         A report that comes after the lease ran out still teaches the scheduler what the
         site said. For a lease of an earlier process that could not be held again it is
         returned, once: nobody but the caller can act on it. Raises Problem 404 for an id
-        that was never given out, or long ago.
+        that was never given out, or long ago, and Problem 503 where the journal can't take
+        it: then the lease is still held, and the report can be made again.
         """
-        left = self._left_over.pop(lease_id, None)
-        if left is not None:
-            self._book.ended(lease_id)
-            return left
-        held = self._take(lease_id)
+        held = self._held.get(lease_id)
+        left = self._left_over.get(lease_id)
         lease = held.lease if held is not None else self._ended.get(lease_id)
-        if lease is None:
+        if lease is None and left is None:
             raise _unknown(lease_id)
-        lease.report(
-            status=status,
-            elapsed=elapsed,
-            retry_after=retry_after,
-            size=size,
-            rate_limit=rate_limit,
-        )
+        try:
+            if lease is not None:  # what the site said is in force, written down or not
+                lease.report(
+                    status=status,
+                    elapsed=elapsed,
+                    retry_after=retry_after,
+                    size=size,
+                    rate_limit=rate_limit,
+                )
+            self._book.ended(lease_id)
+        except (OSError, StorageError) as error:
+            raise self._unwritable(error) from error
+        self._left_over.pop(lease_id, None)
         if held is not None:
-            lease.end()
-            self._remember(lease_id, lease, "reported")
-        return None
+            self._end(held, "reported")
+        return left
 
     def give_back(self, lease_id: str) -> None:
-        """End it unused: nothing was sent. Raises Problem 404 for an unknown one."""
-        held = self._take(lease_id)
-        if held is not None:
-            held.lease.give_back()
-            self._remember(lease_id, held.lease, "given_back")
-        elif self._left_over.pop(lease_id, None) is not None:
-            self._book.ended(lease_id)
-        elif lease_id not in self._ended:
+        """End it unused: nothing was sent. Raises Problem 404 for an unknown one, and 503
+        where the journal can't take it."""
+        held = self._held.get(lease_id)
+        if held is None and lease_id not in self._left_over and lease_id not in self._ended:
             raise _unknown(lease_id)
+        try:
+            self._book.ended(lease_id)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._left_over.pop(lease_id, None)
+        if held is not None:
+            self._end(held, "given_back")
+
+    def drain(self) -> None:
+        """Grant nothing from now on: who waits is told so at once (T16)."""
+        self.room.close()
 
     async def drained(self) -> None:
         """Return when no client holds a lease any more."""
@@ -217,13 +220,13 @@ class LeaseTable:
 
     def close(self) -> None:
         """End what is still held, as used. The journal keeps it for the next process."""
-        self.closed = True
+        self.drain()
         self._book.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for lease_id in list(self._held):
-            self._expire(lease_id)
+        for held in self:
+            self._end(held, "expired")
 
     def __iter__(self) -> Iterator[Held]:
         return iter(list(self._held.values()))
@@ -235,7 +238,7 @@ class LeaseTable:
             "gatekeeper_leases",
             "Leases that clients hold or wait for.",
             ("state",),
-            [(("held",), len(self._held)), (("waiting",), self._waiting)],
+            [(("held",), len(self._held)), (("waiting",), len(self.room))],
         )
         yield (
             "counter",
@@ -249,28 +252,55 @@ class LeaseTable:
             "gatekeeper_leases_refused",
             "Requests for a lease that met a bound.",
             ("bound",),
-            [((bound,), n) for bound, n in self.refused.items()],
+            [
+                *(((bound,), n) for bound, n in self.refused.items()),
+                (("waiting",), self.room.refused),
+            ],
         )
 
-    def _admit(self) -> None:
-        if self.closed:
-            raise Problem(
-                503,
-                "draining",
-                "the service is shutting down and grants no more leases",
-                headers={"Retry-After": "5"},
-            )
-        if self._waiting >= self._max_waiting:
-            self.refused["waiting"] += 1
-            raise _full("requests wait for a lease already", self._max_waiting)
-        if len(self._held) + self._waiting >= self._max_leases:
+    def _admit(self, client: str) -> None:
+        if self.room.closed:
+            raise draining()
+        if self._unwritten:
+            self._unwritten = not self._book.writable
+            if self._unwritten:
+                # No turn is taken that could not be kept.
+                self.refused["journal"] += 1
+                raise _no_room_on_disk("the journal of leases takes no line")
+        if len(self._held) + len(self.room) >= self._max_leases:
             self.refused["leases"] += 1
-            raise _full("leases are out or waited for already", self._max_leases)
+            why = full("leases are out or waited for already", self._max_leases)
+            if not self.room.make_way(client, why):
+                raise why
 
-    def _hold(self, lease_id: str, lease: Lease, ttl: float, client: str) -> Held:
+    def _hold(self, lease: Lease, ttl: float, client: str, agent: str | None) -> Held:
+        lease_id = self._new_id()
+        try:
+            self._write(lease_id, lease, ttl, agent)
+        except Problem:
+            lease.give_back()
+            raise
+        return self._enter(lease_id, lease, ttl, client, agent)
+
+    def _write(self, lease_id: str, lease: Lease, ttl: float, agent: str | None) -> None:
+        """A grant or a renewal, for a process that comes after this one. Raises Problem 503."""
+        end = self._clock.wall() + ttl
+        try:
+            self._book.granted(OpenLease(lease_id, end, lease.url, agent))
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError | StorageError) -> Problem:
+        self._unwritten = True
+        self.refused["journal"] += 1
+        said = error.strerror if isinstance(error, OSError) else None
+        return _no_room_on_disk(said or str(error))
+
+    def _enter(
+        self, lease_id: str, lease: Lease, ttl: float, client: str, agent: str | None
+    ) -> Held:
         lease.renew(ttl)
         wall = self._clock.wall()
-        self._book.granted(lease_id, wall + ttl, lease.url)
         held = Held(
             id=lease_id,
             lease=lease,
@@ -279,6 +309,7 @@ class LeaseTable:
             expires_at=utc(wall + ttl),
             ttl=ttl,
             due=self._remind(lease_id, ttl),
+            user_agent=agent,
         )
         self._held[lease_id] = held
         self._idle.clear()
@@ -291,25 +322,22 @@ class LeaseTable:
             self._ids = [text[n : n + 16] for n in range(0, len(text), 16)]
         return self._ids.pop()
 
-    def _take(self, lease_id: str) -> Held | None:
-        held = self._held.pop(lease_id, None)
-        if held is not None and not self._held:
+    def _end(self, held: Held, how: str) -> None:
+        """Out of the table, and the slot is the next one's; what is to be kept is written."""
+        del self._held[held.id]
+        if not self._held:
             self._idle.set()
-        return held
-
-    def _expire(self, lease_id: str) -> None:
-        held = self._take(lease_id)
-        if held is not None:
-            # Without a report it counts as used; the slot is the next one's.
-            held.lease.end()
-            self._remember(lease_id, held.lease, "expired")
-
-    def _remember(self, lease_id: str, lease: Lease, how: str) -> None:
-        self._book.ended(lease_id)
         self.ended[how] += 1
-        self._ended[lease_id] = lease
+        self._ended[held.id] = held.lease
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
+        if how == "given_back":
+            held.lease.give_back()
+            return
+        try:
+            held.lease.end()  # without a report it counts as used
+        except (OSError, StorageError):
+            logger.exception("the end of a lease was not kept")
 
     def _remind(self, lease_id: str, seconds: float) -> float:
         """Have the lease looked at when it is due; returns that moment."""
@@ -338,7 +366,9 @@ class LeaseTable:
             _, lease_id = heapq.heappop(self._due)
             held = self._held.get(lease_id)
             if held is not None and held.due <= now:
-                self._expire(lease_id)
+                # The journal knows when it runs out; one that is full stops no sweep.
+                self._book.forget(lease_id)
+                self._end(held, "expired")
         if self._due:
             self._arm(self._due[0][0])
 
@@ -350,5 +380,11 @@ def _unknown(lease_id: str) -> Problem:
     return Problem(404, "no-lease", f"there is no lease {lease_id[:40]!r}; it may have run out")
 
 
-def _full(what: str, bound: int) -> Problem:
-    return Problem(503, "full", f"{bound} {what}", headers={"Retry-After": "1"})
+def _no_room_on_disk(why: str) -> Problem:
+    return Problem(
+        503,
+        "storage",
+        f"leases can't be kept: {why}; make room where the state file lies (storage.path), "
+        'or keep nothing with storage.path = "memory"',
+        headers={"Retry-After": "5"},
+    )

@@ -246,7 +246,7 @@ async def test_no_lease_is_had_at_once_beyond_the_bound_or_while_it_drains(doors
     lease = post("/v1/leases", {"url": "http://a.test/page"})
     await connection.ask(lease)
     assert (await connection.ask(lease)).split()[1] == b"503"
-    both.service.leases.closed = True
+    both.service.leases.drain()
     assert (await connection.ask(lease)).split()[1] == b"503"
 
 

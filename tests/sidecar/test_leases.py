@@ -10,8 +10,9 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
-from gatekeeper.sidecar.leases import LeaseTable, Wanted
+from gatekeeper.sidecar.leases import LeaseTable
 from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.waiting import Wanted
 
 URL = "https://a.example/"
 
@@ -41,6 +42,9 @@ class ScriptedGate:
         self.turn = asyncio.Event()
         self.turn.set()
         self.left = 0
+
+    def recall(self, url: str, **asked: Any) -> bool:
+        return True
 
     async def acquire(self, url: str, **wanted: Any) -> ScriptedLease:
         try:
@@ -213,7 +217,7 @@ async def test_t8_waiting_clients_are_bounded(table: LeaseTable, gate: ScriptedG
         with pytest.raises(Problem):
             await held(table, gate)
         gate.turn.set()
-    assert table.refused["waiting"] == 1
+    assert table.room.refused == 1
 
 
 async def test_t16_a_closing_table_grants_nothing_and_still_takes_reports(
@@ -221,7 +225,7 @@ async def test_t16_a_closing_table_grants_nothing_and_still_takes_reports(
 ) -> None:
     lease_id = await held(table, gate)
     drained = asyncio.create_task(table.drained())
-    table.closed = True
+    table.drain()
     with pytest.raises(Problem):
         await held(table, gate)
     assert not drained.done()

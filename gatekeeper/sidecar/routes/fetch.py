@@ -12,9 +12,11 @@ from gatekeeper import urls
 from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout
+from gatekeeper.leasing import Lease, refuse
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routes.check import CheckQuery
 from gatekeeper.sidecar.routing import Call, Route
+from gatekeeper.sidecar.waiting import Wanted
 from gatekeeper.sidecar.wire import read_query
 
 if TYPE_CHECKING:
@@ -57,6 +59,9 @@ _HARMLESS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _PIECE = 65_536
+_FOR_THE_TURN = 0.9
+"""The share of what is left of `fetch_timeout` that the wait for a turn may take: the page
+takes time as well, and a 429 that says when to come again is worth more than a 504."""
 _MOST_REDIRECTS = 5  # T9
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
@@ -94,7 +99,8 @@ async def fetch(service: Service, call: Call) -> web.StreamResponse:
         raise Problem(400, "bad-request", "pages are fetched under the service's own name")
     try:
         async with deadline(service.clock, service.config.server.fetch_timeout):
-            return await _travel(service, call, query.url)
+            end = service.clock.monotonic() + service.config.server.fetch_timeout
+            return await _travel(service, call, query.url, end)
     except (Denied, LeaseTimeout):
         raise  # 403 or 429, of a redirect hop as of the first
     except TimeoutError as error:
@@ -109,39 +115,64 @@ async def fetch(service: Service, call: Call) -> web.StreamResponse:
         )
 
 
-async def _travel(service: Service, call: Call, url: str) -> web.StreamResponse:
-    """The page at the end of the redirects.
+async def _travel(service: Service, call: Call, url: str, end: float) -> web.StreamResponse:
+    """The page at the end of the redirects, before `end` (monotonic).
 
     They are taken here, not by aiohttp: it drops the credentials of a Location before the
     guard could see them (T1, each hop), and each hop's decision belongs into the log (T20).
     """
     for _ in range(1 + _MOST_REDIRECTS):
-        answer = await _hop(service, call, url)
+        answer = await _hop(service, call, url, end)
         if isinstance(answer, web.StreamResponse):
             return answer
         url = answer
     raise Problem(502, "too-many-redirects", f"more than {_MOST_REDIRECTS} redirects")
 
 
-async def _hop(service: Service, call: Call, url: str) -> web.StreamResponse | str:
+async def _hop(service: Service, call: Call, url: str, end: float) -> web.StreamResponse | str:
     """One request, in its host's turn: the page passed on, or where it redirects to."""
-    asked = {name: call.request.headers[name] for name in _ASKED if name in call.request.headers}
-    asked.setdefault("Accept-Encoding", "identity")
-    started = service.clock.monotonic()
     try:
-        async with service.gate.lease(url) as lease:
-            service.metrics.queue_wait.observe(service.clock.monotonic() - started)
-            service.decided(lease.decision, call)
-            async with service.session.request(
-                call.request.method, url, headers=asked, allow_redirects=False
-            ) as page:
-                if page.status in _REDIRECTS and (location := page.headers.get("Location")):
-                    return _led_to(url, location)
-                lease.ends_with(page.connection)
-                return await _pass_on(service, call, page, lease.decision)
+        lease = await _turn(service, call, url, end)
+        lease.enter()
+        try:
+            with service.streams:
+                return await _under(lease, service, call, url)
+        finally:
+            lease.leave()
     except Denied as error:
         service.decided(error.decision, call)
         raise
+
+
+async def _under(lease: Lease, service: Service, call: Call, url: str) -> web.StreamResponse | str:
+    """The same, the turn being there."""
+    service.decided(lease.decision, call)
+    asked = {name: call.request.headers[name] for name in _ASKED if name in call.request.headers}
+    asked.setdefault("Accept-Encoding", "identity")
+    async with service.session.request(
+        call.request.method, url, headers=asked, allow_redirects=False
+    ) as page:
+        if page.status in _REDIRECTS and (location := page.headers.get("Location")):
+            return _led_to(url, location)
+        lease.ends_with(page.connection)
+        return await _pass_on(service, call, page, lease.decision)
+
+
+async def _turn(service: Service, call: Call, url: str, end: float) -> Lease:
+    """The host's turn, waited for like any other: bounded and fair (T8, T15), and not while
+    the service drains (T16). Raises LeaseTimeout where it does not come in time."""
+    known = service.gate.peek(url)
+    if known is not None:
+        refuse(known)
+    # A block is no queue: who asks is told when to come again instead of waiting it out.
+    for view in await service.gate.why(url):
+        if view.kind in ("block", "pause"):
+            raise LeaseTimeout(url, f"{urls.mask(url)}: {view}", retry_at=view.until)
+    started = service.clock.monotonic()
+    wanted = Wanted(url, (end - started) * _FOR_THE_TURN, 0.0, 0, None)
+    lease = await service.leases.room.turn(service.gate, wanted, call.client)
+    service.metrics.queue_wait.observe(service.clock.monotonic() - started)
+    return lease
 
 
 def _led_to(url: str, reference: str) -> str:
@@ -203,6 +234,6 @@ ROUTES = (
         "The page itself, fetched politely.",
         query=CheckQuery,
         answers={200: "*/*"},
-        problems=(400, 403, 429, 502, 504),
+        problems=(400, 403, 429, 502, 503, 504),
     ),
 )

@@ -13,10 +13,11 @@ from gatekeeper.decision import Decision
 from gatekeeper.errors import Denied
 from gatekeeper.fields import parse_retry_after
 from gatekeeper.sidecar.leasebook import OpenLease
-from gatekeeper.sidecar.leases import Held, Wanted
+from gatekeeper.sidecar.leases import Held
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routes.check import UserAgent
 from gatekeeper.sidecar.routing import Call, Glance, Route
+from gatekeeper.sidecar.waiting import Wanted
 from gatekeeper.sidecar.wire import (
     encode,
     json_response,
@@ -43,6 +44,7 @@ class LeaseRequestBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ttl: Ttl = 60.0
     """When the lease ends by itself unless it is renewed or reported."""
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
+    """Higher goes first among the requests of one client; clients take turns."""
     user_agent: UserAgent | None = None
 
 
@@ -208,7 +210,7 @@ ROUTES = (
         body=Renewal,
         body_required=False,
         answers={200: LeaseBody},
-        problems=(400, 404, 413, 415),
+        problems=(400, 404, 413, 415, 503),
     ),
     Route(
         "POST",
@@ -218,7 +220,7 @@ ROUTES = (
         body=LeaseReport,
         body_required=False,
         answers={204: None},
-        problems=(400, 404, 413, 415),
+        problems=(400, 404, 413, 415, 503),
         at_once=report_at_once,
     ),
     Route(
@@ -227,6 +229,6 @@ ROUTES = (
         give_back,
         "Give it back unused.",
         answers={204: None},
-        problems=(404,),
+        problems=(404, 503),
     ),
 )

@@ -1,0 +1,329 @@
+"""Requests that wait for a host's turn: bounded, fair between clients, ended together.
+
+Invariants
+    * of one client at most one request stands in a host's line; its others wait here, the
+      most important first, then first come first served. So the line holds one request of
+      each client, and goes round between them (T15): who asks for a hundred turns of a host
+      has the next one after everybody else had one;
+    * where there is room for no more, the newest request of the client that has most makes
+      way for one that has less (T15);
+    * whoever waits when the service begins to drain is told so at once (T16).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gatekeeper import urls
+from gatekeeper.clock import Clock, deadline
+from gatekeeper.config import ServerConfig
+from gatekeeper.errors import LeaseTimeout
+from gatekeeper.sidecar.problems import Problem
+
+if TYPE_CHECKING:
+    from gatekeeper.gate import Gatekeeper
+    from gatekeeper.leasing import Lease
+
+__all__ = ["Underway", "WaitingRoom", "Wanted", "draining", "full"]
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What a client asks for."""
+
+    url: str
+    wait: float
+    ttl: float
+    priority: int
+    user_agent: str | None
+
+
+class _Poll:
+    """One request that waits."""
+
+    __slots__ = ("client", "go", "priority", "scope", "standing", "stepping_back", "why")
+
+    def __init__(self, client: str, priority: int) -> None:
+        self.client = client
+        self.priority = priority
+        self.scope: asyncio.Timeout | None = None
+        """Ends the whole wait, with `why`."""
+        self.why: Problem | None = None
+        self.go: asyncio.Future[None] | None = None
+        """Set when it may stand in the host's line."""
+        self.standing: asyncio.Timeout | None = None
+        """While it stands there: takes it out again."""
+        self.stepping_back = False
+
+    def end(self, why: Problem) -> None:
+        """Wake it with this answer."""
+        if self.scope is not None and self.why is None:
+            self.why = why
+            self.scope.reschedule(asyncio.get_running_loop().time())
+
+    def step_back(self) -> None:
+        """One of the same client goes first."""
+        if self.standing is not None and not self.stepping_back:
+            self.stepping_back = True
+            self.standing.reschedule(asyncio.get_running_loop().time())
+
+
+class _Queue:
+    """What one client asks of one host: the request in the host's line, and those behind it."""
+
+    __slots__ = ("behind", "first")
+
+    def __init__(self, first: _Poll) -> None:
+        self.first = first
+        self.behind: dict[int, OrderedDict[_Poll, None]] = {}
+
+    def add(self, poll: _Poll, *, ahead: bool = False) -> None:
+        same = self.behind.setdefault(poll.priority, OrderedDict())
+        same[poll] = None
+        if ahead:
+            same.move_to_end(poll, last=False)
+
+    def remove(self, poll: _Poll) -> None:
+        same = self.behind.get(poll.priority)
+        if same is not None:
+            same.pop(poll, None)
+            if not same:
+                del self.behind[poll.priority]
+
+    def next(self) -> _Poll | None:
+        """The one that goes now, and is the first from here on."""
+        if not self.behind:
+            return None
+        poll = next(iter(self.behind[max(self.behind)]))
+        self.remove(poll)
+        self.first = poll
+        return poll
+
+
+class WaitingRoom:
+    """Everybody who waits for a turn, by client."""
+
+    def __init__(self, server: ServerConfig, clock: Clock) -> None:
+        self._clock = clock
+        self._by_client: dict[str, OrderedDict[_Poll, None]] = {}
+        self._queues: dict[tuple[str, str], _Queue] = {}
+        self._size = 0
+        self.closed = False
+        """Nobody waits any more: the service drains."""
+        self.refused = 0
+        self.adjust(server)
+
+    def adjust(self, server: ServerConfig) -> None:
+        """Put another bound in force, for those to come."""
+        self._most = server.max_waiting
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def has_queues(self) -> bool:
+        """Somebody waits for a host: whoever comes now stands behind."""
+        return bool(self._queues)
+
+    def close(self) -> None:
+        """Tell everybody who waits that the service drains, and let nobody in."""
+        self.closed = True
+        for polls in list(self._by_client.values()):
+            for poll in list(polls):
+                poll.end(draining())
+
+    def make_way(self, client: str, why: Problem) -> bool:
+        """End the newest wait of the client with the most, if that leaves it no less than this
+        one has then."""
+        if not self._by_client:
+            return False
+        greatest = max(self._by_client, key=lambda name: len(self._by_client[name]))
+        mine = len(self._by_client.get(client, ()))
+        if len(self._by_client[greatest]) <= mine + 1:
+            return False
+        poll = next(reversed(self._by_client[greatest]))
+        poll.end(why)
+        self._leave(poll)
+        return True
+
+    async def turn(self, gate: Gatekeeper, wanted: Wanted, client: str) -> Lease:
+        """The lease, once the turn has come that is this client's.
+
+        Raises what `gate.acquire` raises, or Problem 503 when the room is full or closed.
+        """
+        async with self._inside(client, wanted.priority) as poll:
+            end = self._clock.monotonic() + wanted.wait
+            await self._learn(gate, wanted)
+            lease = await self._stand(gate, wanted, poll, end)
+        # The turn came in the very moment in which the wait was ended.
+        if self.closed:
+            lease.give_back()
+            raise draining()
+        return lease
+
+    @asynccontextmanager
+    async def _inside(self, client: str, priority: int) -> AsyncIterator[_Poll]:
+        """Counted as waiting; raises the problem with which the wait was ended."""
+        if self.closed:
+            raise draining()
+        if self._size >= self._most:
+            self.refused += 1
+            why = full("requests wait for a turn already", self._most)
+            if not self.make_way(client, why):
+                raise why
+        poll = _Poll(client, priority)
+        self._by_client.setdefault(client, OrderedDict())[poll] = None
+        self._size += 1
+        try:
+            async with asyncio.timeout(None) as scope:
+                poll.scope = scope
+                yield poll
+        except TimeoutError:
+            if poll.why is None or not scope.expired():
+                raise
+            raise poll.why from None
+        finally:
+            self._leave(poll)
+
+    def _leave(self, poll: _Poll) -> None:
+        polls = self._by_client.get(poll.client)
+        if polls is not None and poll in polls:
+            del polls[poll]
+            self._size -= 1
+            if not polls:
+                del self._by_client[poll.client]
+
+    async def _learn(self, gate: Gatekeeper, wanted: Wanted) -> None:
+        """The file first, and in no queue: a slow origin delays no other of its host."""
+        if gate.recall(wanted.url, user_agent=wanted.user_agent) is not None:
+            return
+        try:
+            async with deadline(self._clock, wanted.wait):
+                await gate.check(wanted.url, user_agent=wanted.user_agent)
+        except LeaseTimeout:
+            raise
+        except TimeoutError:
+            raise LeaseTimeout(
+                wanted.url,
+                f"{wanted.url}: its robots.txt did not come within {wanted.wait:g} s",
+            ) from None
+
+    async def _stand(self, gate: Gatekeeper, wanted: Wanted, poll: _Poll, end: float) -> Lease:
+        """Wait until no other of the client stands in the host's line; then stand there.
+
+        Between clients all are alike: `priority` orders the requests of one client.
+        """
+        key = (poll.client, urls.parse(wanted.url).host)
+        again = False
+        while True:
+            left = end - self._clock.monotonic()
+            # Who does not wait stands in nobody's way.
+            first = (left > 0 or again) and await self._come_first(key, poll, left)
+            again = False
+            try:
+                async with asyncio.timeout(None) as standing:
+                    poll.standing = standing if first else None
+                    return await gate.acquire(
+                        wanted.url,
+                        timeout=max(0.0, end - self._clock.monotonic()),
+                        user_agent=wanted.user_agent,
+                        owned=False,
+                    )
+            except TimeoutError:
+                if not standing.expired():
+                    raise
+                again = True
+            finally:
+                poll.standing = None
+                if again:
+                    self._queues[key].add(poll, ahead=True)
+                if first:
+                    self._next(key)
+
+    async def _come_first(self, key: tuple[str, str], poll: _Poll, left: float) -> bool:
+        """Wait to be the one of its client in the host's line; False: that took too long."""
+        queue = self._queues.get(key)
+        if queue is None:
+            self._queues[key] = _Queue(poll)
+            return True
+        if queue.first is poll:  # it stepped back, and nobody was left to go before it
+            return True
+        if not poll.stepping_back:
+            queue.add(poll)
+            if poll.priority > queue.first.priority:
+                queue.first.step_back()
+        poll.stepping_back = False
+        poll.go = asyncio.get_running_loop().create_future()
+        try:
+            async with deadline(self._clock, left):
+                await poll.go
+        except BaseException as error:
+            if isinstance(error, TimeoutError):
+                if queue.first is not poll:
+                    queue.remove(poll)
+                return queue.first is poll
+            if queue.first is poll:
+                self._next(key)
+            else:
+                queue.remove(poll)
+            raise
+        return True
+
+    def _next(self, key: tuple[str, str]) -> None:
+        """The first of a client is gone from the host's line: its next one goes there."""
+        poll = self._queues[key].next()
+        if poll is None:
+            del self._queues[key]
+        elif poll.go is not None and not poll.go.done():
+            poll.go.set_result(None)
+
+
+class Underway:
+    """Counts what is under way, and says when nothing is.
+
+    >>> streams = Underway()
+    >>> with streams:
+    ...     len(streams)
+    1
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __enter__(self) -> None:
+        self._count += 1
+        self._idle.clear()
+
+    def __exit__(self, *error: object) -> None:
+        self._count -= 1
+        if not self._count:
+            self._idle.set()
+
+    async def drained(self) -> None:
+        """Return when nothing is under way."""
+        await self._idle.wait()
+
+
+def draining() -> Problem:
+    """The answer to whoever wants a turn of a service that shuts down."""
+    return Problem(
+        503,
+        "draining",
+        "the service is shutting down and grants no more leases",
+        headers={"Retry-After": "5"},
+    )
+
+
+def full(what: str, bound: int) -> Problem:
+    """The answer where a bound is reached."""
+    return Problem(503, "full", f"{bound} {what}", headers={"Retry-After": "1"})
