@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 
 import msgspec
+from msgspec.structs import replace
 
 from gatekeeper.clock import Clock, utc
 from gatekeeper.pacing.ledger import INF, Scope
 
 __all__ = ["ClockView", "explain"]
+
+_ANSWER = re.compile(r"\A(?:[0-9]{3}|no status)\b")
+"""How the reason of a block begins that an answer of the host drew."""
 
 
 class ClockView(msgspec.Struct, frozen=True):
@@ -31,9 +36,14 @@ class ClockView(msgspec.Struct, frozen=True):
     """Among the intervals: the one in force."""
     clamped: bool = False
     """The operator's cap made the site's wish shorter."""
+    since: datetime | None = None
+    """Of a block that an answer drew: when that came (aware, UTC)."""
 
     def __str__(self) -> str:
-        text = f"{self.scope}: {self.kind}: {self.source}"
+        source = self.source
+        if self.since is not None:  # "429 at 12:03, Retry-After 120"
+            source = _ANSWER.sub(rf"\g<0> at {self.since:%H:%M}", source)
+        text = f"{self.scope}: {self.kind}: {source}"
         if self.until is not None:
             text += f" (until {self.until:%Y-%m-%dT%H:%M:%SZ})"
         return text
@@ -69,6 +79,8 @@ def _clocks(scope: Scope, clock: Clock) -> list[ClockView]:
     if (history := scope.history) is not None:
         if history.blocked_until > now:
             add("block", history.reason, history.blocked_until)
+            if history.failures and _ANSWER.match(history.reason):
+                views[-1] = replace(views[-1], since=utc(wall + history.failed_at - now))
         if history.paused:
             add("pause", "operator")
         if history.failures:

@@ -87,7 +87,20 @@ async def test_a_block_names_the_answer_and_what_it_asked_for(
 
     views = "\n".join(await internet.drive(run()))
     assert "crawl-delay 10 s from robots.txt line 7" in views
-    assert re.search(r"429.*Retry-After 120", views)
+    assert re.search(r"block: 429 at 14:13, Retry-After 120 \(until 2026-09-21T14:15", views)
+
+
+async def test_a_block_of_the_operators_came_with_no_answer(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
+) -> None:
+    async def run() -> None:
+        async with make_gate() as gate:
+            await gate.block("b.test", clock.wall() + 3600.0, "on request")
+            (view,) = [view for view in await gate.why("b.test") if view.kind == "block"]
+            assert view.since is None
+            assert "block: on request (until" in str(view)
+
+    await internet.drive(run())
 
 
 @pytest.mark.parametrize("status", [404, None])
