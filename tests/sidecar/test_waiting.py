@@ -1,0 +1,232 @@
+"""Who waits for a turn: in what order between clients, how many, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gatekeeper.errors import LeaseTimeout
+from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.waiting import Wanted
+from tests.internet import FakeInternet, NeverAnswer
+
+URL = "http://a.test/page"
+REPORT = {
+    "status": 200,
+    "elapsed": None,
+    "retry_after": None,
+    "size": None,
+    "rate_limit": None,
+}
+
+
+class Clients:
+    """Polls of several clients; each lease is reported as soon as it is granted."""
+
+    def __init__(self, service: Any) -> None:
+        self.service = service
+        self.leases = service.leases
+        self.order: list[str] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def take(self, client: str = "first", url: str = URL) -> str:
+        wanted = Wanted(url, 0.0, 60.0, 0, None)
+        return (await self.leases.acquire(self.service.gate, wanted, client, lambda: False)).id
+
+    async def poll(
+        self, client: str, *, priority: int = 0, url: str = URL, wait: float = 60.0
+    ) -> None:
+        """Returns when the poll waits, or is over."""
+        wanted = Wanted(url, wait, 60.0, priority, None)
+        self.tasks.append(asyncio.create_task(self._poll(wanted, client)))
+        await settled()
+
+    async def _poll(self, wanted: Wanted, client: str) -> None:
+        gate = self.service.gate
+        held = await self.leases.acquire(gate, wanted, client, lambda: False)
+        self.order.append(f"{client}{wanted.priority or ''}")
+        self.report(held.id)
+
+    def report(self, lease_id: str) -> None:
+        self.leases.report(lease_id, **REPORT)
+
+    async def finish(self) -> list[BaseException | None]:
+        return await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+async def settled() -> None:
+    """Let every task do what it can do without waiting."""
+    for _ in range(12):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def clients(door: Any, internet: FakeInternet) -> AsyncIterator[Any]:
+    """`await clients(max_waiting=3, ...)`: a.test is warm, and its one slot is free."""
+    made = []
+
+    async def begin(**settings: Any) -> Clients:
+        internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
+        service = (await door(**settings)).service
+        await service.gate.check(URL)
+        made.append(Clients(service))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        for task in one.tasks:
+            task.cancel()
+        await one.finish()
+
+
+async def test_t15_clients_take_turns_at_a_host_however_much_each_of_them_asks(
+    clients: Any,
+) -> None:
+    asking = await clients()
+    first = await asking.take()
+    for _ in range(12):
+        await asking.poll("A")
+    for client in ("B", "C", "B"):
+        await asking.poll(client)
+    asking.report(first)
+    await asking.finish()
+
+    assert "".join(asking.order) == "ABCAB" + 10 * "A"
+
+
+async def test_t15_a_client_that_waits_for_one_host_delays_nobody_at_another(
+    clients: Any, internet: FakeInternet
+) -> None:
+    internet.site("b.test").robots("")
+    asking = await clients()
+    first = await asking.take()
+    for _ in range(3):
+        await asking.poll("A")
+    await asking.service.gate.check("http://b.test/")
+    await asking.poll("A", url="http://b.test/")
+
+    assert asking.order == ["A"]
+    asking.report(first)
+    await asking.finish()
+
+
+async def test_the_priority_orders_the_polls_of_one_client_and_not_those_of_others(
+    clients: Any,
+) -> None:
+    asking = await clients()
+    first = await asking.take()
+    await asking.poll("B")
+    for priority in (0, 1, 5, 1):
+        await asking.poll("A", priority=priority)
+    asking.report(first)
+    await asking.finish()
+
+    assert asking.order == ["B", "A5", "A1", "A1", "A"]
+
+
+async def test_one_that_hangs_up_in_the_hosts_line_leaves_its_place_to_its_clients_next(
+    clients: Any,
+) -> None:
+    asking = await clients()
+    first = await asking.take()
+    for priority in (9, 3, 1):
+        await asking.poll("A", priority=priority)
+    asking.tasks[0].cancel()
+    await settled()
+    asking.report(first)
+    await asking.finish()
+
+    assert asking.order == ["A3", "A1"]
+    assert len(asking.leases.room) == 0
+    assert not asking.leases.room.has_queues
+
+
+async def test_one_that_waits_behind_its_like_has_its_answer_when_its_own_time_is_over(
+    clients: Any,
+) -> None:
+    asking = await clients()
+    first = await asking.take()
+    await asking.poll("A")
+    await asking.poll("A", wait=0.01)
+    await asyncio.wait(asking.tasks[1:])
+
+    assert isinstance(asking.tasks[1].exception(), LeaseTimeout)
+    asking.report(first)
+    await asking.tasks[0]
+
+
+async def test_a_slow_origin_delays_no_other_of_its_host(
+    clients: Any, internet: FakeInternet
+) -> None:
+    internet.site("a.test:81").on("/robots.txt", NeverAnswer())
+    asking = await clients(pacing={"concurrency": 2})
+    await asking.poll("A", url="http://a.test:81/")
+    await asking.poll("A")
+
+    assert asking.order == ["A"]
+
+
+async def test_t15_where_the_room_is_full_the_client_that_has_most_makes_way(
+    clients: Any,
+) -> None:
+    asking = await clients(max_waiting=4)
+    first = await asking.take()
+    for _ in range(4):
+        await asking.poll("A")
+    await asking.poll("B")
+    await asking.poll("B")
+    await asking.poll("B")
+    asking.report(first)
+    done = await asking.finish()
+    refused = [number for number, one in enumerate(done) if isinstance(one, Problem)]
+
+    # Two of A's, the newest ones, for two of B's; the third would have been the larger half.
+    assert refused == [2, 3, 6]
+    assert {done[number].kind for number in refused} == {"full"}
+    assert asking.order == ["A", "B", "A", "B"]
+
+
+async def test_t15_leases_waited_for_make_way_as_well(clients: Any) -> None:
+    asking = await clients(max_leases=3)
+    first = await asking.take()
+    await asking.poll("A")
+    await asking.poll("A")
+    await asking.poll("B")
+    asking.report(first)
+    done = await asking.finish()
+
+    assert [getattr(one, "status", None) for one in done] == [None, 503, None]
+    assert asking.order == ["A", "B"]
+
+
+async def test_t16_whoever_waits_is_told_at_once_that_the_service_drains(clients: Any) -> None:
+    asking = await clients()
+    first = await asking.take()
+    for client in "AAB":
+        await asking.poll(client)
+    asking.leases.drain()
+    asking.report(first)  # in the same moment: no turn comes of it
+    done = await asking.finish()
+
+    assert [getattr(one, "kind", one) for one in done] == ["draining"] * 3
+    assert asking.order == []
+    await asking.leases.drained()
+    assert asking.service.gate.stats().pacing.in_flight == 0
+
+
+async def test_t16_a_turn_that_came_just_before_the_service_drains_is_given_back(
+    clients: Any,
+) -> None:
+    asking = await clients()
+    first = await asking.take()
+    await asking.poll("A")
+    asking.report(first)  # the turn is A's, but its task has not run yet
+    asking.leases.drain()
+    [done] = await asking.finish()
+
+    assert getattr(done, "kind", done) == "draining"
+    await asking.leases.drained()
+    assert asking.service.gate.stats().pacing.in_flight == 0
