@@ -162,11 +162,14 @@ async def kept(door: Any, internet: FakeInternet, path: Path) -> AsyncIterator[K
 @needs_a_full_disk
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_a_full_disk_leaks_no_turn_and_says_what_helps(kept: Kept, at_once: bool) -> None:
-    with full_disk(kept.book), pytest.raises(Problem) as caught:
+    async def take() -> None:
         if at_once:
             kept.table.take(kept.gate, URL, 60.0, "client")
         else:
             await kept.take()
+
+    with full_disk(kept.book), pytest.raises(Problem) as caught:
+        await take()
 
     assert (caught.value.status, caught.value.kind) == (503, "storage")
     assert "storage.path" in caught.value.detail
