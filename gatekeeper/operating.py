@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock
+from gatekeeper.clock import Clock, utc
 from gatekeeper.config import HostRule
 from gatekeeper.deciding import Decider
 from gatekeeper.decision import Decision, Reason, Verdict
-from gatekeeper.errors import ConfigError, GateClosed
+from gatekeeper.errors import ConfigError, GateClosed, LeaseTimeout
 from gatekeeper.fetching.directory import Directory, DirectoryStats
 from gatekeeper.fetching.guard import Guard, GuardStats
+from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.retrieval import Retrieval
 from gatekeeper.leasing import Lessor
@@ -99,12 +100,25 @@ class Operated:
     async def _record_of(self, url: str) -> Record:
         """What is known of the URL's origin, asked for if need be.
 
-        Raises LeaseTimeout where it would have to wait for a lease of the asking task.
+        Raises LeaseTimeout where it would have to wait for a lease of the asking task, or
+        for the end of a host's block or pause.
         """
         target = urls.parse(url)
         if self._open.peek(target.origin) is None:
             await self._refuse_waiting_for_itself(target)
-        return await self._open.get(target.origin)
+        return self._known(target, await self._open.get(target.origin))
+
+    def _known(self, target: Target, record: Record) -> Record:
+        if record.current.outcome not in (Outcome.HOST_BLOCKED, Outcome.HOST_PAUSED):
+            return record
+        retry_at = utc(self._clock.wall() + record.expires - self._clock.monotonic())
+        raise LeaseTimeout(
+            target.url,
+            f"{target.url}: its robots.txt can't be asked for, a host is "
+            f"{record.current.outcome.row.name.removeprefix('host_')}; "
+            f"ask again at {retry_at:%Y-%m-%dT%H:%M:%SZ}",
+            retry_at=retry_at,
+        )
 
     async def _refuse_waiting_for_itself(self, target: Target) -> None:
         self._lessor.refuse_waiting_for_itself(target, await self._lessor.foresee(target))
@@ -181,11 +195,12 @@ class Operated:
 
     async def refresh(self, origin: str) -> None:
         """Ask the origin (or the origin of that URL) again now. Raises InvalidURL, and
-        LeaseTimeout where it would have to wait for a lease of the asking task.
+        LeaseTimeout where it would have to wait for a lease of the asking task, or for the
+        end of a host's block or pause: the origin is asked then.
         """
         target = urls.parse(origin)
         await self._refuse_waiting_for_itself(target)
-        await self._open.refresh(target.origin)
+        self._known(target, await self._open.refresh(target.origin))
 
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
         """No request to the host before `until` (aware datetime, or wall seconds).
@@ -218,6 +233,15 @@ class Operated:
         """Take every word for that `match` back, the configured one too. Raises ConfigError."""
         self._scheduler.unsay(match)
         self._overrides.unsay(match)
+        self._forget_ready()
+
+    def replace_overrides(self, rules: tuple[HostRule, ...]) -> None:
+        """Put other `[[host]]` tables in force, all at once, for all that was said before.
+
+        Raises ConfigError, and changes nothing then.
+        """
+        self._scheduler.replace_words(rules)
+        self._overrides.replace(rules)
         self._forget_ready()
 
     def subscribe(

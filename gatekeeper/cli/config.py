@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
 
 def verify(settings: Settings) -> None:
     """What only the parts that use a setting can judge. Raises ConfigError."""
-    from gatekeeper.sidecar.checks import check_server  # noqa: PLC0415 - `--help` stays quick
+    from gatekeeper.sidecar.checks import check_config  # noqa: PLC0415 - `--help` stays quick
 
-    check_server(settings.config)
+    check_config(settings.config, settings.identity())
 
 
 def _say_checked(settings: Settings, *, as_json: bool) -> None:

@@ -82,6 +82,16 @@ class Controls(Shell):
         self._rules.unsay(match)
         self._reheard(match_named(match))
 
+    def replace_words(self, rules: tuple[HostRule, ...]) -> None:
+        """Another configuration's `[[host]]` tables instead of all that was said before.
+
+        At once: taken one by one, a turn could be granted between two of them, at a pace
+        that neither the old tables nor the new ones allow. Raises ConfigError, and changes
+        nothing then.
+        """
+        self._rules.replace(rules)
+        self._reheard("*")
+
     def _reheard(self, match: str) -> None:
         """Hosts in memory hear what was said; others do when they are begun."""
         scopes = self._books.scopes
@@ -170,6 +180,25 @@ class Controls(Shell):
             return None
         history = scope.history
         return self._clock.wall() + history.blocked_until - now, history.reason
+
+    def held(self, host: str) -> tuple[float, str] | None:
+        """For how many seconds the host gets no turn whatever else happens, and why: by a
+        block of its own or of a scope that it shares. inf, "paused": until the operator says.
+        """
+        scope = self._books.known(host)
+        if scope is None:
+            return None
+        now, longest = self._clock.monotonic(), None
+        for one in (scope, *scope.shared):
+            history = one.history
+            if history is None:
+                continue
+            if history.paused:
+                return INF, "paused"
+            left = history.blocked_until - now
+            if left > 0 and (longest is None or left > longest[0]):
+                longest = left, history.reason
+        return longest
 
     def paused(self, host: str) -> bool:
         """Did the operator pause the host?"""

@@ -55,6 +55,13 @@ class HostRules:
         else:
             self._exact.pop(match, None)
 
+    def replace(self, rules: Iterable[HostRule]) -> None:
+        """Take back every word and say these, at once. Raises ConfigError, having changed
+        nothing.
+        """
+        new = HostRules(rules)
+        self._exact, self._suffix, self._any = new._exact, new._suffix, new._any
+
     def find(self, host: str) -> HostRule | None:
         """The entry that speaks about this host, or None."""
         if (rule := self._exact.get(host)) is not None:
@@ -159,6 +166,17 @@ class Rules:
         """Take back the word for that match, the configured one too. Raises ConfigError."""
         self._hosts.unsay(match)
         self._said.discard(match_named(match))
+        self._kept.clear()
+
+    def replace(self, rules: tuple[HostRule, ...]) -> None:
+        """Another configuration's words instead of all that were said before.
+
+        Raises ConfigError, and changes nothing then.
+        """
+        for rule in rules:
+            self._check_group(rule)
+        self._hosts.replace(rules)
+        self._said.clear()
         self._kept.clear()
 
     def overridden(self, host: str) -> bool:

@@ -4,12 +4,35 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
+from collections.abc import Iterable
+
+import msgspec
 
 from gatekeeper.config import Config, ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.auth import ANY_LITERAL, Networks, is_loopback, read_tokens
+from gatekeeper.gate import Gatekeeper
+from gatekeeper.sidecar.auth import ANY_LITERAL, Networks, Tokens, is_loopback, read_tokens
 
-__all__ = ["accepted_hosts", "check_server", "tls_context"]
+__all__ = [
+    "accepted_hosts",
+    "check_config",
+    "check_server",
+    "demand_credentials",
+    "exposed",
+    "tls_context",
+]
+
+
+def check_config(config: Config, identity: str) -> None:
+    """All that a start judges before it listens. Raises ConfigError.
+
+    One function for `serve`, `config check` and a reload: what one of them took, another
+    would refuse otherwise (T17).
+    """
+    # The gate is only made, not opened: its parts read their settings and do nothing.
+    storage = msgspec.structs.replace(config.storage, path=None)
+    Gatekeeper(identity, config=msgspec.structs.replace(config, storage=storage))
+    check_server(config)
 
 
 def check_server(config: Config) -> None:
@@ -18,13 +41,28 @@ def check_server(config: Config) -> None:
     tokens = read_tokens(server.token_file)
     tls_context(server)
     Networks(server.trusted_peers, setting="server.trusted_peers")
-    if server.socket is not None or tokens or server.tls_client_ca is not None:
-        return
-    if not is_loopback(server.host):  # T5
+    if server.socket is None and not is_loopback(server.host):
+        demand_credentials(server, tokens, where=f"server.host = {server.host!r}")
+
+
+def demand_credentials(server: ServerConfig, tokens: Tokens, *, where: str) -> None:
+    """T5: who listens where other machines can reach it asks who they are.
+
+    Raises ConfigError that begins with `where`.
+    """
+    if not tokens and server.tls_client_ca is None:
         raise ConfigError(
-            f"server.host = {server.host!r} can be reached from other machines: set "
-            "server.token_file or server.tls_client_ca, or listen on 127.0.0.1 or a socket"
+            f"{where} can be reached from other machines: set server.token_file or "
+            "server.tls_client_ca, or listen on 127.0.0.1 or a socket"
         )
+
+
+def exposed(names: Iterable[tuple[str, int]]) -> str | None:
+    """Of addresses and ports really listened on, one that other machines can reach."""
+    for address, port in names:
+        if not is_loopback(address):
+            return f"{address} port {port}"
+    return None
 
 
 def tls_context(server: ServerConfig) -> ssl.SSLContext | None:

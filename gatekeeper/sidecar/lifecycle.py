@@ -29,7 +29,8 @@ from gatekeeper.gate import Gatekeeper
 from gatekeeper.sidecar import listening, logs
 from gatekeeper.sidecar.app import Service
 from gatekeeper.sidecar.auth import read_tokens
-from gatekeeper.sidecar.checks import accepted_hosts, check_server, tls_context
+from gatekeeper.sidecar.certificates import Certificates
+from gatekeeper.sidecar.checks import accepted_hosts, check_config, demand_credentials, exposed
 from gatekeeper.sidecar.leasebook import LeaseBook
 from gatekeeper.sidecar.reload import reload
 from gatekeeper.sidecar.server import Server, raise_file_limit
@@ -61,7 +62,7 @@ def serve(wiring: Wiring) -> None:
 
     Raises ConfigError before it listens, StorageError for a state file that is in use.
     """
-    check_server(wiring.config)
+    check_config(wiring.config, wiring.identity)
     logs.set_up(wiring.config.server)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_until_told(wiring))
@@ -97,9 +98,12 @@ def _on_hangup(service: Service) -> None:
     """SIGHUP: reload; a bad file was logged, counted, and changed nothing (T17)."""
     stamp = int(service.clock.monotonic() * 1e6)
     listening.notify(f"RELOADING=1\nMONOTONIC_USEC={stamp}", os.environ)
-    with contextlib.suppress(ConfigError):
-        reload(service)
-    listening.notify("READY=1", os.environ)
+    try:
+        with contextlib.suppress(ConfigError):
+            reload(service)
+    finally:
+        # The manager waits for it, whatever the reload came to.
+        listening.notify("READY=1", os.environ)
 
 
 @contextlib.asynccontextmanager
@@ -110,9 +114,9 @@ async def running(wiring: Wiring) -> AsyncIterator[Service]:
     own = [] if given else listening.open_sockets(config.server)
     sockets = given or own
     try:
-        context = tls_context(config.server)
         async with Gatekeeper(wiring.identity, config=config) as gate:
             service = _service(gate, config, sockets, wiring)
+            context = service.certificates.context if service.certificates else None
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(service.log.run())
                 try:
@@ -131,17 +135,23 @@ def _service(
     gate: Gatekeeper, config: Config, sockets: list[socket.socket], wiring: Wiring
 ) -> Service:
     names = listening.addresses(sockets)
+    tokens = read_tokens(config.server.token_file)
+    if (open_door := exposed(names)) is not None:
+        # T5: a socket that was handed over listens where the manager put it.
+        demand_credentials(config.server, tokens, where=open_door)
     for address, port in names:
         if gate.guard is not None:
             gate.guard.listens_on(address, port)  # T3: even an allowed range leaves us out
     return Service(
         gate,
         config,
-        tokens=read_tokens(config.server.token_file),
+        tokens=tokens,
         hosts=accepted_hosts(config.server, names) if names else None,
         version=importlib.metadata.version("gatekeeper"),
         reread=lambda: with_state(wiring.reread()),
         lease_book=_lease_book(config),
+        certificates=Certificates(config.server),
+        exposed=open_door,
     )
 
 

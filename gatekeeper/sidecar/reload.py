@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.auth import read_tokens
-from gatekeeper.sidecar.checks import check_server
+from gatekeeper.sidecar.auth import Tokens, read_tokens
+from gatekeeper.sidecar.certificates import Certificates
+from gatekeeper.sidecar.checks import check_config, demand_credentials
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.app import Service
@@ -29,9 +32,10 @@ _FIXED = frozenset(
         "server.tls_client_ca",
         "server.allowed_hosts",
         "server.max_header",
+        "server.log_format",
     }
 )
-"""Settings of [server] that belong to the open sockets."""
+"""Settings of [server] that belong to the open sockets, or to the log of the process."""
 
 
 class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,23 +47,72 @@ class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reload(service: Service) -> Reloaded:
-    """Take over what may change while running. Raises ConfigError, having changed nothing."""
+    """Take over what may change while running. Raises ConfigError, having changed nothing.
+
+    Whatever goes wrong is counted, turns the metric red, and is one line in the log (T17).
+    """
     if service.reread is None:
         raise ConfigError("there is no configuration to read again")
     try:
-        config = service.reread()
-        check_server(config)
-        tokens = read_tokens(config.server.token_file)
-        _refuse_new_groups(service.config, config)
-        applied, left = _compare(service.config, config)
-        merged = _merge(service.config, config)
-        service.take_over(merged, tokens)
+        done = _put_in_force(service, _prepare(service, service.reread))
     except ConfigError as error:
-        service.metrics.reloaded(ok=False)
-        logger.error("the configuration was not taken over: %s", error)
+        _failed(service, error)
         raise
-    _say_hosts(service, config)
+    except Exception as error:
+        _failed(service, error)
+        raise ConfigError(f"it could not be read again: {error}") from error
     service.metrics.reloaded(ok=True)
+    return done
+
+
+def _failed(service: Service, error: Exception) -> None:
+    service.metrics.reloaded(ok=False)
+    logger.error("the configuration was not taken over: %s", " ".join(str(error).split()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A configuration that was judged whole, before anything of it is in force."""
+
+    merged: Config
+    """What will be in force: the new settings, and the old ones where a restart is needed."""
+    tokens: Tokens
+    certificates: Certificates | None
+    """None: as they were."""
+    applied: list[str]
+    left: list[str]
+
+
+def _prepare(service: Service, reread: Callable[[], Config]) -> _Plan:
+    """Read and judge everything: alone, as a start would, and merged with what stays."""
+    config, old = reread(), service.config
+    check_config(config, config.user_agent or service.gate.user_agent)
+    _refuse_new_groups(old, config)
+    merged = _merge(old, config)
+    tokens = read_tokens(merged.server.token_file)
+    if service.exposed is not None:
+        # T5: the sockets stay where they are, whatever the new file says about `host`.
+        demand_credentials(merged.server, tokens, where=service.exposed)
+    certificates = None
+    if service.certificates is not None:
+        certificates = service.certificates.renewal(config.server)
+    applied, left = _compare(old, config)
+    return _Plan(merged, tokens, certificates, applied, left)
+
+
+def _put_in_force(service: Service, plan: _Plan) -> Reloaded:
+    """No await and no grant in between: nothing sees half of it (T17).
+
+    What could still fail comes first, while nothing has changed: the certificate's files
+    may have become others since they were judged.
+    """
+    applied, left = plan.applied, plan.left
+    if service.certificates is not None and plan.certificates is not None:
+        own, rest = service.certificates.take_over(plan.certificates)
+        applied, left = [*applied, *own], [*left, *rest]
+    if plan.merged.host != service.config.host:
+        service.gate.replace_overrides(plan.merged.host)
+    service.take_over(plan.merged, plan.tokens)
     return Reloaded(applied=applied, needs_restart=left)
 
 
@@ -99,13 +152,3 @@ def _merge(old: Config, new: Config) -> Config:
     fixed = {name: getattr(old.server, name) for name in kept}
     server = msgspec.structs.replace(new.server, **fixed)
     return msgspec.structs.replace(old, server=server, host=new.host)
-
-
-def _say_hosts(service: Service, config: Config) -> None:
-    """Put the `[[host]]` tables in force: words no longer said are lifted."""
-    gate = service.gate
-    for match in {rule.match for rule in service.spoken} - {rule.match for rule in config.host}:
-        gate.lift_override(match)
-    for rule in reversed(config.host):
-        gate.override(rule)
-    service.spoken = config.host
