@@ -24,6 +24,8 @@ from gatekeeper.gate import Gatekeeper
 from gatekeeper.leasing import Lease
 from gatekeeper.middleware import Gate, signals
 from gatekeeper.operating import GateStats
+from gatekeeper.pacing.explain import ClockView
+from gatekeeper.pacing.ledger import ClockState, Ledger, MemoryLedger, Reservation
 from gatekeeper.pacing.queue import PoliteQueue
 from gatekeeper.robots import (
     Candidate,
@@ -59,6 +61,8 @@ __all__ = [
     "Candidate",
     "CleanParam",
     "Clock",
+    "ClockState",
+    "ClockView",
     "Config",
     "ConfigError",
     "Decision",
@@ -78,7 +82,9 @@ __all__ = [
     "InvalidURL",
     "Lease",
     "LeaseTimeout",
+    "Ledger",
     "Match",
+    "MemoryLedger",
     "PageRules",
     "PageSignals",
     "Policy",
@@ -88,6 +94,7 @@ __all__ = [
     "RemoteGatekeeper",
     "RemoteStats",
     "RequestRate",
+    "Reservation",
     "RobotsTxt",
     "Rule",
     "Severity",

@@ -33,6 +33,7 @@ from gatekeeper.many import Many
 from gatekeeper.middleware import Passage, gate_passage
 from gatekeeper.operating import token_of
 from gatekeeper.pacing.intervals import NO_RATE
+from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
@@ -51,8 +52,9 @@ class Gatekeeper(Immediate, Many, Dialling):
 
     `user_agent` is the whole User-Agent header, or a product token; the token chooses the
     group in robots.txt. Without a `session` the gate makes one of its own, guarded at the
-    socket; one that you hand in is used as it is (`stats().guarded` says so). Open it
-    with `async with`; it belongs to the event loop that opened it.
+    socket; one that you hand in is used as it is (`stats().guarded` says so). A `ledger`
+    shared with others books the turns; None: this process alone does. Open it with
+    `async with`; it belongs to the event loop that opened it.
 
     >>> async def main() -> None:
     ...     async with Gatekeeper("examplebot/1.0 (+https://example.org/bot)") as gate:
@@ -72,6 +74,7 @@ class Gatekeeper(Immediate, Many, Dialling):
         clock: Clock | None = None,
         rng: random.Random | None = None,
         resolver: AbstractResolver | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.config = config or Config()
         self.user_agent = user_agent
@@ -91,7 +94,7 @@ class Gatekeeper(Immediate, Many, Dialling):
         if self.guard is not None:
             self.guard.next_id = self._decider.next_id
         self._scheduler = Scheduler(
-            self.config, clock=self._clock, rng=self._rng, storage=self._storage
+            self.config, clock=self._clock, rng=self._rng, storage=self._storage, ledger=ledger
         )
         self._wishes = Wishes(
             self._scheduler, self._decider, self._clock, self._agent, self._whereabouts
@@ -155,6 +158,7 @@ class Gatekeeper(Immediate, Many, Dialling):
                 on_fault=self._wishes.local_fault,
             )
             self._wishes.look_up = directory.recall
+            self._wishes.holder = directory.holder
             await directory.open()
             stack.push_async_callback(directory.close)
             self._directory = directory

@@ -1,0 +1,150 @@
+"""What the contract names is importable from `gatekeeper` itself, and is called as it says."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import random
+from collections.abc import Sequence
+
+import pytest
+
+import gatekeeper
+from gatekeeper import (
+    ClockState,
+    Config,
+    Gatekeeper,
+    Ledger,
+    MemoryLedger,
+    RemoteGatekeeper,
+    Reservation,
+)
+from gatekeeper.clock import VirtualClock
+from tests.internet import FakeInternet
+
+CLASSES = [
+    "Gatekeeper",
+    "RemoteGatekeeper",
+    "Gate",
+    "Decision",
+    "Lease",
+    "LeaseTimeout",
+    "Denied",
+    "Deferred",
+    "InvalidURL",
+    "ConfigError",
+    "PoliteQueue",
+    "Ledger",
+    "MemoryLedger",
+    "RobotsTxt",
+    "Policy",
+    "Match",
+    "Rule",
+    "RequestRate",
+    "Window",
+    "Finding",
+    "Guard",
+    "Refusal",
+    "Config",
+    "HostRule",
+    "GateStats",
+    "ClockView",
+]
+ENUMS = ["Verdict", "Reason", "State", "Severity", "Dialect"]
+FUNCTIONS = ["polite_session", "session_gate", "guarded_connector"]
+
+
+@pytest.mark.parametrize("name", [*CLASSES, *ENUMS])
+def test_every_class_is_at_the_top(name: str) -> None:
+    assert name in gatekeeper.__all__
+    assert inspect.isclass(getattr(gatekeeper, name))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_is_at_the_top(name: str) -> None:
+    assert name in gatekeeper.__all__
+    assert callable(getattr(gatekeeper, name))
+
+
+@pytest.mark.parametrize("name", ENUMS)
+def test_enums_are_words(name: str) -> None:
+    assert issubclass(getattr(gatekeeper, name), enum.StrEnum)
+
+
+def test_everything_named_exists_and_is_sorted_out() -> None:
+    assert len(set(gatekeeper.__all__)) == len(gatekeeper.__all__)
+    for name in gatekeeper.__all__:
+        assert getattr(gatekeeper, name) is not None
+
+
+@pytest.mark.parametrize("gate", [Gatekeeper, RemoteGatekeeper])
+@pytest.mark.parametrize(
+    ("method", "positional", "keywords"),
+    [
+        ("allowed", ["url"], ["user_agent"]),
+        ("check", ["url"], ["user_agent"]),
+        ("check_many", ["urls"], ["user_agent"]),
+        ("peek", ["url"], ["user_agent"]),
+        ("policy", ["url"], ["user_agent"]),
+        ("robots", ["url"], []),
+        ("lease", ["url"], ["priority", "timeout", "user_agent"]),
+        ("why", ["host"], []),
+        ("refresh", ["origin"], []),
+        ("pause", ["host"], []),
+        ("resume", ["host"], []),
+    ],
+)
+def test_methods_are_called_as_the_contract_says(
+    gate: type, method: str, positional: list[str], keywords: list[str]
+) -> None:
+    found = inspect.signature(getattr(gate, method)).parameters.values()
+    assert [p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD] == ["self", *positional]
+    assert [p.name for p in found if p.kind is p.KEYWORD_ONLY] == keywords
+
+
+class Book:
+    """A ledger that others could book in as well; it notes what is asked of it."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._inner = MemoryLedger(clock)
+        self.booked: list[tuple[str, ...]] = []
+
+    async def reserve(
+        self, requests: Sequence[tuple[tuple[str, ...], float | tuple[float, ...]]]
+    ) -> list[Reservation]:
+        self.booked += [scopes for scopes, _ in requests]
+        return await self._inner.reserve(requests)
+
+    async def block(self, scopes: Sequence[str], until: float, reason: str = "") -> None:
+        await self._inner.block(scopes, until, reason)
+
+    async def snapshot(self) -> list[ClockState]:
+        return await self._inner.snapshot()
+
+
+async def test_a_gate_books_its_turns_in_the_ledger_it_is_given(
+    virtual_internet: FakeInternet,
+) -> None:
+    net = virtual_internet
+    assert isinstance(net.clock, VirtualClock)
+    net.site("a.test").robots("")
+    book = Book(net.clock)
+    ledger: Ledger = book
+    config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
+
+    async def run() -> None:
+        async with Gatekeeper(
+            "testbot",
+            config=config,
+            resolver=net.resolver,
+            clock=net.clock,
+            rng=random.Random(7),
+            ledger=ledger,
+        ) as gate:
+            for _ in range(2):
+                async with gate.lease("http://a.test/") as lease:
+                    lease.report(status=200)
+
+    await net.drive(run())
+    assert len(book.booked) >= 2
+    assert set(book.booked) == {("a.test",)}
