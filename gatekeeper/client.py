@@ -29,10 +29,11 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, utc
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Reason, Verdict
-from gatekeeper.errors import ConfigError, GateClosed, InvalidURL, SidecarError
+from gatekeeper.errors import ConfigError, GateClosed, InvalidURL
 from gatekeeper.middleware import gate_middleware
 from gatekeeper.remote.agents import check_agent
 from gatekeeper.remote.answers import Answers
+from gatekeeper.remote.batches import Batches
 from gatekeeper.remote.control import Controlled
 from gatekeeper.remote.counts import RemoteStats
 from gatekeeper.remote.errands import Errands
@@ -41,7 +42,6 @@ from gatekeeper.remote.line import Line
 from gatekeeper.remote.questions import Question, Questions
 from gatekeeper.remote.tasks import Tasks
 from gatekeeper.remote.turns import Turns
-from gatekeeper.remote.wire import Batch, Decisions, encode, read
 
 __all__ = ["RemoteGatekeeper", "RemoteStats"]
 
@@ -67,9 +67,12 @@ class RemoteGatekeeper(Controlled):
 
     `patience`: seconds for which an unanswered question is put again. `timeout`: seconds in
     which one answer must come; the sidecar may have to fetch a robots.txt, and wait for its
-    turn, first. `poll`: seconds that one request for a lease waits in the sidecar, at most
-    its server.max_wait; `most_polls` how many may wait at once. `remember`: for how many
-    seconds at most a decision is repeated, `remember_most` how many are kept (0: none).
+    turn, first. `poll`: seconds that one request for a lease waits in the sidecar, fewer
+    where its server.max_wait is less; `most_polls` how many may wait at once. `remember`: for
+    how many seconds at most a decision is repeated, `remember_most` how many are kept (0: none).
+
+    It is no gate for a `PoliteQueue`, which has to hear at once whose turn it is: the line of
+    waiting leases is the sidecar's own.
 
     Raises ConfigError for an address, token or name that can't be used. Every method raises
     SidecarError where the sidecar refuses the client (a wrong token, say).
@@ -121,7 +124,7 @@ class RemoteGatekeeper(Controlled):
         self._tasks = Tasks()
         self._answers = Answers(self._clock, size=remember_most, cap=remember)
         self._questions = Questions(
-            self._post, self._answers, self._tasks, self._unanswered_question, self._clock
+            Batches(self._line), self._answers, self._tasks, self._unanswered_question, self._clock
         )
         self._errands = Errands(self._line, self._clock, rng)
         self._turns = Turns(
@@ -320,17 +323,6 @@ class RemoteGatekeeper(Controlled):
             return found
         self._admit(agent)
         return self._questions.ask(key, origin)
-
-    async def _post(self, batch: list[str], agent: str | None) -> list[Decision]:
-        answer = await self._line.ask("POST", "/v1/check", encode(Batch(batch, agent)))
-        decisions = read(answer, Decisions).decisions
-        if len(decisions) != len(batch):
-            raise SidecarError(
-                answer.status,
-                "unreadable",
-                f"{len(decisions)} answers to {len(batch)} questions",
-            )
-        return decisions
 
     def _unanswered_question(self, question: Question, detail: str) -> Decision:
         """The fail mode: DEFER, or ALLOW where the word for it was given."""

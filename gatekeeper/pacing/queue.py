@@ -20,7 +20,7 @@ from gatekeeper.errors import Denied, GateClosed, LeaseTimeout
 from gatekeeper.pacing.lane_waits import LaneWaits
 from gatekeeper.pacing.lanes import Lane, Lanes, LaneState
 from gatekeeper.pacing.overflow import IN_MEMORY, Entry
-from gatekeeper.pacing.queue_gate import QueueGate, QueueLease, QueueStats
+from gatekeeper.pacing.queue_gate import QueueGate, QueueLease, QueueStats, must_be_gate
 from gatekeeper.pacing.sleepers import Sleepers
 from gatekeeper.pacing.telling import Telling
 
@@ -92,7 +92,8 @@ class PoliteQueue:
     scratch file of long lanes goes; None: the system's temporary folder. Close the queue,
     or use it as an async context manager.
 
-    Not safe to use from several event loops, like asyncio.Queue.
+    Not safe to use from several event loops, like asyncio.Queue. Raises TypeError for a gate
+    that can't say at once whose turn it is, such as a RemoteGatekeeper.
 
     >>> async def main(gate) -> None:
     ...     async with PoliteQueue(gate) as queue:
@@ -111,6 +112,7 @@ class PoliteQueue:
         path: str | Path | None = None,
         in_memory: int = IN_MEMORY,
     ) -> None:
+        must_be_gate(gate)
         self._gate = gate
         self._maxsize = maxsize
         self._lanes = Lanes(gate.clock, path, max(1, in_memory))

@@ -23,6 +23,7 @@ __all__ = [
     "QueueGate",
     "QueueLease",
     "QueueStats",
+    "must_be_gate",
 ]
 
 MAX_ASKING = 100
@@ -94,6 +95,18 @@ class QueueGate(Protocol):
         self, host: str, callback: Callable[[], object], *, priority: float = 0
     ) -> Callable[[], None]:
         """Call back once when the host is due; returns what undoes it."""
+
+
+def must_be_gate(gate: object) -> None:
+    """Raise TypeError for what can't tell whose turn it is: a client of a sidecar, say."""
+    wanted = ("clock", "peek", "check", "take", "acquire", "when_due")
+    missing = [name for name in wanted if not hasattr(gate, name)]
+    if missing:
+        raise TypeError(
+            f"a PoliteQueue needs a Gatekeeper: {type(gate).__name__} has no {', '.join(missing)}. "
+            "Through a sidecar, wait with `async with gate.lease(url)` in several tasks: "
+            "the sidecar keeps their line"
+        )
 
 
 class QueueStats(msgspec.Struct, frozen=True):

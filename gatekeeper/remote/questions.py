@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 
@@ -20,9 +20,9 @@ from gatekeeper.clock import Clock
 from gatekeeper.decision import Decision
 from gatekeeper.errors import GateClosed, GatekeeperError
 from gatekeeper.remote.answers import Answers, Key
+from gatekeeper.remote.batches import Batches
 from gatekeeper.remote.line import Unreached
 from gatekeeper.remote.tasks import Tasks
-from gatekeeper.remote.wire import BATCH
 
 __all__ = ["Question", "Questions"]
 
@@ -32,8 +32,6 @@ _PROMPT_AT_ONCE = 4
 _SHORT = 250
 """URLs below which a batch is not cut up: a request of its own costs more than that saves."""
 _COLD_AT_ONCE = 64
-
-Post = Callable[[list[str], str | None], Awaitable[list[Decision]]]
 
 
 class Question(msgspec.Struct, eq=False):
@@ -76,17 +74,17 @@ class _Lane:
                 return key
         return None
 
-    def length(self) -> int:
-        """URLs that a batch may have now.
+    def length(self, longest: int) -> int:
+        """URLs that a batch may have now, of the `longest` that any may.
 
         Those that fit into one are spread over all that may be under way, so that the
         sidecar answers one batch while the client reads another.
         """
         waiting = sum(map(len, self.queues.values()))
         free = self.most - sum(self.busy.values())
-        if self.at_once == 1 or waiting > BATCH or not free:
-            return BATCH
-        return max(_SHORT, -(-waiting // free))
+        if self.at_once == 1 or waiting > longest or not free:
+            return longest
+        return min(longest, max(_SHORT, -(-waiting // free)))
 
     def left(self, key: LaneKey) -> None:
         self.busy[key] = self.busy.get(key, 0) + 1
@@ -102,13 +100,13 @@ class Questions:
 
     def __init__(
         self,
-        post: Post,
+        post: Batches,
         answers: Answers,
         tasks: Tasks,
         unanswered: Callable[[Question, str], Decision],
         clock: Clock,
     ) -> None:
-        self._post = post
+        self._batches = post
         self._monotonic = clock.monotonic
         self._turn = 0.0
         """When the first question of this turn of the loop was asked."""
@@ -157,7 +155,7 @@ class Questions:
         self._let_go(self._cold)
 
     def _let_go(self, lane: _Lane) -> None:
-        length = lane.length()
+        length = lane.length(self._batches.longest)
         while (key := lane.next()) is not None:
             batch = self._take(lane.queues[key], length)
             if not lane.queues[key]:
@@ -187,7 +185,7 @@ class Questions:
 
     async def _travel(self, lane: _Lane, key: LaneKey, batch: list[Question]) -> None:
         try:
-            decisions = await self._post([question.key[0] for question in batch], key[1])
+            decisions = await self._batches.post([question.key[0] for question in batch], key[1])
         except Unreached as error:
             why = str(error)
             self._settle(batch, [self._unanswered(question, why) for question in batch])

@@ -21,13 +21,15 @@ from gatekeeper.remote.errands import Errands
 from gatekeeper.remote.leases import TTL, Held, RemoteLease
 from gatekeeper.remote.line import Answer, Line, Unreached, backoff
 from gatekeeper.remote.tasks import Tasks
-from gatekeeper.remote.wire import LeaseGiven, LeaseWanted, encode, problem, read
+from gatekeeper.remote.wire import LeaseGiven, LeaseWanted, bound_in, encode, problem, read
 from gatekeeper.urls import Target
 
 __all__ = ["Turns"]
 
 _GRACE = 15.0
 """Seconds beyond `wait` in which the answer to a long poll must come."""
+_LAST = 0.5
+"""... and beyond the moment at which its caller wants to have given up, whatever comes."""
 _INF = float("inf")
 
 
@@ -137,6 +139,8 @@ class Turns:
             else:
                 if answer.status == 201:
                     return read(answer, LeaseGiven)
+                if self._shortened(answer, wait):
+                    continue
                 pause = max(pause, answer.retry_after or 0.0)
                 if answer.busy:
                     self._persist(asked, answer.detail, pause, give_up)
@@ -152,6 +156,14 @@ class Turns:
             self._line.repeated += 1
             left = asked.end - self._clock.monotonic()
             await self._clock.sleep(max(0.0, min(pause, left)))
+
+    def _shortened(self, answer: Answer, wait: float) -> bool:
+        """The sidecar lets nobody wait so long (server.max_wait): polls are shorter now."""
+        most = bound_in(answer) if answer.status == 400 else None
+        if most is None or not 0 < most < wait:
+            return False
+        self._poll = min(self._poll, most)
+        return True
 
     def _until_next_poll(self, began: float, wait: float, named: float) -> float:
         """Seconds to sleep: none after a whole poll; after one that was cut short, as the
@@ -189,8 +201,10 @@ class Turns:
             priority=min(max(asked.priority, -1000), 1000),
             user_agent=asked.user_agent,
         )
+        left = max(0.0, asked.end - self._clock.monotonic())
+        timeout = min(wait + _GRACE, left + _LAST)
         poll = self._tasks.start(
-            self._line.request("POST", "/v1/leases", encode(body), timeout=wait + _GRACE)
+            self._line.request("POST", "/v1/leases", encode(body), timeout=timeout)
         )
         try:
             return await asyncio.shield(poll)

@@ -27,6 +27,7 @@ __all__ = [
     "RefreshBody",
     "Renewal",
     "Told",
+    "bound_in",
     "encode",
     "problem",
     "read",
@@ -118,6 +119,7 @@ class _Problem(msgspec.Struct, frozen=True):
     type: str = "about:blank"
     detail: str = ""
     decision: Decision | None = None
+    most: float | None = None
 
 
 _decoders: dict[type, msgspec.json.Decoder[object]] = {}
@@ -136,6 +138,14 @@ def read(answer: Answer, kind: type[_T]) -> _T:
         raise SidecarError(
             answer.status, "unreadable", f"no answer of a sidecar that this client knows: {error}"
         ) from None
+
+
+def bound_in(answer: Answer) -> float | None:
+    """What a refusal names as the most that may be asked for at once, if it does."""
+    try:
+        return msgspec.json.decode(answer.body, type=_Problem).most
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def problem(answer: Answer, url: str = "") -> GatekeeperError:

@@ -28,6 +28,8 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The id of the request, as in the log."""
     decision: Decision | None = None
     """With a lease that was denied or deferred: why."""
+    most: float | None = None
+    """Where too much was asked at once: the most that may be, of what `detail` speaks of."""
 
 
 class Problem(Exception):
@@ -44,6 +46,7 @@ class Problem(Exception):
         *,
         headers: Mapping[str, str] | None = None,
         decision: Decision | None = None,
+        most: float | None = None,
     ) -> None:
         super().__init__(status, kind, detail)
         self.status = status
@@ -51,6 +54,7 @@ class Problem(Exception):
         self.detail = detail
         self.headers = dict(headers or {})
         self.decision = decision
+        self.most = most
 
     def document(self, request_id: str | None = None) -> ProblemDocument:
         """The body, for the request with that id."""
@@ -61,6 +65,7 @@ class Problem(Exception):
             detail=self.detail,
             instance=f"urn:gatekeeper:request:{request_id}" if request_id else None,
             decision=self.decision,
+            most=self.most,
         )
 
     def response(self, request_id: str | None = None) -> web.Response:

@@ -9,13 +9,16 @@ import msgspec
 import pytest
 
 from gatekeeper import (
+    Deferred,
     LeaseTimeout,
+    PoliteQueue,
+    Reason,
     RemoteGatekeeper,
     SidecarError,
     Verdict,
 )
 from tests.conformance.ways import World, decided, until
-from tests.internet import Hold, Page
+from tests.internet import Hold, NeverAnswer, Page
 
 TOKEN = "s3cr3t" * 8
 
@@ -237,6 +240,35 @@ async def test_two_clients_share_the_host_s_turns(world: World) -> None:
     await world.drive(asyncio.gather(*map(crawl, gates)))
     assert len(site.gaps()) == 8
     assert min(site.gaps()) >= 5.0
+
+
+async def test_a_caller_s_deadline_holds_though_the_sidecar_is_silent(world: World) -> None:
+    where = world.scripted("/v1/leases", NeverAnswer())
+    gate = await world.client(where)
+    began = world.clock.monotonic()
+    with pytest.raises(Deferred) as refusal:
+        await world.drive(gate.acquire("http://a.test/x", timeout=1.0))
+    assert refusal.value.decision.reason is Reason.GATE_UNREACHABLE
+    assert world.clock.monotonic() - began <= 2.0
+
+
+async def test_a_sidecar_that_lets_nobody_wait_so_long_is_polled_more_often(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar(server={"log_decisions": "none", "max_wait": 20.0})
+    gate = await world.client(sidecar.where)
+    held = await gate.acquire("http://a.test/1", owned=False)
+    waiter = asyncio.create_task(gate.acquire("http://a.test/2", owned=False))
+    await until(lambda: sidecar.gate.stats().pacing.waiting)
+    await world.clock.elapse(25.0, turns=60)
+    held.end()
+    (await waiter).end()
+    # The refusal, and three polls at most: the bound was learnt from it.
+    assert 3 <= sidecar.count("/v1/leases") <= 5
+
+
+def test_a_queue_says_at_once_that_it_needs_a_gate_of_its_own() -> None:
+    with pytest.raises(TypeError, match=r"gate\.lease\(url\)"):
+        PoliteQueue(RemoteGatekeeper("http://127.0.0.1:1"))  # type: ignore[arg-type]
 
 
 async def test_the_body_of_a_poll_says_what_was_asked(world: World) -> None:

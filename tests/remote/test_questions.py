@@ -71,6 +71,30 @@ async def test_a_batch_is_no_longer_than_the_sidecar_takes(world: World) -> None
     assert sidecar.count("/v1/check") > 10
 
 
+@pytest.mark.parametrize(
+    "bound", [{"max_batch": 100}, {"max_body": 4000}], ids=["max_batch", "max_body"]
+)
+async def test_a_sidecar_that_takes_less_at_once_is_asked_in_smaller_pieces(
+    world: World, bound: dict[str, int]
+) -> None:
+    world.internet.site("a.test").robots(DENYING)
+    sidecar = await world.sidecar(server={"log_decisions": "none"} | bound)
+    gate = await world.client(sidecar.where)
+    urls = [f"http://a.test/{n}" for n in range(950)]
+    decisions = await gate.check_all(urls)
+    assert [decision.url for decision in decisions] == urls
+
+
+async def test_the_length_of_a_batch_is_learnt_once(world: World) -> None:
+    world.internet.site("a.test").robots(DENYING)
+    sidecar = await world.sidecar(server={"log_decisions": "none", "max_batch": 100})
+    gate = await world.client(sidecar.where)
+    await gate.check_all(f"http://a.test/{n}" for n in range(250))
+    assert sidecar.count("/v1/check") == 1 + 3
+    await gate.check_all(f"http://a.test/?{n}" for n in range(250))
+    assert sidecar.count("/v1/check") == 1 + 3 + 3
+
+
 async def test_what_is_known_does_not_wait_for_what_is_not(world: World) -> None:
     hold = Hold(Page(""))
     world.internet.site("slow.test").robots(hold)

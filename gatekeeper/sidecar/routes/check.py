@@ -77,7 +77,7 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
     batch = await read_body(call.request, Batch, limit=service.config.server.max_body)
     most = service.config.server.max_batch
     if len(batch.urls) > most:
-        raise Problem(413, "too-large", f"a batch may have {most} URLs at most")
+        raise Problem(413, "too-large", f"a batch may have {most} URLs at most", most=most)
     gate, agent = service.gate, batch.user_agent
     given: list[Given] | None = [] if service.log.enabled else None
     written = gate.write_all(batch.urls, user_agent=agent, given=given)

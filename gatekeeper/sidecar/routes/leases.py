@@ -90,7 +90,10 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
     asked = await read_body(call.request, LeaseRequestBody, limit=server.max_body)
     if asked.wait > server.max_wait:
         raise Problem(
-            400, "bad-request", f"body: `wait` may be {server.max_wait:g} at most - at `$.wait`"
+            400,
+            "bad-request",
+            f"body: `wait` may be {server.max_wait:g} at most - at `$.wait`",
+            most=server.max_wait,
         )
     transport = call.request.transport
     started = service.clock.monotonic()
