@@ -8,6 +8,7 @@ what was written is written anew.
 from __future__ import annotations
 
 import re
+from collections import deque
 
 from gatekeeper.clock import Clock
 from gatekeeper.pacing.books import DURABLE, Books
@@ -25,6 +26,7 @@ _JUMP = 1.0
 _RECENT = 10.0
 """At a clean end, hosts asked within so many seconds are kept whatever their pace: the next
 run may learn that they ask for a slower one, which counts from that very request."""
+_MAX_JUMPS = 1000
 _SHARED = ("domain:", "address:", "group:")
 
 
@@ -36,6 +38,8 @@ class Promises:
         self._clock = clock
         self._books = books
         self._offset = clock.wall() - clock.monotonic()
+        self._eras = deque([self._offset], _MAX_JUMPS)
+        """What that offset was between the jumps of the wall clock."""
         self.made = 0
         """Records made durable since the start."""
 
@@ -66,7 +70,11 @@ class Promises:
         if scope is None:
             begin = books.begin_shared if _is_shared(record) else books.begin
             scope = begin(record.scope)
+        self.check_wall(now)
         shift = now - self._clock.wall()
+        if record.era is not None and record.era in self._eras:
+            # It was spilled by this very run, perhaps before the wall clock jumped.
+            shift += self._offset - record.era
         ahead = max(0.0, record.next_at + shift - now)
         reason = record.block_reason
         if (found := _CLOCK.match(reason)) is None:
@@ -116,7 +124,9 @@ class Promises:
         history = scope.history
         made_of = f"{'in flight, ' if scope.unheaded else ''}interval {gap!r}"
         if history is None:
-            return ClockRecord(scope=scope.name, next_at=next_at, block_reason=made_of)
+            return ClockRecord(
+                scope=scope.name, next_at=next_at, block_reason=made_of, era=self._offset
+            )
         blocked = history.blocked_until > now
         said = history.said_until > now
         reason = history.reason if blocked else ""
@@ -133,6 +143,7 @@ class Promises:
             latency=history.latency,
             said_interval=history.said if said else 0.0,
             said_until=history.said_until + shift if said else 0.0,
+            era=self._offset,
         )
 
     def promise(self, scope: Scope, now: float) -> None:
@@ -143,6 +154,7 @@ class Promises:
 
     def keep(self, scope: Scope, now: float) -> None:
         """Kept in the storage's next batch."""
+        self.check_wall(now)
         self._storage.put_clock(self.record(scope, now))
 
     def check_wall(self, now: float) -> None:
@@ -151,6 +163,7 @@ class Promises:
         if abs(offset - self._offset) <= _JUMP:
             return
         self._offset = offset
+        self._eras.append(offset)
         for scope in self._books.scopes.values():
             # Also blocks that are past: after a jump back they would lie ahead again.
             if scope.history is not None or self._owed(scope, now):

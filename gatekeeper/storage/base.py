@@ -85,6 +85,9 @@ class ClockRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between requests that a RateLimit field asked for ..."""
     said_until: float = 0.0
     """... and the wall seconds until which it did."""
+    era: float | None = None
+    """How far the wall clock was ahead of the writer's monotonic one: whoever saw it jump
+    since knows what the moments above mean."""
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):

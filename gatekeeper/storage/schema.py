@@ -78,7 +78,8 @@ CREATE TABLE clocks (
     errors INTEGER NOT NULL DEFAULT 0,
     latency REAL,
     said_interval REAL NOT NULL DEFAULT 0,
-    said_until REAL NOT NULL DEFAULT 0
+    said_until REAL NOT NULL DEFAULT 0,
+    era REAL
 ) WITHOUT ROWID;
 """
 
@@ -132,6 +133,7 @@ def _to_3(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE clocks ADD COLUMN latency REAL")
     connection.execute("ALTER TABLE clocks ADD COLUMN said_interval REAL NOT NULL DEFAULT 0")
     connection.execute("ALTER TABLE clocks ADD COLUMN said_until REAL NOT NULL DEFAULT 0")
+    connection.execute("ALTER TABLE clocks ADD COLUMN era REAL")
 
 
 _MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _to_2, 2: _to_3}

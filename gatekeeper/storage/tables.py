@@ -137,6 +137,7 @@ def _clock_row(r: ClockRecord) -> tuple[Any, ...]:
         r.latency,
         r.said_interval,
         r.said_until,
+        r.era,
     )
 
 

@@ -107,6 +107,27 @@ async def test_a_pause_of_a_spilled_host_is_lifted(full: Scheduler, clock: Virtu
     assert await refused(full) == ""
 
 
+@pytest.mark.parametrize("days", [-1, 1])
+async def test_a_jump_of_the_wall_clock_moves_no_spilled_block(
+    full: Scheduler, clock: VirtualClock, days: int
+) -> None:
+    clock.jump_wall(days * 86_400.0)
+    await clock.elapse(40.0)
+    clock.jump_wall(-300.0)
+    assert "due in 3560.0 s" in await refused(full)
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+async def test_what_is_spilled_right_after_a_jump_comes_back_as_it_was(
+    full: Scheduler, clock: VirtualClock, days: int
+) -> None:
+    clock.jump_wall(days * 86_400.0)
+    for number in range(6):
+        full.why(f"h{number}.example")
+    for number in range(6):
+        assert "due in 3600.0 s" in await refused(full, f"h{number}.example")
+
+
 async def test_a_shared_clock_that_was_spilled_comes_back(make: Make, storage: FakeStorage) -> None:
     scheduler = await make(storage=storage, max_hosts=4, address_interval=600.0)
     address = "address:203.0.113.9"

@@ -126,6 +126,7 @@ async def test_clocks_come_back_whole(storage: Storage) -> None:
         latency=2.5,
         said_interval=60.0,
         said_until=3600.0,
+        era=1e9,
     )
     storage.put_clock(clock)
     assert await storage.load_clock("a.example") == clock
