@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
-from gatekeeper.decision import Decision, Verdict
+from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Deferred, Denied, LeaseTimeout
 from gatekeeper.fetching.whereabouts import Whereabouts
 from gatekeeper.holdings import Holdings
@@ -32,6 +32,9 @@ def refuse(decision: Decision) -> None:
         raise Denied(decision)
     if decision.verdict is Verdict.DEFER:
         raise Deferred(decision)
+
+
+_HELD = frozenset({Reason.HOST_BLOCKED, Reason.HOST_PAUSED})
 
 
 class LeaseRequest:
@@ -143,7 +146,8 @@ class Lessor:
         if origin is None or (wish := origin.wish) is None:
             return None
         host = origin.host
-        grant = self._take(url, host, wish)
+        take = self._take  # an attribute that is called is slow before Python 3.12
+        grant = take(url, host, wish)
         if grant is None:
             return None
         lease = Lease(self, grant, url, host, owner, origin, next(self._serial))
@@ -184,7 +188,9 @@ class Lessor:
             self.refuse_waiting_for_itself(target, await self.foresee(target))
         end = None if timeout is None else self.clock.monotonic() + timeout
         decision = await self._decide_within(url, target, timeout, user_agent)
-        refuse(decision)
+        if decision.reason not in _HELD or self._scheduler.held(target.host) is None:
+            refuse(decision)
+        # Else the file waits for the end of the host's block, as this lease will.
         scopes = await self._locate(target, end)
 
         def admit() -> Offer:
