@@ -85,9 +85,11 @@ class Reason(StrEnum):
     BLOCKED = "blocked"
     """The guard refused; outwardly always this one word (T2)."""
     INVALID_URL = "invalid_url"
-    # Concerning leases only.
     HOST_BLOCKED = "host_blocked"
+    """The file is not known, and its host may not be asked for a while."""
     HOST_PAUSED = "host_paused"
+    """The same until the operator lets it go on."""
+    # Concerning leases only.
     CLOSING = "closing"
 
 

@@ -6,12 +6,15 @@ section 2); here they are introduced.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, utc
+from gatekeeper.clock import Clock, Timer, utc
 from gatekeeper.deciding import ON_THE_WAY, Decider
+from gatekeeper.fetching.flights import HeldUp
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.whereabouts import Whereabouts
@@ -26,6 +29,10 @@ PARKED: Final = "no such name"
 """The reason of a block that only says that the host's name does not exist (row 24)."""
 
 
+_PATIENCE: Final = 5.0
+"""Seconds that a question may wait for a block to end."""
+_PAUSED: Final = 60.0
+"""Seconds after which to ask again about a host that is paused: its end is unknown."""
 _SLACK: Final = 60.0
 """Seconds by which a turn may be had late."""
 
@@ -48,6 +55,8 @@ class Wishes:
         self._whereabouts = whereabouts
         self.look_up: Callable[[str], Record | None] = lambda _origin: None
         """What is in memory of an origin, however old."""
+        self.holder: Callable[[], Callable[[HeldUp | None], None]] = lambda: _nobody
+        """Gives what tells those who wait for the same file why its turn does not come."""
 
     def of(self, record: Record, agent: str) -> Wish:
         """The pace that the text asks for at this moment, with the line that says so."""
@@ -96,7 +105,18 @@ class Wishes:
         if record is not None and record.text is not None:
             wish = self._pace(record, record.text.robots, None, self._agent)
         self.unpark(target.host)  # asking is how one learns that the name is back
-        return await self._scheduler.acquire_robots(url, target.host, wish=wish, scopes=scopes)
+        with _Lookout(self._clock, self.holder(), partial(self.held, target.host)):
+            return await self._scheduler.acquire_robots(url, target.host, wish=wish, scopes=scopes)
+
+    def held(self, host: str) -> tuple[Outcome, float] | None:
+        """What keeps everybody from the host for more than a moment, and for how long."""
+        found = self._scheduler.held(host)
+        if found is None or found[1] == PARKED:
+            return None
+        seconds = found[0]
+        if seconds == math.inf:
+            return Outcome.HOST_PAUSED, _PAUSED
+        return (Outcome.HOST_BLOCKED, seconds) if seconds > _PATIENCE else None
 
     def learnt(self, record: Record) -> None:
         """An origin was asked: its pace holds from that request on, whoever comes next.
@@ -128,6 +148,33 @@ class Wishes:
             self._scheduler.thaw()
 
 
+class _Lookout:
+    """Looks now and then what a robots.txt's turn waits for, and tells those who wait with it.
+
+    A block may begin while it stands in line: nobody may be kept waiting by it unawares.
+    """
+
+    __slots__ = ("_clock", "_tell", "_timer", "_why")
+
+    def __init__(self, clock: Clock, tell: Callable[[HeldUp | None], None], why: HeldUp) -> None:
+        self._clock = clock
+        self._tell = tell
+        self._why = why
+        self._timer: Timer | None = None
+
+    def __enter__(self) -> None:
+        self._look()
+
+    def _look(self) -> None:
+        self._tell(self._why)
+        self._timer = self._clock.call_at(self._clock.monotonic() + _PATIENCE, self._look)
+
+    def __exit__(self, *error: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tell(None)
+
+
 class RobotsTurn:
     """The turn of a robots.txt request, given back at the end of the block."""
 
@@ -145,3 +192,7 @@ class RobotsTurn:
     async def __aexit__(self, *error: object) -> None:
         if self._grant is not None:
             self._grant.release()
+
+
+def _nobody(_why: HeldUp | None) -> None:
+    """Nobody waits with this turn."""

@@ -13,6 +13,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -22,6 +23,7 @@ from gatekeeper.config import Config
 from gatekeeper.errors import GateClosed, StorageError
 from gatekeeper.fetching.absorbing import Absorber
 from gatekeeper.fetching.faults import LocalFaults
+from gatekeeper.fetching.flights import Flight, HeldUp, flying
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import NO_TEXT, Answer, Record, Standing
 from gatekeeper.fetching.retrieval import Retrieval, RobotsSource, Validators
@@ -68,29 +70,6 @@ class DirectoryStats(msgspec.Struct, frozen=True, kw_only=True):
     storage_errors: int
     local_fault: bool
     local_faults: int
-
-
-class _Flight:
-    """One origin being asked about, and everybody who waits for it."""
-
-    __slots__ = ("asked", "force", "task", "waiters")
-
-    def __init__(self, *, force: bool) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.waiters: dict[asyncio.Future[Record | None], None] = {}
-        """Each has a future of its own, so that a cancelled one cancels nobody. It gets the
-        record, or None when the directory closes; never an exception."""
-        self.force = force
-        self.asked = False
-        """It came to asking the origin (or would have, but for a local fault), and not only
-        to looking it up in the storage."""
-
-    def answer(self, record: Record | None) -> None:
-        """Wake everybody who waits; who comes from now on gets what is learnt after it."""
-        waiters, self.waiters = self.waiters, {}
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(record)
 
 
 class Directory:
@@ -142,7 +121,7 @@ class Directory:
             storage=storage,
             on_learnt=on_learnt,
         )
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, Flight] = {}
         self._prober: asyncio.Task[None] | None = None
         self._waiting = 0
         self._counts: Counter[str] = Counter()
@@ -246,6 +225,25 @@ class Directory:
         """What is fresh about an origin, as if it had just been asked; else None."""
         return self._absorber.known(origin)
 
+    def holder(self) -> Callable[[HeldUp | None], None]:
+        """For who takes a flight's turns, called from within it: tell it why it has to wait.
+
+        Nobody waits with it as long as that holds: a block or a pause may last for days, and
+        DEFER always has a `retry_at` (promise 1). The flight itself goes on. None: it may go.
+        """
+        return partial(self._hold_up, flying.get())
+
+    def _hold_up(self, flight: Flight | None, held_up: HeldUp | None) -> None:
+        if flight is not None:
+            flight.held_up = held_up
+            if (record := self._meanwhile(flight)) is not None:
+                flight.answer(record)
+
+    def _meanwhile(self, flight: Flight) -> Record | None:
+        """What to answer while a flight is held up; None where it is not."""
+        found = None if flight.held_up is None else flight.held_up()
+        return None if found is None else self._absorber.passing(flight.origin, *found)
+
     def stats(self) -> DirectoryStats:
         """Counters and sizes."""
         return DirectoryStats(
@@ -281,6 +279,8 @@ class Directory:
             flight = self._launch(origin, force=force)
         elif force:
             flight.force = True
+        if (meanwhile := self._meanwhile(flight)) is not None:
+            return meanwhile, True
         waiter: asyncio.Future[Record | None] = self._loop.create_future()
         flight.waiters[waiter] = None
         self._waiting += 1
@@ -293,15 +293,16 @@ class Directory:
             raise GateClosed("the gate was closed while robots.txt was being fetched")
         return record, flight.asked
 
-    def _launch(self, origin: str, *, force: bool = False) -> _Flight:
+    def _launch(self, origin: str, *, force: bool = False) -> Flight:
         """The flight of the origin, begun now if there is none: no await in between."""
         flight = self._flights.get(origin)
         if flight is None:
-            flight = self._flights[origin] = _Flight(force=force)
+            flight = self._flights[origin] = Flight(origin, force=force)
             flight.task = self._loop.create_task(self._fly(origin, flight))
         return flight
 
-    async def _fly(self, origin: str, flight: _Flight) -> None:
+    async def _fly(self, origin: str, flight: Flight) -> None:
+        flying.set(flight)
         record: Record | None = None
         try:
             record = await self._learn(origin, flight)
@@ -323,7 +324,7 @@ class Directory:
             log.exception("robots.txt of %s: the failure could not be recorded", origin)
             return self._absorber.passing(origin, Outcome.INTERNAL, _SOON)
 
-    async def _learn(self, origin: str, flight: _Flight) -> Record:
+    async def _learn(self, origin: str, flight: Flight) -> Record:
         record = self._shelf.get(origin)
         if record is None and self._storage is not None:
             record = await self._load(origin, self._storage)

@@ -155,6 +155,9 @@ class Outcome(Enum):
     BAD_ENCODING = _failed(27, "bad_encoding", Reason.BAD_ENCODING, retry=True)
     OURS = _failed(28, "ours", Reason.INTERNAL, Kept.NOT)
     OVERLOADED = _failed(28, "overloaded", Reason.OVERLOADED, Kept.NOT)
+    # The turn for the file is far off: the host turned us away, or the operator holds it back.
+    HOST_BLOCKED = _failed(0, "host_blocked", Reason.HOST_BLOCKED, Kept.NOT, lapses=False)
+    HOST_PAUSED = _failed(0, "host_paused", Reason.HOST_PAUSED, Kept.NOT, lapses=False)
     # fetching.md 2.9: whatever nobody foresaw. Counted, logged, never a welcome.
     INTERNAL = _failed(0, "internal", Reason.INTERNAL, lapses=False)
 

@@ -120,8 +120,9 @@ async def explain(service: Service, call: Call) -> web.StreamResponse:
     gate, agent = service.gate, query.user_agent
     decision = await gate.check(query.url, user_agent=agent)
     service.decided(decision, call)
-    if decision.state is None or decision.state is State.OVERRIDE:
-        # The guard or the operator decided: no file was asked for, and none is fetched now.
+    held = decision.reason in (Reason.HOST_BLOCKED, Reason.HOST_PAUSED)
+    if held or decision.state is None or decision.state is State.OVERRIDE:
+        # The guard or the operator decided, or the host may not be asked: no file is fetched now.
         answer = Explanation(decision=decision, robots_txt=None, candidates=(), fetch=None)
         return json_response(answer)
     robots = await gate.robots(query.url)
