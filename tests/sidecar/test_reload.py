@@ -1,0 +1,180 @@
+"""A reload (T17): everything is judged first, and then all of it is in force, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gatekeeper import HostRule
+from gatekeeper.config import Config, GroupRule, GuardConfig
+from gatekeeper.errors import ConfigError
+from gatekeeper.sidecar import lifecycle, listening
+from gatekeeper.sidecar.lifecycle import Wiring, running
+from gatekeeper.sidecar.reload import Reloaded, reload
+from tests.internet import FakeInternet
+
+Open = Callable[..., Awaitable[Any]]
+TOKEN = "t" * 40
+URL = "http://a.test/page"
+
+
+def reread(service: Any, **changes: Any) -> Reloaded:
+    """Reload with these settings changed; `server` is a dictionary."""
+    config: Config = service.config
+    if "server" in changes:
+        changes["server"] = replace(config.server, **changes["server"])
+    service.reread = lambda: replace(config, **changes)
+    return reload(service)
+
+
+def raising(error: Exception) -> Callable[[], Config]:
+    def read() -> Config:
+        raise error
+
+    return read
+
+
+BAD: dict[str, dict[str, Any]] = {
+    "a group that nobody knows": {"host": (HostRule(match="b.test", group="none"),)},
+    "a match that is no host": {"host": (HostRule(match="a b"),)},
+    "an entry of guard.allow": {"guard": GuardConfig(allow=("foo/9",))},
+    "an agent without a token": {"user_agent": "///"},
+    "a token file that is not there": {"server": {"token_file": "/nowhere/tokens"}},
+    "a range that is none": {"server": {"trusted_peers": ("here",)}},
+    "a door open to all": {"server": {"host": "0.0.0.0"}},
+}
+
+
+@pytest.mark.parametrize("why", BAD)
+async def test_a_file_that_no_start_would_take_changes_nothing(
+    door: Open, caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    service = (await door()).service
+    before = service.config
+    changes = {"host": (HostRule(match="*.test", interval=9.0),), **BAD[why]}
+    changes["server"] = {"max_batch": 5, **changes.get("server", {})}
+    with caplog.at_level(logging.ERROR), pytest.raises(ConfigError):
+        reread(service, **changes)
+
+    assert service.config is before
+    assert service.gate._overrides.find("a.test") is None
+    assert (service.metrics.reloads["failure"], service.metrics.last_reload_ok) == (1, False)
+    [line] = [one.getMessage() for one in caplog.records]
+    assert line.startswith("the configuration was not taken over")
+    assert "\n" not in line
+
+
+async def test_what_nobody_foresaw_is_a_failed_reload_like_any_other(door: Open) -> None:
+    service = (await door()).service
+    service.reread = raising(RuntimeError("a surprise"))
+    with pytest.raises(ConfigError, match="a surprise"):
+        reload(service)
+
+    assert (service.metrics.reloads["failure"], service.metrics.last_reload_ok) == (1, False)
+
+
+async def test_sighup_ends_with_ready_whatever_the_reload_came_to(
+    door: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = (await door()).service
+    service.reread = raising(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
+    name = f"\0gatekeeper-test-{id(service)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(name)
+        monkeypatch.setenv("NOTIFY_SOCKET", "@" + name[1:])
+        lifecycle._on_hangup(service)
+
+        assert manager.recv(100).startswith(b"RELOADING=1")
+        assert manager.recv(100) == b"READY=1"
+    assert not service.metrics.last_reload_ok
+
+
+async def test_a_pace_for_a_pattern_is_in_force_after_a_reload_and_gone_after_the_next(
+    door: Open, internet: FakeInternet
+) -> None:
+    internet.site("a.test").robots("")
+    service = (await door()).service
+    async with service.gate.lease(URL) as lease:
+        lease.report(status=200)
+    told = reread(service, host=(HostRule(match="*.test", interval=6.0),))
+
+    assert told.applied == ["host"]
+    assert 6.0 in [clock.seconds for clock in await service.gate.why("a.test")]
+
+    reread(service, host=())
+    assert 6.0 not in [
+        clock.seconds for clock in await service.gate.why("a.test") if clock.kind == "interval"
+    ]
+
+
+async def test_a_word_that_moves_to_another_match_lets_nobody_through_in_between(
+    door: Open, internet: FakeInternet
+) -> None:
+    internet.site("a.test").robots("")
+    service = (await door()).service
+    async with service.gate.lease(URL) as lease:
+        lease.report(status=200)
+    reread(service, host=(HostRule(match="*.test", interval=900.0),))
+    waiter = asyncio.create_task(service.gate.acquire(URL))
+    while not service.gate.stats().pacing.waiting:
+        await asyncio.sleep(0)
+    reread(
+        service, host=(HostRule(match="*", interval=0.0), HostRule(match="a.test", interval=900.0))
+    )
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+    assert not waiter.done()
+    waiter.cancel()
+    await asyncio.wait([waiter])
+
+
+async def test_a_group_that_is_new_needs_a_restart_and_says_so(door: Open) -> None:
+    service = (await door()).service
+    told = reread(service, group=(GroupRule(name="g", interval=5.0),))
+    assert told == Reloaded(applied=[], needs_restart=["group"])
+
+    with pytest.raises(ConfigError, match="restart"):
+        reread(
+            service,
+            group=(GroupRule(name="g", interval=5.0),),
+            host=(HostRule(match="a.test", group="g"),),
+        )
+
+
+async def test_the_format_of_the_log_is_the_processs_own(door: Open) -> None:
+    service = (await door()).service
+
+    assert reread(service, server={"log_format": "json"}).needs_restart == ["server.log_format"]
+
+
+async def test_t5_an_open_socket_keeps_its_token_though_the_file_names_loopback_now(
+    door: Open, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(TOKEN, encoding="utf-8")
+    service = (await door(token_file=str(tokens))).service
+    service.exposed = "0.0.0.0 port 8750"
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0 port 8750 can be reached"):
+        reread(service, server={"host": "127.0.0.1", "token_file": None})
+
+    assert service.config.server.token_file == str(tokens)
+
+
+async def test_t5_a_socket_that_was_handed_over_is_judged_by_where_it_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as given:
+        monkeypatch.setattr(listening, "activated_sockets", lambda environ: [given])
+        config = Config.from_dict({"storage": {"path": "memory"}})
+        wiring = Wiring("testbot/1.0", config, lambda: config, lambda where, curl: None)
+        with pytest.raises(ConfigError, match=r"0\.0\.0\.0 port \d+ can be reached"):
+            async with running(wiring):
+                pass
