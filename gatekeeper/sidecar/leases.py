@@ -114,12 +114,7 @@ class LeaseTable:
     def take(self, gate: Gatekeeper, url: str, ttl: float, client: str) -> Held | None:
         """The lease that can be had without waiting; None says nothing: `acquire` knows."""
         room = self.room
-        if (
-            room.closed
-            or room.has_queues
-            or self._unwritten
-            or len(self._held) + len(room) >= self._max_leases
-        ):
+        if room.closed or self._unwritten or len(self._held) + len(room) >= self._max_leases:
             return None
         lease = gate.take(url)
         return None if lease is None else self._hold(lease, ttl, client, None)

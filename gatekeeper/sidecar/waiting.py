@@ -24,11 +24,11 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import LeaseTimeout
+from gatekeeper.leasing import Lease, refuse
 from gatekeeper.sidecar.problems import Problem
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
-    from gatekeeper.leasing import Lease
 
 __all__ = ["Underway", "WaitingRoom", "Wanted", "draining", "full"]
 
@@ -125,11 +125,6 @@ class WaitingRoom:
     def __len__(self) -> int:
         return self._size
 
-    @property
-    def has_queues(self) -> bool:
-        """Somebody waits for a host: whoever comes now stands behind."""
-        return bool(self._queues)
-
     def close(self) -> None:
         """Tell everybody who waits that the service drains, and let nobody in."""
         self.closed = True
@@ -199,12 +194,14 @@ class WaitingRoom:
                 del self._by_client[poll.client]
 
     async def _learn(self, gate: Gatekeeper, wanted: Wanted) -> None:
-        """The file first, and in no queue: a slow origin delays no other of its host."""
-        if gate.recall(wanted.url, user_agent=wanted.user_agent) is not None:
-            return
+        """The file first, and in no queue: a slow origin delays no other of its host. Raises
+        what it says of the URL, and LeaseTimeout where it does not come in time."""
+        decision = gate.recall(wanted.url, user_agent=wanted.user_agent)
         try:
-            async with deadline(self._clock, wanted.wait):
-                await gate.check(wanted.url, user_agent=wanted.user_agent)
+            if decision is None:
+                async with deadline(self._clock, wanted.wait):
+                    decision = await gate.check(wanted.url, user_agent=wanted.user_agent)
+            refuse(decision)
         except LeaseTimeout:
             raise
         except TimeoutError:
@@ -251,13 +248,13 @@ class WaitingRoom:
         if queue is None:
             self._queues[key] = _Queue(poll)
             return True
+        in_queue, poll.stepping_back = poll.stepping_back, False
         if queue.first is poll:  # it stepped back, and nobody was left to go before it
             return True
-        if not poll.stepping_back:
+        if not in_queue:
             queue.add(poll)
             if poll.priority > queue.first.priority:
                 queue.first.step_back()
-        poll.stepping_back = False
         poll.go = asyncio.get_running_loop().create_future()
         try:
             async with deadline(self._clock, left):

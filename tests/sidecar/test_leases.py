@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
+from gatekeeper.decision import Verdict
 from gatekeeper.sidecar.leases import LeaseTable
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.waiting import Wanted
@@ -43,8 +45,8 @@ class ScriptedGate:
         self.turn.set()
         self.left = 0
 
-    def recall(self, url: str, **asked: Any) -> bool:
-        return True
+    def recall(self, url: str, **asked: Any) -> Any:
+        return SimpleNamespace(verdict=Verdict.ALLOW)
 
     async def acquire(self, url: str, **wanted: Any) -> ScriptedLease:
         try:

@@ -141,7 +141,7 @@ async def test_one_that_hangs_up_in_the_hosts_line_leaves_its_place_to_its_clien
 
     assert asking.order == ["A3", "A1"]
     assert len(asking.leases.room) == 0
-    assert not asking.leases.room.has_queues
+    assert not asking.leases.room._queues
 
 
 async def test_one_that_waits_behind_its_like_has_its_answer_when_its_own_time_is_over(
