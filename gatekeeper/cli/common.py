@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from gatekeeper.cli.settings import Settings
+from gatekeeper.errors import ConfigError
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
@@ -73,7 +74,28 @@ def load(args: argparse.Namespace, **flags: Any) -> Settings:
     given = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
     if args.user_agent is not None:
         given["user_agent"] = args.user_agent
-    return Settings.load(args.config, flags=given, allow=tuple(args.allow_address))
+    settings = Settings.load(
+        args.config, flags=given | _no_socket(args), allow=tuple(args.allow_address)
+    )
+    for variable in settings.ignored:
+        print(
+            f"{NAME}: {variable} is no setting, and is ignored (config.example.toml lists them)",
+            file=sys.stderr,
+        )
+    return settings
+
+
+def _no_socket(args: argparse.Namespace) -> dict[str, None]:
+    """--host or --port overrides a `socket` that the file or the environment sets.
+
+    Raises ConfigError where --socket stands beside them: only one of the two can be meant.
+    """
+    port = getattr(args, "port", None)
+    if getattr(args, "host", None) is None and port is None:
+        return {}
+    if getattr(args, "socket", None) is not None:
+        raise ConfigError("--socket stands instead of --host and --port: give one or the other")
+    return {"server.socket": None}
 
 
 def open_gate(settings: Settings) -> Gatekeeper:

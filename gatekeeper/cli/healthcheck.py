@@ -8,6 +8,8 @@ import ipaddress
 import socket
 import ssl
 
+import msgspec
+
 from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, load
 from gatekeeper.config import ServerConfig
 
@@ -40,13 +42,19 @@ def run(args: argparse.Namespace) -> int:
     try:
         status = ask(settings.config.server, path)
     except OSError as error:
-        print(f"{path}: no answer ({error.strerror or error})")
+        why = str(error.strerror or error)
+        told = {"path": path, "status": None, "error": why}
+        print(_line(told) if args.json else f"{path}: no answer ({why})")
         return DENIED
     if args.json:
-        print(f'{{"path":"{path}","status":{status}}}')
+        print(_line({"path": path, "status": status}))
     else:
         print(f"{path}: {status}")
     return OK if status == http.client.OK else DENIED
+
+
+def _line(told: dict[str, object]) -> str:
+    return msgspec.json.encode(told).decode()
 
 
 def ask(server: ServerConfig, path: str) -> int:

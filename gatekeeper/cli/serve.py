@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+import msgspec
+
 from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, load, warn_if_anonymous
 from gatekeeper.cli.settings import Settings
 
@@ -49,10 +51,15 @@ def run(args: argparse.Namespace) -> int:
         identity=settings.identity(),
         config=settings.config,
         reread=lambda: read().config,
-        announce=_announce,
+        announce=_announce_json if args.json else _announce,
     )
     serve(wiring)
     return OK
+
+
+def _announce_json(where: str, curl: str) -> None:
+    """The same as one line for a program."""
+    print(msgspec.json.encode({"listening": where, "try": curl}).decode(), flush=True)
 
 
 def _announce(where: str, curl: str) -> None:

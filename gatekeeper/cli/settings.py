@@ -43,6 +43,8 @@ class Settings:
     config: Config
     sources: Mapping[str, str]
     path: str | None = None
+    ignored: tuple[str, ...] = ()
+    """Variables that look like settings and are none."""
 
     @classmethod
     def load(
@@ -71,7 +73,8 @@ class Settings:
             kept = raw.get("guard", {}).get("allow", [])
             _put(raw, "guard.allow", [*kept, *allow])
             sources["guard.allow"] = "flag --allow-address"
-        return cls(Config.from_dict(raw, source=path or "configuration"), sources, path)
+        config = Config.from_dict(raw, source=path or "configuration")
+        return cls(config, sources, path, tuple(_strangers(environ)))
 
     def source(self, name: str) -> str:
         """Where the value of a dotted name came from."""
@@ -131,6 +134,19 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
         elif variable.startswith(sections):
             # A misspelt setting that is silently not in force is worse than no start.
             raise ConfigError(f"{variable}: no such setting (config.example.toml lists them)")
+
+
+def _strangers(environ: Mapping[str, str]) -> Iterator[str]:
+    """Variables with our prefix that nobody reads, in order.
+
+    Only told, not refused: the prefix is a common word. And not those with which
+    Kubernetes and Docker tell every process where a service called gatekeeper is.
+    """
+    links = (f"{PREFIX}PORT", f"{PREFIX}SERVICE_")
+    known = (*_variables(), f"{PREFIX}CONFIG")
+    for variable in sorted(environ.keys() - known):
+        if variable.startswith(PREFIX) and not variable.startswith(links):
+            yield variable
 
 
 def _sections() -> dict[str, type[msgspec.Struct]]:

@@ -102,3 +102,9 @@ def test_variables_of_others_are_left_alone() -> None:
     environ = {"GATEKEEPER_PORT": "tcp://10.0.0.1:8750", "GATEKEEPER_SERVICE_HOST": "10.0.0.1"}
 
     assert Settings.load(None, environ=environ).config == Config()
+
+
+def test_a_variable_that_looks_like_a_setting_and_is_none_is_told() -> None:
+    environ = {"GATEKEEPER_USERAGENT": "bot/1.0", "GATEKEEPER_PORT_8750_TCP": "tcp://10.0.0.1"}
+
+    assert Settings.load(None, environ=environ).ignored == ("GATEKEEPER_USERAGENT",)
