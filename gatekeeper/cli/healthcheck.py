@@ -7,6 +7,7 @@ import http.client
 import ipaddress
 import socket
 import ssl
+from collections.abc import Mapping
 
 import msgspec
 
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     return OK if status == http.client.OK else DENIED
 
 
-def _line(told: dict[str, object]) -> str:
+def _line(told: Mapping[str, object]) -> str:
     return msgspec.json.encode(told).decode()
 
 
