@@ -189,9 +189,9 @@ class ServerConfig(_Section, frozen=True):
     trusted_peers: tuple[str, ...] = ("127.0.0.1/32", "::1/128")
     """Who may ask /v1/forward-auth (T7)."""
     drain_grace: Seconds = 1.0
-    """Seconds between being unready and accepting no more connections."""
+    """Seconds to be unready on SIGTERM before anything ends: load balancers notice."""
     drain_timeout: Seconds = 20.0
-    """Seconds that open leases and streams are given to end."""
+    """Seconds that open leases and streams are given to end; no connections after that."""
     log_format: Literal["auto", "json", "text"] = "auto"
     log_decisions: Literal["all", "refused", "none"] = "all"
     log_queries: bool = False

@@ -188,7 +188,7 @@ class Service:
         self._grace = False
 
     async def drain(self, sites: Sequence[web.BaseSite]) -> None:
-        """Unready at once; then no new connections; then let what is open end, bounded.
+        """Unready at once; then let what is open end, bounded; then no new connections.
 
         The unready time lets a load balancer notice before connections are refused.
         """

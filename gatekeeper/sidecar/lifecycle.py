@@ -1,8 +1,8 @@
 """From start to exit: sockets, signals, draining.
 
 start      bind, open the gate, listen, READY=1
-SIGTERM    unready at once; no new leases; after `drain_grace` no new connections;
-           open leases may still be reported for `drain_timeout`; then exit
+SIGTERM    unready at once; no new leases; after `drain_grace` open leases may be reported
+           and streams may end for `drain_timeout`; then no new connections; exit
 SIGHUP     read the configuration again
 """
 
