@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
@@ -18,15 +19,17 @@ __all__ = ["Many"]
 class Many(Operated):
     """The methods of a gate that take many URLs."""
 
+    @abstractmethod
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """One question."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _fresh(self, origin: str) -> Record | None:
-        raise NotImplementedError
+        """What is known of the origin, if it need not be asked again."""
 
+    @abstractmethod
     def _decide(self, raw: str, target: Target, record: Record, agent: str) -> Decision:
-        raise NotImplementedError
+        """What a record says of a URL."""
 
     async def check_all(
         self, urls: Iterable[str], *, user_agent: str | None = None
