@@ -85,10 +85,23 @@ async def _until_told(wiring: Wiring) -> None:
         if not told.done():
             told.set_result(number)
 
+    serving: list[Service] = []
+    early: list[bool] = []
+
+    def hang_up() -> None:
+        if serving:
+            _on_hangup(serving[0])
+        else:
+            early.append(True)
+
+    # From the first moment on: without a handler SIGHUP would be the end of the process.
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, tell, number)
     async with running(wiring) as service:
-        loop.add_signal_handler(signal.SIGHUP, _on_hangup, service)
+        serving.append(service)
+        if early:
+            _on_hangup(service)  # the file may have changed since it was read
         if await told is signal.SIGINT:
             service.hurry()  # somebody sits at the terminal: no load balancer to wait for
         listening.notify("STOPPING=1", os.environ)
@@ -229,5 +242,8 @@ def state_path() -> Path:
     given = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if given:
         return Path(given) / "state.sqlite"
-    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    try:
+        home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    except RuntimeError as error:  # a user without a home, as in many a container
+        raise ConfigError(f"there is no place for state ({error}): set storage.path") from error
     return Path(home) / "gatekeeper" / "state.sqlite"

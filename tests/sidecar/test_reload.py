@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -178,3 +179,16 @@ async def test_t5_a_socket_that_was_handed_over_is_judged_by_where_it_listens(
         with pytest.raises(ConfigError, match=r"0\.0\.0\.0 port \d+ can be reached"):
             async with running(wiring):
                 pass
+
+
+async def test_t5_a_reload_opens_no_door_that_a_token_shut(start: Any, tmp_path: Path) -> None:
+    path, tokens = tmp_path / "gatekeeper.toml", tmp_path / "tokens"
+    tokens.write_text(TOKEN, encoding="utf-8")
+    path.write_text(f'[server]\nhost = "0.0.0.0"\ntoken_file = "{tokens}"\n', encoding="utf-8")
+    sidecar = await start("--config", str(path))
+    path.write_text('[server]\nhost = "127.0.0.1"\n', encoding="utf-8")
+    sidecar.tell(signal.SIGHUP)
+
+    assert await sidecar.said("the configuration was not taken over")
+    async with sidecar.session.get(sidecar.base + "/v1/hosts") as response:
+        assert response.status == 401
