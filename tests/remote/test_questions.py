@@ -173,7 +173,7 @@ async def test_a_decision_is_repeated_without_asking(world: World) -> None:
 
 
 async def test_a_deferral_is_repeated_until_it_says_to_ask_again(world: World) -> None:
-    site = world.internet.site("a.test").robots(Page("", status=503))
+    site = world.internet.site("a.test").robots(Page("", status=500))
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where)
     decision = await world.drive(gate.check("http://a.test/x"))
