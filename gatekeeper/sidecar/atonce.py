@@ -43,9 +43,16 @@ def sieve_fits() -> bool:
 class Sieve:
     """Stands in for the parser of one connection: what `answered` takes is not passed on."""
 
-    __slots__ = ("_answered", "_begun", "_feed", "_parser", "message_consumed", "unread")
+    __slots__ = ("_answered", "_begun", "_broken", "_feed", "_parser", "message_consumed", "unread")
 
-    def __init__(self, parser: Any, answered: Callable[[Any, Any], bool]) -> None:
+    def __init__(
+        self,
+        parser: Any,
+        answered: Callable[[Any, Any], bool],
+        broken: Callable[[Exception], None],
+    ) -> None:
+        """`broken` is told of what is no HTTP: the parser alone leaves a body without an end."""
+        self._broken = broken
         self._parser = parser
         self._feed = parser.feed_data
         self.message_consumed = parser.message_consumed
@@ -61,8 +68,9 @@ class Sieve:
         """The requests that `data` completes, but for one that is answered already."""
         try:
             found = self._feed(data)
-        except HttpProcessingError:
+        except HttpProcessingError as error:
             self.unread = self._begun or data[:_BEGINNING]
+            self._broken(error)
             raise
         messages, upgraded, _ = found
         if not messages:  # a head that comes in pieces, or a body

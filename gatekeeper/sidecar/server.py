@@ -74,7 +74,7 @@ class _Protocol(web.RequestHandler):
         self._at_once = server.at_once
         self._remote = _address(transport)
         if server.sieve:
-            self._parser = cast("Any", Sieve(self._parser, self._answered))
+            self._parser = cast("Any", Sieve(self._parser, self._answered, self._broken))
         self._first = asyncio.get_running_loop().call_later(FIRST_REQUEST, self._too_slow)
         if len(server.connections) > server.most:
             if not server.full:
@@ -87,6 +87,17 @@ class _Protocol(web.RequestHandler):
         """Forget the connection and its timer."""
         self._first.cancel()
         super().connection_lost(exc)
+
+    def _broken(self, error: Exception) -> None:
+        """What came is no HTTP: who reads the body before it learns that, instead of waiting."""
+        request = self._current_request
+        if request is not None and not request.content.is_eof():
+            request.content.set_exception(web.RequestPayloadError(str(error)))
+
+    def log_exception(self, *args: Any, **options: Any) -> None:
+        """Log an error of ours; what a client's body is made of is none."""
+        if not isinstance(options.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **options)
 
     def _answered(self, message: Any, payload: Any) -> bool:
         """Answer it here, if nothing stands before it and the client reads its answers."""

@@ -172,7 +172,12 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
     # As nearly everybody writes it; else the type is taken out of its parameters.
     if request.headers.get("Content-Type") != JSON and request.content_type != JSON:
         raise Problem(415, "media-type", f"the body must be {JSON}")
-    body = await _read(request, limit)
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise Problem(415, "media-type", "the body must be sent as it is, without an encoding")
+    try:
+        body = await _read(request, limit)
+    except web.RequestPayloadError:
+        raise Problem(400, "bad-request", "body: its framing is broken") from None
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,0 +1,86 @@
+"""Request bodies that can't be read: a problem document at once, and no error of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+import zlib
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.routes.check import Batch
+from gatekeeper.sidecar.server import Server
+from gatekeeper.sidecar.wire import read_body
+
+QUESTION = b'{"urls":[]}'
+
+
+async def answer(service: Any, head: str, body: bytes) -> bytes:
+    """What is answered to these octets, on a connection that the client leaves open."""
+    host, _, port = service.base.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    start = "POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    writer.write(f"{start}{head}\r\n\r\n".encode() + body)
+    try:
+        got = await reader.readuntil(b"\r\n\r\n")
+    finally:
+        writer.close()
+    return got
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "x-unknown"])
+@pytest.mark.parametrize("packed", [True, False])
+async def test_an_encoded_body_is_415(
+    door: Any, caplog: pytest.LogCaptureFixture, encoding: str, packed: bool
+) -> None:
+    body = QUESTION
+    if packed:
+        body = zlib.compress(body) if encoding == "deflate" else gzip.compress(body)
+    service = await door()
+    with caplog.at_level(logging.ERROR):
+        head = f"Content-Encoding: {encoding}\r\nContent-Length: {len(body)}"
+        got = await answer(service, head, body)
+
+    assert got.startswith(b"HTTP/1.1 4")
+    assert caplog.records == []
+
+
+async def test_a_malformed_chunk_is_400_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    reading = asyncio.Event()
+
+    async def read(request: web.BaseRequest) -> web.StreamResponse:
+        reading.set()
+        try:
+            await read_body(request, Batch, limit=1000)
+        except Problem as problem:
+            return problem.response()
+        raise AssertionError("it was read")
+
+    runner = web.ServerRunner(Server(read, header=8192))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
+    with caplog.at_level(logging.ERROR):
+        writer.write(
+            b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\nb\r\n" + QUESTION + b"\r\n"
+        )
+        await reading.wait()
+        writer.write(b"zz\r\n")
+        got = await reader.read()
+    writer.close()
+    await runner.cleanup()
+
+    assert got.startswith(b"HTTP/1.1 400")
+    assert got.count(b"HTTP/1.") == 1
+    assert caplog.records == []
+
+
+async def test_a_chunked_body_is_read(door: Any) -> None:
+    service = await door()
+    body = b"b\r\n" + QUESTION + b"\r\n0\r\n\r\n"
+    assert (await answer(service, "Transfer-Encoding: chunked", body)).startswith(b"HTTP/1.1 200")
