@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from gatekeeper import urls
 from gatekeeper.clock import utc
 from gatekeeper.decision import Decision, Reason, State, Verdict
-from gatekeeper.robots import Candidate, Finding, Group, Match, Policy, RobotsTxt
+from gatekeeper.fetching.content import is_binary, judge, readable
+from gatekeeper.fetching.outcomes import Outcome, Row
+from gatekeeper.operating import token_of
+from gatekeeper.robots import Candidate, Finding, Group, Policy, RobotsTxt
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routes.check import CheckQuery, UserAgent
 from gatekeeper.sidecar.routing import Call, Route
@@ -146,40 +150,55 @@ async def explain(service: Service, call: Call) -> web.StreamResponse:
 async def what_if(service: Service, call: Call) -> web.StreamResponse:
     """The same for a text in the request; nothing is fetched, stored, counted or logged."""
     asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
-    settings = service.config.robots
-    robots = RobotsTxt.parse(
-        asked.robots_txt, dialect=settings.dialect, limit=service.config.fetch.max_body
-    )
-    policy = robots.policy(
-        asked.user_agent, conflicts=settings.conflicts, v2_semantics=settings.v2_semantics
-    )
     target = urls.parse(asked.url)
-    match = policy.match(asked.url)
+    agent = token_of(asked.user_agent)
+    settings, limit = service.config.robots, service.config.fetch.max_body
+    body = asked.robots_txt.encode("utf-8", "surrogatepass")
+    outcome = Outcome.NOT_TEXT
+    if not is_binary(body):
+        outcome = judge(Outcome.RULES, body[: limit + 1], truncated=len(body) > limit)
+    robots = RobotsTxt.parse(readable(body), dialect=settings.dialect, limit=limit)
+    policy = robots.policy(
+        agent,
+        conflicts=settings.conflicts,
+        v2_semantics=settings.v2_semantics,
+        inherit_crawl_delay=settings.inherit_crawl_delay,
+    )
+    decision = _supposed(asked.url, target, agent, outcome.row, policy, service.clock.wall())
+    candidates = policy.match_path(target.path).candidates if outcome.row.verdict is None else ()
     answer = Explanation(
-        decision=_supposed(asked, target.origin, policy, match, service.clock.wall()),
-        robots_txt=asked.robots_txt,
-        candidates=match.candidates,
-        fetch=None,
+        decision=decision, robots_txt=asked.robots_txt, candidates=candidates, fetch=None
     )
     return json_response(answer)
 
 
-def _supposed(asked: WhatIf, origin: str, policy: Policy, match: Match, wall: float) -> Decision:
+def _supposed(
+    raw: str, target: urls.Target, agent: str, row: Row, policy: Policy, wall: float
+) -> Decision:
     """The decision that the text would give. It has no id: nobody will find it in a log."""
-    now = utc(wall)
+    bare = Decision(
+        verdict=row.verdict or Verdict.ALLOW,
+        reason=row.reason,
+        url=urls.mask(raw),
+        origin=target.origin,
+        user_agent=agent,
+        state=row.state,
+    )
+    if target.path == "/robots.txt":  # RFC-20, whatever the text says
+        return replace(bare, verdict=Verdict.ALLOW, reason=Reason.ROBOTS_FILE)
+    if row.verdict is not None:
+        return bare
+    match, now = policy.match_path(target.path), utc(wall)
     verdict = Verdict.ALLOW if match.allowed else Verdict.DENY
-    reason = Reason.NO_RULE if match.rule is None else Reason.RULE
+    reason = row.reason if match.rule is None else Reason.RULE
     retry_at = None
     if match.allowed and not policy.may_visit(now):
         verdict, reason = Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME
         retry_at = policy.next_visit(now)
-    return Decision(
+    return replace(
+        bare,
         verdict=verdict,
         reason=reason,
-        url=urls.mask(asked.url),
-        origin=origin,
-        user_agent=asked.user_agent,
-        state=State.PARSED,
         rule=match.rule,
         retry_at=retry_at,
         crawl_delay=policy.crawl_delay,
