@@ -15,16 +15,16 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import floor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.ledger import INF, Reservation, Scope
-from gatekeeper.pacing.waiters import REFETCH, ROBOTS, Line, LineState, Offer, Waiter
+from gatekeeper.pacing.waiters import REFETCH, ROBOTS, Line, LineState, Offer, Remote, Waiter
 
 if TYPE_CHECKING:
     from gatekeeper.pacing.books import Books
 
-__all__ = ["Remote", "Turns"]
+__all__ = ["Turns"]
 
 _ID_BITS = 24
 _ID_MASK = (1 << _ID_BITS) - 1
@@ -34,16 +34,6 @@ _MAX_SPARE = 4096
 """Lines kept for those who come next: a host that somebody waits for now and then needs none
 of its own."""
 _HELD, _TIMED, _READY, _PARKED, _SERVING = LineState
-
-
-class Remote(Protocol):
-    """A ledger beyond this process, asked after the books have agreed."""
-
-    def request(self, line: Line, gaps: tuple[float, ...]) -> None:
-        """Ask for a start; the answer comes back through `Turns.answered`."""
-
-    def push(self, scope: Scope, until: float, reason: str) -> None:
-        """Tell the others: no start of this scope before that moment."""
 
 
 class Turns:

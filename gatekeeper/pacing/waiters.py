@@ -9,7 +9,7 @@ import heapq
 import itertools
 from collections import deque
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from gatekeeper.pacing.intervals import Wish
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gatekeeper.pacing.leases import Grant
     from gatekeeper.pacing.ledger import Reservation, Scope
 
-__all__ = ["PASSED", "REFETCH", "ROBOTS", "Line", "LineState", "Offer", "Waiter"]
+__all__ = ["PASSED", "REFETCH", "ROBOTS", "Line", "LineState", "Offer", "Remote", "Waiter"]
 
 REFETCH: Final = "refetch"
 """An admission's answer: the policy is too old to decide; give the turn to robots.txt."""
@@ -183,3 +183,13 @@ class Line:
         if self.reservation is not None and self.reservation.start_at > due:
             return self.reservation.start_at
         return due
+
+
+class Remote(Protocol):
+    """A ledger beyond this process, asked after the books have agreed."""
+
+    def request(self, line: Line, gaps: tuple[float, ...]) -> None:
+        """Ask for a start; the answer comes back through `Turns.answered`."""
+
+    def push(self, scope: Scope, until: float, reason: str) -> None:
+        """Tell the others: no start of this scope before that moment."""

@@ -8,12 +8,10 @@ say the same, each must occur once, and a host must be a host, not the beginning
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 from gatekeeper.sidecar.problems import Problem
-
-if TYPE_CHECKING:
-    from multidict import CIMultiDictProxy
 
 __all__ = ["asked_url"]
 
@@ -35,7 +33,20 @@ _IS_PATH = re.compile(r"/[^#]*", re.DOTALL)
 _WHOLE = re.compile(rf"(https?)://({_HOST})(/.*)", re.DOTALL)
 
 
-def asked_url(headers: CIMultiDictProxy[str], behind: str) -> str:
+class Headers(Protocol):
+    """Those of a request."""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is one of that name, in whatever case."""
+
+    def __getitem__(self, name: str) -> str:
+        """The first of that name."""
+
+    def getall(self, name: str, default: tuple[str, ...]) -> Sequence[str]:
+        """All of that name."""
+
+
+def asked_url(headers: Headers, behind: str) -> str:
     """The URL, from either style of headers or the path `behind` ours, as Envoy asks.
 
     Raises Problem 403 where it can't be told for certain.
@@ -68,7 +79,7 @@ def asked_url(headers: CIMultiDictProxy[str], behind: str) -> str:
     return f"{scheme}://{host}{path}"
 
 
-def _all(headers: CIMultiDictProxy[str], *names: str) -> set[str]:
+def _all(headers: Headers, *names: str) -> set[str]:
     return {headers[name] for name in names if name in headers}
 
 
