@@ -42,6 +42,9 @@ class Headers(Protocol):
     def __getitem__(self, name: str) -> str:
         """The first of that name."""
 
+    def get(self, name: str, default: str) -> str:
+        """The same, or else the default."""
+
     def getall(self, name: str, default: tuple[str, ...]) -> Sequence[str]:
         """All of that name."""
 
