@@ -58,8 +58,8 @@ class Sieve:
         self.message_consumed = parser.message_consumed
         self._answered = answered
         self._begun = b""
-        self.unread = b""
-        """How a request began that nobody could read."""
+        self.unread: tuple[bytes, ...] = ()
+        """How a request may have begun that nobody could read: with the last data, or before."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parser, name)
@@ -69,12 +69,13 @@ class Sieve:
         try:
             found = self._feed(data)
         except HttpProcessingError as error:
-            self.unread = self._begun or data[:_BEGINNING]
+            self.unread = (data[:_BEGINNING], self._begun + data[:_BEGINNING])
             self._broken(error)
             raise
         messages, upgraded, _ = found
         if not messages:  # a head that comes in pieces, or a body
-            self._begun = self._begun or data[:_BEGINNING]
+            if len(self._begun) < _BEGINNING:
+                self._begun += data[:_BEGINNING]
         elif self._begun:
             self._begun = b""
         # Several at once are pipelined: their answers go out in their order, by the queue.

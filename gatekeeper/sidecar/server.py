@@ -142,7 +142,8 @@ class _Protocol(web.RequestHandler):
             self.log_exception("a request failed", exc_info=exc)
         else:
             # T7: what a visitor can make unreadable is a refusal; of a 400 nginx makes a 500.
-            status = 403 if _FOR_A_PROXY.match(getattr(self._parser, "unread", b"")) else 400
+            beginnings = getattr(self._parser, "unread", ())
+            status = 403 if any(map(_FOR_A_PROXY.match, beginnings)) else 400
             detail = "this is no HTTP request that can be read"
             problem = Problem(status, "bad-request", detail)
         response = problem.response()
