@@ -42,6 +42,9 @@ class ScriptedGate:
     def on_retrieval(self, callback: object) -> None:
         """Nothing is retrieved here."""
 
+    async def learn(self, origin: str) -> None:
+        """Every answer is known here."""
+
     def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         return None
 
