@@ -44,10 +44,10 @@ from gatekeeper.sidecar.routes import (
     hosts,
     leases,
 )
-from gatekeeper.sidecar.routing import METHODS, Call, Router
+from gatekeeper.sidecar.routing import METHODS, Call, Glance, Router
 from gatekeeper.sidecar.tracing import Answer, tracing
 from gatekeeper.sidecar.waiting import Underway
-from gatekeeper.sidecar.wire import is_quick
+from gatekeeper.sidecar.wire import name_request
 
 if TYPE_CHECKING:
     from gatekeeper.fetching.retrieval import Retrieval
@@ -212,12 +212,12 @@ class Service:
         if self._tracing is not None:
             self._tracing.decided(decision)
 
-    def decided_at_once(self, decision: Decision, client: str) -> None:
+    def decided_at_once(self, decision: Decision, glance: Glance) -> None:
         """The same for an answer that needed no `Call`."""
-        if self.log.wants(decision):
-            self.log.add(decision, self._new_id(), client)
+        self.log.add(decision, glance.id, glance.client)
 
-    def _new_id(self) -> str:
+    def new_id(self) -> str:
+        """Names a request, in its answer and in the logs."""
         return f"{self._prefix}{next(self._counter):x}"
 
     def _retrieved(self, origin: str, retrieval: Retrieval, seconds: float) -> None:
@@ -226,7 +226,7 @@ class Service:
             self._tracing.retrieved(origin, retrieval, seconds)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        request_id = self._new_id()
+        request_id = self.new_id()
         where = "unmatched"
         try:
             path, _, query = _target(request)
@@ -252,8 +252,7 @@ class Service:
                 _break_off(request)
             raise
         self.metrics.answered(where, _method(request), response.status)
-        if not (response.prepared or is_quick(response)):
-            response.headers["X-Request-Id"] = request_id
+        name_request(response, request_id)
         return response
 
     def _samples(self) -> Iterable[Sample]:

@@ -115,7 +115,9 @@ class AtOnce:
             client = service.door.admit_by(message.headers, remote, transport)
             if not service.clients.passes(client):
                 return None
-            glance = Glance(message.headers, _body(payload), query, params, client)
+            glance = Glance(
+                message.headers, _body(payload), query, params, client, service.new_id()
+            )
             body = route.at_once(service, glance)
         except Problem:
             return None
@@ -126,7 +128,7 @@ class AtOnce:
             return None
         status = route.status
         service.metrics.answered(route.path, route.method, status)
-        return written(status, body)
+        return written(status, body, glance.id)
 
 
 def _body(payload: Any) -> bytes:

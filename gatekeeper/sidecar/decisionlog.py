@@ -191,8 +191,9 @@ class DecisionLog:
 
     def _shown(self, url: str) -> str:
         if not self._queries:
+            url, hidden, _ = url.partition("#")  # T11: a fragment may hold a token as well
             head, mark, _ = url.partition("?")
-            url = f"{head}?***" if mark else head
+            url = f"{head}{'?***' if mark else ''}{'#***' if hidden else ''}"
         return url[:_MAX_URL]
 
 

@@ -74,7 +74,7 @@ class Problem(Exception):
             status=self.status,
             body=msgspec.json.encode(self.document(request_id)),
             content_type=CONTENT_TYPE,
-            headers=self.headers,
+            headers={"Server": "gatekeeper", **self.headers},
         )
 
 

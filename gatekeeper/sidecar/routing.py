@@ -40,6 +40,7 @@ class Glance(msgspec.Struct, gc=False):
     query: str
     params: Mapping[str, str]
     client: str
+    id: str
 
 
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))

@@ -21,8 +21,8 @@ __all__ = [
     "QuickAnswer",
     "decode",
     "encode",
-    "is_quick",
     "json_response",
+    "name_request",
     "quick_json",
     "quick_nothing",
     "read_at_once",
@@ -89,7 +89,7 @@ class QuickAnswer:
     date. It has what aiohttp's server asks of a response, and nothing else.
     """
 
-    __slots__ = ("_body", "status")
+    __slots__ = ("_body", "request_id", "status")
 
     keep_alive = True
     """The connection stays open: nobody asked otherwise (see `quick_json`)."""
@@ -97,13 +97,15 @@ class QuickAnswer:
 
     def __init__(self, status: int, body: bytes) -> None:
         self.status = status
+        self.request_id = ""
+        """Of the request that it answers; set by who knows."""
         self._body = body
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter:
         """Write head and body at once."""
         writer = request.writer
         body = self._body
-        await writer.write(written(self.status, body))
+        await writer.write(written(self.status, body, self.request_id))
         # A client that asks on and does not read has to wait for itself.
         await writer.drain()
         return writer
@@ -113,7 +115,7 @@ class QuickAnswer:
 
 
 _JSON_HEAD = (
-    b"\r\nServer: gatekeeper\r\nDate: %b\r\n"
+    b"\r\nServer: gatekeeper\r\nDate: %b\r\nX-Request-Id: %b\r\n"
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 )
 _HEADS = {
@@ -121,7 +123,9 @@ _HEADS = {
     201: b"HTTP/1.1 201 Created" + _JSON_HEAD,
 }
 # RFC 9110 section 8.6: no Content-Length with 204.
-_NO_CONTENT = b"HTTP/1.1 204 No Content\r\nServer: gatekeeper\r\nDate: %b\r\n\r\n"
+_NO_CONTENT = (
+    b"HTTP/1.1 204 No Content\r\nServer: gatekeeper\r\nDate: %b\r\nX-Request-Id: %b\r\n\r\n"
+)
 _last_date: tuple[int, bytes] = (0, b"")
 
 
@@ -134,16 +138,20 @@ def _date() -> bytes:
     return _last_date[1]
 
 
-def written(status: int, body: bytes) -> bytes:
+def written(status: int, body: bytes, request_id: str) -> bytes:
     """A whole answer, on a connection that stays open: JSON, or nothing with 204."""
     if status == 204:
-        return _NO_CONTENT % _date()
-    return _HEADS[status] % (_date(), len(body)) + body
+        return _NO_CONTENT % (_date(), request_id.encode())
+    return _HEADS[status] % (_date(), request_id.encode(), len(body)) + body
 
 
-def is_quick(response: object) -> bool:
-    """It goes out as it is: there are no headers to add to."""
-    return type(response) is QuickAnswer
+def name_request(response: web.StreamResponse | QuickAnswer, request_id: str) -> None:
+    """Say in an answer that is not yet on its way which request it answers, and who does."""
+    if isinstance(response, QuickAnswer):
+        response.request_id = request_id
+    elif not response.prepared:
+        response.headers["X-Request-Id"] = request_id
+        response.headers["Server"] = "gatekeeper"
 
 
 def quick_json(request: web.BaseRequest, value: Any, *, status: int = 200) -> web.StreamResponse:

@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 import msgspec
+import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
@@ -52,6 +53,20 @@ def test_t20_a_line_carries_the_ids_the_client_and_the_rule() -> None:
     assert (record["id"], record["request"], record["client"]) == ("d-7", "r-1", "token-1")
     assert (record["line"], record["rule"]) == (3, "Disallow: /private")
     assert record["time"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://a.example/x#token=secret", "https://a.example/x#***"),
+        ("https://a.example/x?a=b#token?secret", "https://a.example/x?***#***"),
+        ("https://a.example/x#token?secret", "https://a.example/x#***"),
+    ],
+)
+def test_t11_a_fragment_is_masked(url: str, shown: str) -> None:
+    [line] = written(decision(url))
+
+    assert json.loads(line)["url"] == shown
 
 
 def test_t11_a_query_is_masked() -> None:

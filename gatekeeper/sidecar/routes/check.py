@@ -61,7 +61,7 @@ def check_at_once(service: Service, glance: Glance) -> bytes | None:
     decision = service.gate.recall(question.url)
     if decision is None:
         return None
-    service.decided_at_once(decision, glance.client)
+    service.decided_at_once(decision, glance)
     return encode(decision)
 
 

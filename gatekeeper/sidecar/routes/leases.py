@@ -123,7 +123,7 @@ def acquire_at_once(service: Service, glance: Glance) -> bytes | None:
         return None
     service.metrics.queue_wait.observe(0.0)
     decision = held.lease.decision
-    service.decided_at_once(decision, glance.client)
+    service.decided_at_once(decision, glance)
     return encode(_body(held))
 
 

@@ -1,0 +1,70 @@
+"""Every answer names its request, as the log does, and the service that gave it (T20)."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from gatekeeper.config import ServerConfig
+from gatekeeper.sidecar.decisionlog import DecisionLog
+from tests.internet import FakeInternet
+
+
+@pytest.fixture
+async def service(door: Any, internet: FakeInternet) -> Any:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /private\n").page("/", "home")
+    service = await door()
+    server = ServerConfig(log_decisions="all", log_format="json")
+    service.service.log = DecisionLog(server, service.service.clock, stream=io.StringIO())
+    return service
+
+
+def logged(service: Any) -> list[str]:
+    log = service.service.log
+    log.write()
+    return [json.loads(line)["request"] for line in log._stream.getvalue().splitlines()]
+
+
+async def test_each_question_has_an_id_that_its_line_in_the_log_tells(service: Any) -> None:
+    ids = []
+    for path in ("/", "/", "/private", "/private"):  # cold; then answered where it is read
+        asked = {"url": f"http://a.test{path}"}
+        async with service.session.get(service.base + "/v1/check", params=asked) as response:
+            ids.append(response.headers["X-Request-Id"])
+
+    assert len(set(ids)) == 4
+    assert logged(service) == ids
+
+
+async def test_a_lease_its_report_and_its_return_have_an_id(service: Any) -> None:
+    base, ids = service.base + "/v1/leases", []
+    for end in ("report", "DELETE"):
+        for _ in range(2):  # the first goes the long way, the second is answered at once
+            wanted = {"url": "http://a.test/", "wait": 5}
+            async with service.session.post(base, json=wanted) as response:
+                lease = await response.json()
+                ids.append(response.headers["X-Request-Id"])
+            if end == "DELETE":
+                asked = service.session.delete(f"{base}/{lease['id']}")
+            else:
+                asked = service.session.post(f"{base}/{lease['id']}/report", json={"status": 200})
+            async with asked as response:
+                assert response.status == 204
+                ids.append(response.headers["X-Request-Id"])
+
+    assert len(set(ids)) == 8
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/check?url=http://a.test/", "/v1/fetch?url=http://a.test/", "/healthz", "/metrics", "/no"],
+)
+async def test_no_answer_names_what_the_service_is_made_of(service: Any, path: str) -> None:
+    async with service.session.get(service.base + path) as response:
+        await response.read()
+
+    assert response.headers["Server"] == "gatekeeper"
+    assert response.headers["X-Request-Id"]
