@@ -102,7 +102,7 @@ class Service:
         self.leases = LeaseTable(config.server, self.clock, lease_book)
         self.streams = Underway()
         """Pages that are being fetched and passed on."""
-        self.learning = Learning(gate.learn, self.clock)
+        self.learning = Learning(gate, self.clock)
         self.router = Router(ROUTES)
         self.reread = reread
         self.certificates = certificates

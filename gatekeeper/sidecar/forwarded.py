@@ -42,9 +42,6 @@ class Headers(Protocol):
     def __getitem__(self, name: str) -> str:
         """The first of that name."""
 
-    def get(self, name: str, default: str) -> str:
-        """The same, or else the default."""
-
     def getall(self, name: str, default: tuple[str, ...]) -> Sequence[str]:
         """All of that name."""
 
@@ -63,8 +60,7 @@ def asked_url(headers: Headers, behind: str) -> str:
     if behind.startswith("/"):
         paths.add(behind)
         hosts |= {host.lower() for host in _all(headers, "Host")}  # Envoy keeps the visitor's
-    whole = headers.get("X-Original-URL")  # ingress-nginx
-    if whole is not None:
+    for whole in _all(headers, "X-Original-URL"):  # ingress-nginx
         parts = _WHOLE.fullmatch(whole)
         if parts is None:
             raise Problem(403, "no-target", "X-Original-URL is no whole URL of a host")

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.errors import GateClosed
@@ -29,11 +29,18 @@ MOST = 1000
 """Origins at once; a further one is learnt when somebody asks about it later."""
 
 
+class Learner(Protocol):
+    """A gate, as far as it matters here."""
+
+    async def learn(self, origin: str) -> object:
+        """Ask the origin for its file if need be."""
+
+
 class Learning:
     """Has the gate learn origins in the background."""
 
-    def __init__(self, learn: Callable[[str], Awaitable[object]], clock: Clock) -> None:
-        self._learn = learn
+    def __init__(self, gate: Learner, clock: Clock) -> None:
+        self._gate = gate
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.put_off = 0
@@ -75,7 +82,7 @@ class Learning:
         try:
             with contextlib.suppress(TimeoutError, GateClosed):
                 async with deadline(self._clock, _LONGEST):
-                    await self._learn(origin)
+                    await self._gate.learn(origin)
         except Exception as error:  # noqa: BLE001 - nobody awaits it; the next question may
             logger.warning("%s could not be learnt: %s", origin, error)
 

@@ -146,10 +146,11 @@ async def test_t8_origins_that_do_not_answer_hold_up_neither_others_nor_the_oper
 async def test_t8_an_origin_is_followed_for_a_bounded_time(virtual_internet: FakeInternet) -> None:
     clock: Any = virtual_internet.clock
 
-    async def never(_origin: str) -> None:
-        await asyncio.Event().wait()
+    class Silent:
+        async def learn(self, _origin: str) -> None:
+            await asyncio.Event().wait()
 
-    learner = learning.Learning(never, clock)
+    learner = learning.Learning(Silent(), clock)
     task = learner.begin("http://a.test")
     assert task is learner.begin("http://a.test")
     await clock.elapse(11.0)
