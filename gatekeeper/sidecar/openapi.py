@@ -19,14 +19,16 @@ _ALWAYS = (401, 403, 429, 500)
 
 
 def document(routes: Iterable[Route], *, version: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of every route that is not a catch-all."""
-    shown = [route for route in routes if route.method != ANY]
+    """An OpenAPI 3.1 document of every route, but for those that only add to another's path."""
+    shown = [route for route in routes if "{rest*}" not in route.path]
     kinds = sorted(_structs(shown), key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    for kind in kinds:
+        _say_times(msgspec.inspect.type_info(kind), components)
     names = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in shown:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, names)
+        paths.setdefault(route.path, {})[_method(route).lower()] = _operation(route, names)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -51,9 +53,39 @@ def _structs(routes: Iterable[Route]) -> set[type]:
     return found
 
 
+def _method(route: Route) -> str:
+    """The one to show: whatever comes is answered as a GET."""
+    return "GET" if route.method == ANY else route.method
+
+
+def _say_times(kind: msgspec.inspect.Type, components: dict[str, Any]) -> None:
+    """Say `date-time` where msgspec, which reads times without a zone too, says `string`."""
+    if isinstance(kind, msgspec.inspect.StructType):
+        properties = components[kind.cls.__name__]["properties"]
+        for field in kind.fields:
+            schema = properties[field.encode_name]
+            if isinstance(field.type, msgspec.inspect.DateTimeType):
+                schema["format"] = "date-time"
+            for one in schema.get("anyOf", ()):
+                if one == {"type": "string"} and _may_be_time(field.type):
+                    one["format"] = "date-time"
+            _say_times(field.type, components)
+    elif isinstance(kind, msgspec.inspect.UnionType):
+        for one_type in kind.types:
+            _say_times(one_type, components)
+    elif isinstance(kind, msgspec.inspect.ListType | msgspec.inspect.VarTupleType):
+        _say_times(kind.item_type, components)
+
+
+def _may_be_time(kind: msgspec.inspect.Type) -> bool:
+    return isinstance(kind, msgspec.inspect.UnionType) and any(
+        isinstance(one, msgspec.inspect.DateTimeType) for one in kind.types
+    )
+
+
 def _operation(route: Route, names: dict[type, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "operationId": f"{route.method.lower()}{re.sub(r'[^a-zA-Z0-9]+', '_', route.path)}",
+        "operationId": f"{_method(route).lower()}{re.sub(r'[^a-zA-Z0-9]+', '_', route.path)}",
         "summary": route.summary,
         "parameters": [*_path_parameters(route), *_query_parameters(route.query)],
         "responses": _responses(route, names),
@@ -105,7 +137,17 @@ def _responses(route: Route, names: dict[type, Any]) -> dict[str, Any]:
         elif kind is not None:
             answer["content"] = {"application/json": {"schema": names[kind]}}
         responses[str(status)] = answer
-    problems = route.problems if route.probe else {*route.problems, *_ALWAYS}
+    if route.relays:
+        responses["default"] = {
+            "description": "What the site answered, with the site's own status.",
+            "content": {"*/*": {}},
+        }
+    for answer in responses.values():
+        if route.headers:
+            answer["headers"] = {name: {"schema": {"type": "string"}} for name in route.headers}
+    problems = set(route.problems) if route.probe else {*route.problems, *_ALWAYS}
+    if route.body is not None:
+        problems.add(408)  # a body that is too long on its way
     for status in sorted(problems):
         responses[str(status)] = {
             "description": "A problem document (RFC 9457).",

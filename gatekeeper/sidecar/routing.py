@@ -74,6 +74,10 @@ class Route:
     probe: bool = False
     """Answered to anybody, without token or Host check: it reveals nothing."""
     at_once: AtOnce | None = None
+    headers: tuple[str, ...] = ()
+    """Those of the good answer that are worth naming."""
+    relays: bool = False
+    """The good answer has whatever status somebody else gave it."""
 
     @property
     def status(self) -> int:

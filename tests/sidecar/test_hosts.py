@@ -10,6 +10,7 @@ import pytest
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.reload import _refuse_new_groups
+from tests.internet import FakeInternet
 
 
 @pytest.mark.parametrize("spelling", ["A.TEST", "a.test.", "http://a.test/x"])
@@ -42,3 +43,29 @@ def test_a_reload_refuses_a_word_that_needs_a_new_group() -> None:
     new = {"group": [{"name": "h"}], "host": [word | {"group": "h"}]}
     with pytest.raises(ConfigError, match="'h' is there after a restart only"):
         _refuse_new_groups(old, Config.from_dict(new))
+
+
+async def test_a_refresh_of_a_blocked_host_is_accepted_for_later(
+    door: Any, internet: FakeInternet
+) -> None:
+    internet.site("https://a.test").robots("")
+    service = await door()
+    await service.post("/v1/hosts/a.test/block", {"seconds": 600})
+    status, host = await service.post("/v1/hosts/a.test/refresh", {})
+
+    assert (status, host["state"]) == (202, "blocked")
+
+
+async def test_a_batch_with_a_url_of_a_blocked_host_is_answered(
+    door: Any, internet: FakeInternet
+) -> None:
+    for name in ("a.test", "b.test"):
+        internet.site(name).robots("")
+    service = await door()
+    await service.post("/v1/hosts/a.test/block", {"seconds": 600})
+    _, answer = await service.post("/v1/check", {"urls": ["http://a.test/", "http://b.test/"]})
+    status, story = await service.get("/v1/explain", params={"url": "http://a.test/"})
+
+    told = [(one["verdict"], one["reason"]) for one in answer["decisions"]]
+    assert told == [("defer", "host_blocked"), ("allow", "empty_file")]
+    assert (status, story["decision"]["retry_at"] is not None) == (200, True)

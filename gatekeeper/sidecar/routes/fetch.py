@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
@@ -14,7 +15,6 @@ from gatekeeper.decision import Decision
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout
 from gatekeeper.leasing import Lease, refuse
 from gatekeeper.sidecar.problems import Problem
-from gatekeeper.sidecar.routes.check import CheckQuery
 from gatekeeper.sidecar.routing import Call, Route
 from gatekeeper.sidecar.waiting import Wanted
 from gatekeeper.sidecar.wire import read_query
@@ -58,6 +58,12 @@ _HARMLESS = {
     "Content-Disposition": "attachment",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_SAID = (
+    "X-Gatekeeper-Verdict",
+    "X-Gatekeeper-Reason",
+    "X-Gatekeeper-Decision-Id",
+    "X-Gatekeeper-Line",
+)
 _PIECE = 65_536
 _FOR_THE_TURN = 0.9
 """The share of what is left of `fetch_timeout` that the wait for a turn may take: the page
@@ -65,6 +71,12 @@ takes time as well, and a 429 that says when to come again is worth more than a 
 _MOST_REDIRECTS = 5  # T9
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
+
+
+class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `GET /v1/fetch` asks. Pages are fetched under the service's own name alone."""
+
+    url: str
 
 
 def open_session(service: Service) -> aiohttp.ClientSession:
@@ -94,9 +106,7 @@ def decision_headers(decision: Decision) -> dict[str, str]:
 
 async def fetch(service: Service, call: Call) -> web.StreamResponse:
     """Decide, wait for the host's turn, then pass the answer through as it comes."""
-    query = read_query(call.query, CheckQuery)
-    if query.user_agent is not None:
-        raise Problem(400, "bad-request", "pages are fetched under the service's own name")
+    query = read_query(call.query, FetchQuery)
     try:
         async with deadline(service.clock, service.config.server.fetch_timeout):
             end = service.clock.monotonic() + service.config.server.fetch_timeout
@@ -232,8 +242,10 @@ ROUTES = (
         "/v1/fetch",
         fetch,
         "The page itself, fetched politely.",
-        query=CheckQuery,
+        query=FetchQuery,
         answers={200: "*/*"},
+        headers=(*_SAID, "Content-Location", *_ANSWERED),
+        relays=True,
         problems=(400, 403, 429, 502, 503, 504),
     ),
 )

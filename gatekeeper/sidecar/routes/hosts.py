@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
+from gatekeeper.errors import LeaseTimeout
 from gatekeeper.names import host_named
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.sidecar.problems import Problem
@@ -152,8 +153,9 @@ async def refresh(service: Service, call: Call) -> web.StreamResponse:
             503, "full", "too much is being refreshed already", headers={"Retry-After": "5"}
         )
     # The fetch waits for the host's turn, which a pause or block can put off for long.
-    _, going_on = await asyncio.wait(tasks, timeout=_REFRESH)
-    return json_response(await _body(service, host), status=202 if going_on else 200)
+    done, going_on = await asyncio.wait(tasks, timeout=_REFRESH)
+    later = going_on or any(isinstance(task.exception(), LeaseTimeout) for task in done)
+    return json_response(await _body(service, host), status=202 if later else 200)
 
 
 async def block(service: Service, call: Call) -> web.StreamResponse:
