@@ -23,10 +23,6 @@ def test_a_body_may_be_too_slow(operation: dict[str, Any]) -> None:
     assert "408" in operation["responses"]
 
 
-def test_forward_auth_is_described() -> None:
-    assert {"200", "403"} <= PATHS["/v1/forward-auth"]["get"]["responses"].keys()
-
-
 def test_a_fetched_page_has_the_sites_status_and_our_headers() -> None:
     fetch = PATHS["/v1/fetch"]["get"]
     assert [one["name"] for one in fetch["parameters"]] == ["url"]
