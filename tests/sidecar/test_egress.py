@@ -97,7 +97,7 @@ async def test_t19_a_proxy_of_the_environment_gets_no_question_to_the_sidecar(
 
 
 def test_t19_no_session_of_ours_trusts_the_environment() -> None:
-    """Every ClientSession made here leaves trust_env out, says False, or takes that of the session it was lent."""
+    """Every ClientSession made here leaves trust_env out, says False, or takes its lender's."""
     said = []
     for path in sorted(Path(gatekeeper.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
