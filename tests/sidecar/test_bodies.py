@@ -45,7 +45,8 @@ async def test_an_encoded_body_is_415(
         head = f"Content-Encoding: {encoding}\r\nContent-Length: {len(body)}"
         got = await answer(service, head, body)
 
-    assert got.startswith(b"HTTP/1.1 4")
+    # By aiohttp's parser where it has no decoder for it, and by us otherwise.
+    assert got.split()[1] in {b"400", b"415"}
     assert caplog.records == []
 
 
