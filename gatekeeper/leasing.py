@@ -247,7 +247,10 @@ class Lessor:
 
         `near`: scopes that the host shares beside those known of it.
         """
-        mine = self.holdings.of(asyncio.current_task(self.loop))
+        # To look at every open lease for each who waits would cost more than the waiting.
+        alone = not near and self._scheduler.stands_alone(host)
+        task = asyncio.current_task(self.loop)
+        mine = self.holdings.of(task, host if alone else None)
         grants = {lease._grant: lease for lease in mine}
         grant = self._scheduler.stuck_behind(host, grants, near)
         return None if grant is None else grants[grant]

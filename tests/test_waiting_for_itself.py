@@ -87,8 +87,9 @@ async def test_a_second_lease_behind_the_head_of_the_first_is_refused(
     assert net.clock.monotonic() < 10.0
 
 
+@pytest.mark.parametrize("known", [True, False])
 async def test_hosts_of_a_group_with_one_slot_are_one(
-    virtual_internet: FakeInternet, make_gate: MakeGate
+    virtual_internet: FakeInternet, make_gate: MakeGate, known: bool
 ) -> None:
     net = virtual_internet
     for name in ("a.test", "b.test"):
@@ -100,7 +101,8 @@ async def test_hosts_of_a_group_with_one_slot_are_one(
 
     async def ask() -> None:
         async with make_gate(**tables) as gate:
-            await gate.check("http://b.test/")
+            if known:
+                await gate.check("http://b.test/")
             async with gate.lease("http://a.test/x"):
                 with pytest.raises(LeaseTimeout, match=r"http://a\.test/x"):
                     async with gate.lease("http://b.test/y"):

@@ -12,7 +12,7 @@ from gatekeeper.pacing.explain import ClockView, explain
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.ledger import INF, Scope
-from gatekeeper.pacing.selfwait import stuck_behind
+from gatekeeper.pacing.selfwait import stands_alone, stuck_behind
 from gatekeeper.pacing.shell import Shell
 
 __all__ = ["SHARED", "Controls"]
@@ -171,6 +171,10 @@ class Controls(Shell):
         `near`: names of scopes that the host shares beside those known of it.
         """
         return stuck_behind(self._books, host, mine, near)
+
+    def stands_alone(self, host: str) -> bool:
+        """Whether only the host's own leases can keep anybody from its next turn."""
+        return stands_alone(self._books, host)
 
     def blocked(self, host: str) -> tuple[float, str] | None:
         """Until when (wall seconds) and why a host is blocked; None if it is not."""

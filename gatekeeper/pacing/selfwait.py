@@ -8,7 +8,7 @@ from gatekeeper.pacing.books import Books
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.ledger import Scope
 
-__all__ = ["stuck_behind"]
+__all__ = ["stands_alone", "stuck_behind"]
 
 
 def stuck_behind(
@@ -27,7 +27,11 @@ def stuck_behind(
     if len(held) >= books.pacing.max_in_flight:
         return held[0]
     scope = books.scopes.get(host)
-    known = () if scope is None else (scope, *scope.shared)
+    known: tuple[Scope, ...]
+    if scope is None:
+        known, near = (), (*books.rules.shared_names(host), *near)
+    else:
+        known = (scope, *scope.shared)
     for one in (*known, *(books.scopes[name] for name in near if name in books.scopes)):
         inside = [grant for grant in held if grant.scope is one or one in grant.others]
         if inside and len(inside) >= _limit(one):
@@ -37,6 +41,14 @@ def stuck_behind(
                 if not grant.headed:
                     return grant
     return None
+
+
+def stands_alone(books: Books, host: str) -> bool:
+    """Whether only the host's own leases can keep anybody from its next turn."""
+    if books.granted >= books.turnstile:
+        return False
+    scope = books.scopes.get(host)
+    return not (books.rules.shared_names(host) if scope is None else scope.shared)
 
 
 def _limit(scope: Scope) -> int:
