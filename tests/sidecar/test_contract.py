@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-
 ACCEPTED = """
 [checks]
 # Which texts are URLs, names of hosts or leases that are out is more than a schema can say, and
