@@ -31,9 +31,10 @@ from gatekeeper.sidecar.app import Service
 from gatekeeper.sidecar.auth import read_tokens
 from gatekeeper.sidecar.certificates import Certificates
 from gatekeeper.sidecar.checks import accepted_hosts, check_config, demand_credentials, exposed
+from gatekeeper.sidecar.descriptors import quiet_scarcity, raise_file_limit
 from gatekeeper.sidecar.leasebook import LeaseBook
 from gatekeeper.sidecar.reload import reload
-from gatekeeper.sidecar.server import Server, raise_file_limit
+from gatekeeper.sidecar.server import Server
 
 if TYPE_CHECKING:
     import ssl
@@ -183,17 +184,22 @@ async def _listening(
     service: Service, sockets: list[socket.socket], context: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     """Accept connections while inside; on the way out, drain within bounds (T16)."""
+    files = raise_file_limit()
+    quiet_scarcity(asyncio.get_running_loop())
     server = Server(
         service.handle,
         header=service.config.server.max_header,
-        connections=raise_file_limit(),
+        connections=files.clients,
         at_once=service.at_once,
     )
     service.metrics.add_source(lambda: _connections(server))
     runner = web.ServerRunner(server, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        sites = [web.SockSite(runner, sock, ssl_context=context) for sock in sockets]
+        sites = [
+            web.SockSite(runner, sock, ssl_context=context, backlog=files.backlog)
+            for sock in sockets
+        ]
         # Requests wait in the backlog meanwhile: no lease is granted before the old ones
         # are held again.
         await service.leases.take_up(service.gate)

@@ -15,7 +15,6 @@ from gatekeeper.errors import ConfigError
 __all__ = ["activated_sockets", "addresses", "close_own", "describe", "notify", "open_sockets"]
 
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
-_BACKLOG = 1024
 _HOLD = getattr(os, "O_PATH", None)
 """Opens a file for nothing but its identity; Linux has it."""
 

@@ -14,7 +14,7 @@ from gatekeeper.sidecar.atonce import AtOnce, Sieve, sieve_fits
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routes import forward_auth
 
-__all__ = ["FIRST_REQUEST", "Server", "raise_file_limit"]
+__all__ = ["FIRST_REQUEST", "Server"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +22,6 @@ FIRST_REQUEST = 20.0
 """Seconds that a new connection has for its first request's head (T9: slow-loris)."""
 _IDLE = 75.0
 """Seconds that a connection may idle, or take for a further request's head."""
-_RESERVED = 64
-"""File descriptors kept for the gate's own work: sites, storage, logs."""
 _FOR_A_PROXY = re.compile(rb"\s*[A-Z]+ " + re.escape(forward_auth.PATH.encode()) + rb"[ /?]")
 
 
@@ -166,23 +164,3 @@ def _raw(problem: Problem) -> bytes:
 
 
 _FULL = _raw(Problem(503, "full", "too many connections are open"))
-
-
-def raise_file_limit() -> int:
-    """As many open files as the system lets us have; returns how many clients that allows.
-
-    Above that number connections are turned away while descriptors are left for the work.
-    """
-    try:
-        import resource  # noqa: PLC0415 - not on every system
-    except ImportError:
-        return 10_000
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
-    if soft < wanted:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
-        except (ValueError, OSError):
-            logger.warning("the limit of open files stays at %d", soft)
-    return max(_RESERVED, soft - max(_RESERVED, soft // 4))

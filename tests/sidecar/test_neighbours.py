@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import resource
+import selectors
 import shutil
 import signal
 import socket
@@ -14,12 +16,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 
 from gatekeeper.sidecar import server, wire
+from gatekeeper.sidecar.descriptors import quiet_scarcity
 from tests.internet import FakeInternet
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
@@ -294,22 +297,41 @@ async def test_t8_an_oversized_head_is_refused(door: Any) -> None:
         assert response.content_type == "application/problem+json"
 
 
+LOOPS = ["asyncio", *(["uvloop"] if importlib.util.find_spec("uvloop") else [])]
+SCARCE = """
+import os, resource, runpy, sys
+sys.path.insert(0, os.getcwd())
+if {loop!r} == "asyncio":
+    sys.modules["uvloop"] = None  # as where it is not installed
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+sys.argv = ["gatekeeper", "serve", "--port", "0", "--storage", "memory"]
+runpy.run_module("gatekeeper", run_name="__main__")
+"""
+"""A sidecar that may have 128 files open."""
+
+
+def told(crowd: list[socket.socket]) -> set[bytes]:
+    """The status lines of everybody who is answered before all is quiet for a second."""
+    lines: set[bytes] = set()
+    with selectors.DefaultSelector() as waiting:
+        for one in crowd:
+            waiting.register(one, selectors.EVENT_READ)
+        while ready := waiting.select(1.0 if lines else 40.0):
+            for key, _ in ready:
+                waiting.unregister(key.fileobj)
+                lines.add(cast("socket.socket", key.fileobj).recv(100).partition(b"\r\n")[0])
+    return lines
+
+
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("loop", LOOPS)
 async def test_too_many_connections_are_told_so_and_the_service_recovers(
-    start: Any, tmp_path: Path
+    tmp_path: Path, loop: str
 ) -> None:
     limited = tmp_path / "limited"
-    limited.write_text(
-        "import os, resource, runpy, sys\n"
-        "sys.path.insert(0, os.getcwd())\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
-        "sys.argv = ['gatekeeper', 'serve', '--port', '0', '--storage', 'memory']\n"
-        "runpy.run_module('gatekeeper', run_name='__main__')\n",
-        encoding="utf-8",
-    )
+    limited.write_text(SCARCE.format(loop=loop), encoding="utf-8")
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(limited),
+        *(sys.executable, str(limited)),
         env={**os.environ, "GATEKEEPER_SERVER_DRAIN_GRACE": "0"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -320,12 +342,16 @@ async def test_too_many_connections_are_told_so_and_the_service_recovers(
         assert process.stderr is not None
         assert line, (await process.stderr.read()).decode()
         port = int(line.rpartition(":")[2])
-        with contextlib.ExitStack() as crowd:
-            for _ in range(200):
-                last = crowd.enter_context(socket.create_connection(("127.0.0.1", port)))
-            last.settimeout(40)  # a loaded machine takes its time; the service does not
-            told = await asyncio.to_thread(last.recv, 100)
-        assert told.startswith(b"HTTP/1.1 503")
+        with contextlib.ExitStack() as leaving:
+            # While it is held up they all come to stand at the door: the worst burst.
+            process.send_signal(signal.SIGSTOP)
+            door = ("127.0.0.1", port)
+            crowd = [leaving.enter_context(socket.create_connection(door)) for _ in range(30)]
+            process.send_signal(signal.SIGCONT)
+            for _ in range(170):
+                further = await asyncio.to_thread(socket.create_connection, door)
+                crowd.append(leaving.enter_context(further))
+            assert await asyncio.to_thread(told, crowd) == {b"HTTP/1.1 503 Service Unavailable"}
         async with aiohttp.ClientSession() as session, asyncio.timeout(15):
             while True:
                 async with session.get(f"http://127.0.0.1:{port}/healthz") as response:
@@ -334,10 +360,30 @@ async def test_too_many_connections_are_told_so_and_the_service_recovers(
         process.send_signal(signal.SIGTERM)
         _, log = await process.communicate()
         assert b"further ones get 503" in log
+        assert b"Traceback" not in log
     finally:
         if process.returncode is None:
             process.kill()
             await process.communicate()
+
+
+def test_that_descriptors_have_run_out_is_said_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    ours = asyncio.new_event_loop()
+    monkeypatch.setattr(ours, "time", lambda: now)
+    scarce = {"message": "socket.accept() out of system resource", "exception": OSError(24, "full")}
+    with contextlib.closing(ours):
+        quiet_scarcity(ours)
+        for _ in range(100):
+            ours.call_exception_handler(dict(scarce))
+        assert len(caplog.records) == 1
+        ours.call_exception_handler({"message": "something else"})
+        assert "something else" in caplog.text
+        now = 60.0
+        ours.call_exception_handler(dict(scarce))
+        assert len(caplog.records) == 3
 
 
 @pytest.mark.timeout(240)

@@ -181,31 +181,40 @@ def _work(
 
 @contextmanager
 def _interruptible(work: Crawl, progress: Progress, grace: float) -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C (or SIGTERM) stops the crawl cleanly; the second one ends it at once."""
-    loop = asyncio.get_running_loop()
-    caught: list[int] = []
-    handled: list[int] = []
+    """The first Ctrl-C (or SIGTERM) stops the crawl cleanly; the second one cancels it.
 
-    def release() -> None:
-        while handled:
-            loop.remove_signal_handler(handled.pop())
+    Both go through the loop: a KeyboardInterrupt that Python raises wherever it happens to be
+    can fall between two callbacks and take one with it, and its task would wait for ever.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    caught: list[int] = []
+    before: dict[int, Any] = {}
 
     def stop(number: int) -> None:
         caught.append(number)
-        release()
-        work.stop()
-        progress.say(_farewell(work.in_flight, grace))
+        if len(caught) == 1:
+            work.stop()
+            progress.say(_farewell(work.in_flight, grace))
+        elif task is not None:
+            task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
         try:
             loop.add_signal_handler(number, stop, number)
         except (NotImplementedError, RuntimeError, ValueError):
             continue  # Windows, or not the main thread: KeyboardInterrupt ends it at once
-        handled.append(number)
+        before[number] = handler
     try:
         yield lambda: bool(caught)
+    except asyncio.CancelledError:
+        if len(caught) < 2:
+            raise  # somebody else's
+        raise KeyboardInterrupt from None
     finally:
-        release()
+        for each, handler in before.items():
+            loop.remove_signal_handler(each)
+            signal.signal(each, handler)
 
 
 def _farewell(in_flight: Sequence[str], grace: float) -> str:

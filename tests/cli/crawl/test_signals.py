@@ -1,0 +1,91 @@
+"""Ctrl-C, once and twice, in a crawl that has something under way."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from gatekeeper.cli.crawl.progress import Silent
+from gatekeeper.cli.crawl.runner import _interruptible
+
+
+class Running:
+    """As much of a crawl as a signal sees."""
+
+    def __init__(self) -> None:
+        self.stops = 0
+        self.in_flight = ["http://a.test/slow"]
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM])
+def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    before = signal.getsignal(request.param)
+    yield request.param
+    assert signal.getsignal(request.param) is before
+
+
+async def turns_of_the_loop(many: int = 10) -> None:
+    for _ in range(many):
+        await asyncio.sleep(0)
+
+
+def test_the_first_stops_it_cleanly(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = Running()
+
+    async def crawl() -> bool:
+        with _interruptible(work, Silent(), 5.0) as interrupted:  # type: ignore[arg-type]
+            signal.raise_signal(number)
+            await turns_of_the_loop()
+        return interrupted()
+
+    assert asyncio.run(crawl())
+    assert work.stops == 1
+    assert "stopping: http://a.test/slow under way, at most 5 s" in capsys.readouterr().err
+
+
+def test_the_second_ends_it_and_every_task_winds_up(number: signal.Signals) -> None:
+    work, wound_up = Running(), []
+
+    async def task(name: int) -> None:
+        try:
+            while True:
+                await asyncio.sleep(0)  # always in the loop's hands, where one could get lost
+        finally:
+            wound_up.append(name)
+
+    async def crawl() -> None:
+        with _interruptible(work, Silent(), 5.0):  # type: ignore[arg-type]
+            async with asyncio.TaskGroup() as group:
+                for name in range(20):
+                    group.create_task(task(name))
+                await turns_of_the_loop()
+                signal.raise_signal(number)
+                await turns_of_the_loop()
+                signal.raise_signal(number)
+                await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(crawl())
+    assert sorted(wound_up) == list(range(20))
+    assert work.stops == 1
+
+
+def test_later_ones_are_the_runners_again() -> None:
+    """Which cancels the task, instead of raising between two callbacks."""
+
+    async def crawl() -> None:
+        before = signal.getsignal(signal.SIGINT)
+        with _interruptible(Running(), Silent(), 5.0):  # type: ignore[arg-type]
+            assert signal.getsignal(signal.SIGINT) is not before
+        assert signal.getsignal(signal.SIGINT) is before
+        assert before is not signal.default_int_handler
+
+    asyncio.run(crawl())
