@@ -16,6 +16,7 @@ from gatekeeper.decision import Decision
 from gatekeeper.middleware import open_leases
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.leases import Grant
+from gatekeeper.sending import url_of
 
 if TYPE_CHECKING:
     from gatekeeper.leasing import Lessor
@@ -201,6 +202,6 @@ class Lease(msgspec.Struct, eq=False):
 
 def _as_sent(url: str) -> URL | None:
     try:
-        return URL(url).with_fragment(None)
+        return url_of(url).with_fragment(None)
     except ValueError:
         return None

@@ -29,6 +29,7 @@ from gatekeeper.allowance import Allowance
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Denied
 from gatekeeper.robots import PageSignals, page_signals, product_token
+from gatekeeper.sending import url_of
 
 __all__ = [
     "Gate",
@@ -223,7 +224,7 @@ class _Offered(dict[tuple[str | None, str], str]):
         if location is None or "@" not in location:
             return
         try:
-            url = response.url.join(URL(location))
+            url = response.url.join(url_of(location))
             if url.raw_user is None and url.raw_password is None:
                 return
             for encoding in ("latin1", "utf-8"):  # aiohttp's for a URL, and for anything else

@@ -12,12 +12,20 @@ from typing import Final
 
 from yarl import URL
 
-__all__ = ["Spelling"]
+__all__ = ["Spelling", "url_of"]
 
 _ROOT = re.compile(r"https?://[a-z0-9.\-]+(?::[0-9]{1,5})?/")
 # What yarl leaves as it is in a path; a query or a fragment takes the long road.
 _PLAIN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/"
 _MAX_AUTHORITIES: Final = 10_000
+
+
+def url_of(text: str) -> URL:
+    """`URL(text)`. Raises ValueError for every text that yarl can't read."""
+    try:
+        return URL(text)
+    except IndexError as error:  # yarl of `http://[a]@/`
+        raise ValueError(f"{text!r} is no URL") from error
 
 
 class Spelling:
@@ -38,21 +46,21 @@ class Spelling:
         self._text = ""
 
     def read(self, text: str) -> URL:
-        """`URL(text)`. Raises ValueError as that does."""
+        """`URL(text)`. Raises ValueError for what is none."""
         cut = text.find("/", 8)  # behind `https://`
         root = self._roots.get(text[: cut + 1])  # without a slash: the empty text, never known
         if root is None:
             return self._read_whole(text, cut)
         path = text[cut:]
         if not path.isascii() or path.encode().translate(None, _PLAIN) or "/." in path:
-            return URL(text)
+            return url_of(text)
         self._text = text
         self._last = url = root.with_path(path, encoded=True)
         return url
 
     def _read_whole(self, text: str, cut: int) -> URL:
         """The long road; an authority that yarl leaves as it is will be known again."""
-        url = URL(text)
+        url = url_of(text)
         root = text[: cut + 1]
         if _ROOT.fullmatch(root) and f"{url.scheme}://{url.raw_authority}/" == root:
             if len(self._roots) >= _MAX_AUTHORITIES:

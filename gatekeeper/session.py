@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp import ClientResponse
-from yarl import URL
 
 from gatekeeper.allowance import Allowance, Allowances
 from gatekeeper.clock import Clock, SystemClock
@@ -22,7 +21,7 @@ from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError, Denied
 from gatekeeper.fetching.guard import Guard, Refusal, guarded_connector
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.sending import Spelling
+from gatekeeper.sending import Spelling, url_of
 from gatekeeper.storage.base import Storage
 
 __all__ = ["Guard", "Refusal", "guarded_connector", "polite_session", "session_gate"]
@@ -157,7 +156,7 @@ def _keep_to_the_gate(
         if proxy is not None:
             _refuse_proxy(gate.config, proxy)
             arguments["proxy"] = proxy
-        if "@" in str(url) and _holds_credentials(url):
+        if "@" in str(url) and _holds_credentials(str(url)):
             return _denied(gate, str(url))
         total, unhurried = usual_total, usual_unhurried
         if timeout is not _NOT_GIVEN:
@@ -187,10 +186,10 @@ async def _denied(gate: Gatekeeper, url: str) -> ClientResponse:
     raise Denied(await gate.check(url))
 
 
-def _holds_credentials(url: Any) -> bool:
+def _holds_credentials(url: str) -> bool:
     try:
-        read = URL(url)
-    except (TypeError, ValueError):
+        read = url_of(url)
+    except ValueError:
         return False  # aiohttp has its own words for it
     return read.raw_user is not None or read.raw_password is not None
 

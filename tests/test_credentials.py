@@ -100,3 +100,17 @@ async def test_who_follows_no_redirect_sees_where_it_led(
         assert response.headers["Location"] == "http://u:p@a.test/page"
     async with session.get("http://a.test/page") as response:
         assert await response.text() == "the page"
+
+
+@pytest.mark.parametrize("where", ["http://[]@/", "//[x]@a.test/"])
+async def test_a_redirect_that_yarl_stumbles_over_costs_its_turn_alone(
+    site: Any, session: aiohttp.ClientSession, where: str
+) -> None:
+    """aiohttp lets yarl's IndexError through; who follows no redirects never meets it."""
+    site.on("/odd", Page("", status=302, headers={"Location": where}))
+    async with session.get("http://a.test/odd", allow_redirects=False) as response:
+        assert response.headers["Location"] == where
+    with pytest.raises((aiohttp.ClientError, IndexError)):
+        await session.get("http://a.test/odd")
+    async with session.get("http://a.test/page") as response:
+        assert await response.text() == "the page"

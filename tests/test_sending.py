@@ -45,7 +45,7 @@ def read(spelling: Spelling, text: str) -> URL | None:
 def by_yarl(text: str) -> URL | None:
     try:
         return URL(text)
-    except ValueError:
+    except (ValueError, IndexError):
         return None
 
 
@@ -73,6 +73,7 @@ def seen(url: URL) -> tuple[object, ...]:
 @example("http://a.example", "//b.example/x")
 @example("http://a.example", "/a|b")
 @example("http://a.example", "")
+@example("http://", "[]@/")  # IndexError in yarl
 def test_it_reads_as_yarl_does(authority: str, rest: str) -> None:
     spelling = Spelling()
     read(spelling, authority + "/")  # the authority is known from now on

@@ -13,6 +13,7 @@ from yarl import URL
 
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.errors import ConfigError, GateClosed
+from gatekeeper.sending import url_of
 
 __all__ = ["Answer", "Line", "Unreached", "backoff"]
 
@@ -186,7 +187,7 @@ def _address(where: str | os.PathLike[str]) -> tuple[str, str | None]:
     if text.startswith("/") or not isinstance(where, str):
         return "http://localhost", text
     try:
-        url = URL(text)
+        url = url_of(text)
     except ValueError:
         raise ConfigError(f"the sidecar's address can't be read; {_FORMS}") from None
     if url.scheme not in ("http", "https") or not url.host:
