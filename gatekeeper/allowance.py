@@ -14,10 +14,9 @@ from aiohttp import ClientResponse
 
 from gatekeeper.clock import Clock, Deadline, Timer
 
-__all__ = ["Allowance", "Allowances"]
+__all__ = ["UNLIMITED", "Allowance", "Allowances", "Unlimited"]
 
 _INF = float("inf")
-_SWITCHING = 101  # a websocket lives on for as long as it likes
 
 
 class Allowances:
@@ -88,13 +87,8 @@ class Allowance(msgspec.Struct, eq=False):
             among.arm(ends)
 
     def watch(self, response: ClientResponse) -> None:
-        """The head is here: they run on until the connection is free."""
-        connection = response.connection
-        if connection is None or response.status == _SWITCHING:
-            self.stop()
-            return
+        """The head is here: they run on until `stop`, when the connection is free."""
         self._response = response
-        connection.add_callback(self.stop)
         if self._deadline is not None and self._fired():
             self.expire()  # whoever caught our cancellation and went on
 
@@ -152,3 +146,26 @@ class Allowance(msgspec.Struct, eq=False):
         elif self._task is not None:
             self._deadline = Deadline(self.among.clock, self._task)
             self._deadline.fire()
+
+
+class Unlimited:
+    """What stands for an `Allowance` where nobody but aiohttp counts a request's time."""
+
+    def begin(self, task: asyncio.Task[object] | None) -> None:
+        """A hop goes out."""
+
+    def watch(self, response: ClientResponse) -> None:
+        """The head is here."""
+
+    def let_go(self) -> None:
+        """Another attempt begins: who made the last one looks after its connection."""
+
+    def stop(self) -> None:
+        """A hop is over."""
+
+    def ran_out(self, error: BaseException) -> bool:
+        """Never."""
+        return False
+
+
+UNLIMITED = Unlimited()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
@@ -13,9 +12,9 @@ from typing import Self
 import aiohttp
 from aiohttp import ClientMiddlewareType
 from aiohttp.abc import AbstractResolver
-from yarl import URL
 
 from gatekeeper import urls
+from gatekeeper.allowance import UNLIMITED
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
 from gatekeeper.deciding import ON_THE_WAY, Decider
@@ -24,7 +23,7 @@ from gatekeeper.dialling import Dialling
 from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.guard import Guard
+from gatekeeper.fetching.guard import Guard, GuardedConnector
 from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.whereabouts import Whereabouts
 from gatekeeper.immediate import Immediate
@@ -39,6 +38,7 @@ from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
 from gatekeeper.prepared import PreparedAnswers
 from gatekeeper.robots.quick import QuickAnswer
+from gatekeeper.sending import Spelling
 from gatekeeper.storage.base import Storage
 from gatekeeper.storage.sqlite import SqliteStorage
 from gatekeeper.urls import Target
@@ -107,12 +107,13 @@ class Gatekeeper(Immediate, Many, Dialling):
         self._lessor = Lessor(
             self,
             self._answers.at_once,
+            self._answers.at_place,
             self._scheduler,
             self._clock,
             self._decider.serial,
             self._whereabouts,
         )
-        self._middleware = partial(self.passage(), None)
+        self._middleware = partial(self.passage(), UNLIMITED)
         self._own: aiohttp.ClientSession | None = None
         self._stack = AsyncExitStack()
         # The authority of the last question to `allowed`, with the slash behind it, where
@@ -277,9 +278,13 @@ class Gatekeeper(Immediate, Many, Dialling):
         """For `aiohttp.ClientSession(middlewares=(gate.middleware,))`; put it last."""
         return self._middleware
 
-    def passage(self, text_of: Callable[[URL], str] = str) -> Passage:
-        """`middleware`, for a session that gives each request an allowance of its own."""
-        return gate_passage(self._lessor.wait, self._lessor.take, text_of)
+    def passage(self, spelling: Spelling | None = None) -> Passage:
+        """`middleware`, for a session that gives each request an allowance of its own, on the
+        gate's own `connector`; `spelling` reads its URLs.
+        """
+        if spelling is not None and isinstance(self.connector, GuardedConnector):
+            self.connector.spelling = spelling
+        return gate_passage(self._lessor.wait, self._lessor.take, spelling)
 
     # -- inside ----------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
@@ -54,6 +55,8 @@ class Lease(msgspec.Struct, eq=False):
     _number: int = 0
     _head_at: float | None = None
     _claimed: bool = False
+    _then: Callable[[], None] | None = None
+    """Called when the connection is free."""
 
     @property
     def decision(self) -> Decision:
@@ -126,16 +129,13 @@ class Lease(msgspec.Struct, eq=False):
         self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
     ) -> None:
         """`head` and `report` in one: the head is here, and says so much."""
-        grant = self._grant
-        if grant.reported:
-            return
-        now = self._lessor.now()
-        if self._head_at is None:
-            self._head_at = now
-        if self._answer.__class__ is Decision:
+        grant, lessor = self._grant, self._lessor
+        read = lessor.now  # an attribute that is called is slow before Python 3.12
+        now = read()
+        if self._answer.__class__ is Decision and not grant.reported:
             self._note(status)
-        elapsed = self._head_at - grant.start_at
-        grant.report(status, elapsed, retry_after, rate_limit=rate_limit, now=now)
+        elapsed = (self._head_at or now) - grant.start_at
+        grant.report(status, elapsed, retry_after, None, rate_limit=rate_limit, now=now)
 
     def report(
         self,
@@ -178,8 +178,14 @@ class Lease(msgspec.Struct, eq=False):
         finally:
             self._drop()
 
-    def ends_with(self, connection: Connection | None) -> None:
-        """The slot is held until that connection is free, however long it takes; None: it is."""
+    def ends_with(
+        self, connection: Connection | None, then: Callable[[], None] | None = None
+    ) -> None:
+        """The slot is held until that connection is free, however long it takes; None: it is.
+
+        `then` is called at that moment, before the slot is given on.
+        """
+        self._then = then
         if connection is None:
             self.end()
         else:
@@ -189,7 +195,11 @@ class Lease(msgspec.Struct, eq=False):
 
     def end(self) -> None:
         """The connection is free again: the slot goes to the next in line."""
+        then = self._then
         try:
+            if then is not None:
+                self._then = None
+                then()
             self._grant.release()
         finally:
             if self.owner is not None:
@@ -197,7 +207,12 @@ class Lease(msgspec.Struct, eq=False):
 
     def _drop(self) -> None:
         self.owner = None
-        self._lessor.holdings.drop(self)
+        holdings, host = self._lessor.holdings, self.host
+        first = holdings.first
+        if holdings.more or first.get(host) is not self:
+            holdings.drop(self)
+        else:
+            del first[host]
 
 
 def _as_sent(url: str) -> URL | None:

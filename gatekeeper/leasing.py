@@ -89,6 +89,8 @@ class LeaseRequest:
 
 AtOnce = Callable[[str], Origin | None]
 """Whose URL it is, where it is known at a glance that it is welcome."""
+AtPlace = Callable[[str, str], Origin | None]
+"""The same of an origin and a path that is known to be plain."""
 
 
 class Answers(Protocol):
@@ -117,6 +119,7 @@ class Lessor:
         self,
         answers: Answers,
         at_once: AtOnce,
+        at_place: AtPlace,
         scheduler: Scheduler,
         clock: Clock,
         serial: Iterator[int],
@@ -129,6 +132,7 @@ class Lessor:
         self.holdings: Holdings[Lease] = Holdings()
         # A host that shares the clock of its address has no turn before that is looked up.
         self._at_once = at_once if whereabouts is None else _nobody
+        self._at_place = at_place if whereabouts is None else _nobody
         self._whereabouts = whereabouts
         self._scheduler = scheduler
         self._take = scheduler.take
@@ -137,12 +141,15 @@ class Lessor:
         """The one that the gate belongs to; to ask for the running one is a system call before
         Python 3.12."""
 
-    def take(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
+    def take(
+        self, url: str, owner: asyncio.Task[object] | None, place: str = "", path: str = ""
+    ) -> Lease | None:
         """The lease that can be had at once, where it is known at a glance; else None.
 
-        The check before and the check at the grant are the same moment here.
+        `place` and `path`: the URL's origin as it is spelt, and what follows, where that is
+        known to be plain. The check before and the one at the grant are the same moment here.
         """
-        origin = self._at_once(url)
+        origin = self._at_place(place, path) if path else self._at_once(url)
         if origin is None or (wish := origin.wish) is None:
             return None
         host = origin.host
@@ -294,6 +301,6 @@ class Lessor:
             ) from None
 
 
-def _nobody(url: str) -> Origin | None:
+def _nobody(*url: str) -> Origin | None:
     """Of no URL is anything known at a glance."""
     return None

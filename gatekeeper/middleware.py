@@ -23,13 +23,12 @@ from aiohttp import (
 )
 from aiohttp.connector import Connection
 from aiohttp.hdrs import AUTHORIZATION, LOCATION, RETRY_AFTER, URI, USER_AGENT
-from yarl import URL
 
-from gatekeeper.allowance import Allowance
+from gatekeeper.allowance import UNLIMITED, Allowance, Unlimited
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Denied
 from gatekeeper.robots import PageSignals, page_signals, product_token
-from gatekeeper.sending import url_of
+from gatekeeper.sending import Spelling, url_of
 
 __all__ = [
     "Gate",
@@ -84,8 +83,13 @@ class HeldLease(Protocol):
         or seconds, `size` the body's bytes, `rate_limit` the RateLimit header as it came.
         """
 
-    def ends_with(self, connection: Connection | None) -> None:
-        """The slot is held until that connection is free, however long it takes; None: it is."""
+    def ends_with(
+        self, connection: Connection | None, then: Callable[[], None] | None = None
+    ) -> None:
+        """The slot is held until that connection is free, however long it takes; None: it is.
+
+        `then` is called at that moment, before the slot is given on.
+        """
 
     def end(self) -> None:
         """The connection is free again: the slot goes to the next in line."""
@@ -117,6 +121,7 @@ class Gate(Protocol):
 
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_SWITCHING = 101  # a websocket lives on for as long as it likes
 _MAX_OFFERED = 256
 _RATE_LIMIT = type(RETRY_AFTER)("RateLimit")  # looked up without folding its case each time
 
@@ -132,13 +137,27 @@ def adopt(url: str) -> HeldLease | None:
     return None
 
 
-Take = Callable[[str, "asyncio.Task[object] | None"], HeldLease | None]
-"""The URL's lease for the task, if it can be had at once; None says nothing."""
+class Take(Protocol):
+    """How a lease is had at once."""
+
+    def __call__(
+        self, url: str, owner: asyncio.Task[object] | None, place: str = "", path: str = "", /
+    ) -> HeldLease | None:
+        """The URL's lease for the task, if it can be had at once; None says nothing.
+
+        `place` and `path`: its two parts, where the latter is known to be plain.
+        """
+
+
 Wait = Callable[[str, "asyncio.Task[object] | None"], Coroutine[Any, Any, HeldLease]]
 """The URL's lease for the task, once its turn has come. Raises as `Gate.lease`."""
 Passage = Callable[
-    [Allowance | None, ClientRequest, ClientHandlerType], Coroutine[Any, Any, ClientResponse]
+    [Allowance | Unlimited, ClientRequest, ClientHandlerType], Coroutine[Any, Any, ClientResponse]
 ]
+
+
+def _nothing_at_once(*_: object) -> None:
+    """No lease of a gate that can't see at a glance whether one is to be had."""
 
 
 def gate_middleware(gate: Gate) -> ClientMiddlewareType:
@@ -156,39 +175,46 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
     def wait(url: str, _task: asyncio.Task[object] | None) -> Coroutine[Any, Any, HeldLease]:
         return _enter_detached(gate.lease(url))
 
-    return partial(gate_passage(wait), None)
+    return partial(gate_passage(wait), UNLIMITED)
 
 
 def gate_passage(
-    wait: Wait, take: Take | None = None, text_of: Callable[[URL], str] = str
+    wait: Wait, take: Take = _nothing_at_once, spelling: Spelling | None = None
 ) -> Passage:
     """The same for requests that have an allowance of their own, over a gate's own roads.
 
-    Their leases stand in no context's list. `text_of` is `str`, or something faster.
+    Their leases stand in no context's list. `spelling` is what reads the requests' URLs, if
+    anything of ours does.
     """
 
     offered = _Offered()
+    spelt = spelling or Spelling()
+    current_task = asyncio.current_task
 
     async def pass_gate(
-        own: Allowance | None, request: ClientRequest, handler: ClientHandlerType
+        own: Allowance | Unlimited, request: ClientRequest, handler: ClientHandlerType
     ) -> ClientResponse:
-        url = (offered.taken_by(request) if offered else None) or text_of(request.url)
         loop = request.loop  # asyncio would ask the system for the process's number first
-        task = asyncio.current_task(loop)
-        adopted = adopt(url) if open_leases.get() else None
-        lease = adopted or (take(url, task) if take is not None else None)
+        task = current_task(loop)
+        url = request.url
+        adopted = None
+        if url is spelt.last and not offered and not open_leases.get():
+            text = spelt.text
+            lease = take(text, task, spelt.place.origin, spelt.path)
+        else:
+            text = offered.taken_by(request) or str(url)
+            adopted = adopt(text)
+            lease = adopted or take(text, task)
         if lease is None:
-            if own is not None:
-                own.let_go()
-            lease = await wait(url, task)
+            own.let_go()
+            lease = await wait(text, task)
         started = loop.time()
         try:
-            if own is not None:
-                own.begin(task)
+            own.begin(task)
             response = await handler(request)
-            headers = response.headers
+            headers, status = response.headers, response.status
             lease.answered(
-                response.status,
+                status,
                 retry_after=headers.get(RETRY_AFTER),
                 rate_limit=headers.get(_RATE_LIMIT),
             )
@@ -196,14 +222,21 @@ def gate_passage(
             if _failed(error, lease, own, started):
                 raise TimeoutError from None
             raise
+        connection = response.connection
+        stop = None if connection is None or status == _SWITCHING else own.stop
+        redirected = status in _REDIRECTS
         # The next hop takes a turn of its own; to hold this one meanwhile could wait for ever.
         # Else the owner's block ends an adopted one: that may outlive the connection.
-        if adopted is None or response.status in _REDIRECTS:
-            lease.ends_with(response.connection)
-        if response.status in _REDIRECTS:
+        if adopted is None or redirected:
+            lease.ends_with(connection, stop)
+        elif connection is not None and stop is not None:
+            connection.add_callback(stop)
+        if redirected:
             offered.note(response)
-        if own is not None:
-            own.watch(response)
+        if stop is None:
+            own.stop()
+        else:
+            own.watch(response)  # it may close the connection, so it comes last
         return response
 
     return pass_gate
@@ -241,9 +274,11 @@ class _Offered(dict[tuple[str | None, str], str]):
         return None if sent is None else self.pop((request.url.raw_host, sent), None)
 
 
-def _failed(error: BaseException, lease: HeldLease, own: Allowance | None, started: float) -> bool:
+def _failed(
+    error: BaseException, lease: HeldLease, own: Allowance | Unlimited, started: float
+) -> bool:
     """Report the failure and end the lease; whether it failed because its time was over."""
-    late = own is not None and own.ran_out(error)
+    late = own.ran_out(error)
     # It may have left, so it counts as sent; the clock runs from the failure. What the
     # guard refused or the caller cancelled says nothing about the host.
     failed = late or (isinstance(error, ClientError | OSError) and not isinstance(error, Denied))

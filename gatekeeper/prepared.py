@@ -23,6 +23,7 @@ from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.fetching.records import Record
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.robots import Policy
+from gatekeeper.robots.quick import PlainAnswer
 
 __all__ = ["Given", "Pattern", "Prepared", "PreparedAnswers"]
 
@@ -78,7 +79,10 @@ class Given(msgspec.Struct, frozen=True):
 class Prepared:
     """The answers of one record for one agent, by the number of the rule that decides."""
 
-    __slots__ = ("_keep", "_policy", "_reason", "decide", "host", "origin", "patterns", "wish")
+    __slots__ = (
+        *("_keep", "_policy", "_reason"),
+        *("decide", "host", "origin", "patterns", "plain", "wish"),
+    )
 
     def __init__(
         self,
@@ -94,9 +98,16 @@ class Prepared:
         """The pace that the text asks for; None where that changes with the hour."""
         self.decide = decide
         self.patterns: dict[int, Pattern] = {}
+        self.plain: PlainAnswer | None = None
+        """The verdict about a plain path, once somebody asked that way."""
         self._policy = policy
         self._reason = record.current.outcome.row.reason
         self._keep = keep
+
+    def plainly(self) -> PlainAnswer:
+        """Make `plain`."""
+        self.plain = answer = self._policy.plain_answer()
+        return answer
 
     def tell(self, url: str, path: str, number: int) -> Decision:
         """The decision about a URL of this origin, at whatever moment it is asked for."""
@@ -243,6 +254,17 @@ class PreparedAnswers:
             house: Prepared | None = record.house
             return house
         return None
+
+    def at_place(self, origin: str, path: str) -> Prepared | None:
+        """The same for an origin and a path that is known to be plain."""
+        record = self.warm.get(origin)
+        if record is None or record.ready is None:
+            return None
+        house: Prepared | None = record.house
+        if house is None:
+            return None
+        welcome = house.plain or house.plainly()
+        return house if welcome(path) and path != _ROBOTS_TXT else None
 
     def keep(self, decision: Decision, path: str, record: Record, agent: str) -> None:
         """Let the next URL that the same rule decides have its answer from this one.

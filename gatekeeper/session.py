@@ -141,7 +141,7 @@ def _keep_to_the_gate(
     usual, usual_unhurried = session.timeout, _unhurried(session.timeout)
     usual_total = usual.total or None  # 0, too, is no limit
     spelling = Spelling()
-    read, pass_gate = spelling.read, gate.passage(spelling.text_of)
+    read, pass_gate = spelling.read, gate.passage(spelling)
 
     @functools.wraps(plain)
     def request(
@@ -156,18 +156,20 @@ def _keep_to_the_gate(
         if proxy is not None:
             _refuse_proxy(gate.config, proxy)
             arguments["proxy"] = proxy
-        if "@" in str(url) and _holds_credentials(str(url)):
-            return _denied(gate, str(url))
         total, unhurried = usual_total, usual_unhurried
         if timeout is not _NOT_GIVEN:
             wanted = _as_timeout(timeout, usual)
             total, unhurried = wanted.total or None, _unhurried(wanted)
-        passage = partial(pass_gate, Allowance(times, total))
         if url.__class__ is str:
+            if "@" in url and _holds_credentials(url):
+                return _denied(gate, url)
             try:  # noqa: SIM105 - each request comes this way
                 url = read(url)
             except ValueError:
                 pass  # aiohttp has its own words for it
+        elif "@" in str(url) and _holds_credentials(str(url)):
+            return _denied(gate, str(url))
+        passage = partial(pass_gate, Allowance(times, total))
         outer = inner if middlewares is None else middlewares
         return plain(
             method,

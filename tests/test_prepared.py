@@ -208,6 +208,23 @@ async def test_what_is_not_plainly_welcome_is_not_leased_at_once(
     assert gate.stats().pacing.in_flight == 0
 
 
+@pytest.mark.parametrize(
+    "path", ["/", "/a", "/private", "/private/open/x", "/x.pdf", "/x.pdf/y", "/robots.txt", "/@:"]
+)
+async def test_a_plain_path_is_answered_as_the_whole_url_is(
+    virtual_internet: FakeInternet, gate: Gatekeeper, path: str
+) -> None:
+    at_once, at_place = gate._answers.at_once, gate._answers.at_place
+    assert at_place("http://a.test", path) is None  # nothing is known yet
+    await asked(virtual_internet, gate, "/a")
+
+    assert at_place("http://a.test", path) is at_once(f"http://a.test{path}")
+    assert at_place("http://b.test", path) is None
+    assert (at_place("http://a.test", path) is not None) is (
+        path != "/robots.txt" and bool(await asked(virtual_internet, gate, path))
+    )
+
+
 async def test_a_turn_that_is_not_free_is_not_had_at_once(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:

@@ -82,16 +82,37 @@ def test_it_reads_as_yarl_does(authority: str, rest: str) -> None:
     assert found == expected
     if found is not None and expected is not None:
         assert seen(found) == seen(expected)
-        assert spelling.text_of(found) == str(expected)
+        assert found is not spelling.last or spelling.text == str(expected)
 
 
-def test_the_text_of_another_url_is_its_own() -> None:
+def test_it_knows_the_parts_of_the_last_plain_url() -> None:
     spelling = Spelling()
     first, second = (spelling.read(f"http://a.example/{name}") for name in "ab")
-    assert [spelling.text_of(url) for url in (first, second)] == [
-        "http://a.example/a",
+    assert spelling.last is second
+    assert (spelling.text, spelling.place.origin, spelling.path) == (
         "http://a.example/b",
-    ]
+        "http://a.example",
+        "/b",
+    )
+    for odd in ("http://a.example/%41", "http://a.example/a?b", "http://a.example/a/../b"):
+        assert spelling.read(odd) is not spelling.last
+    assert first is not second
+
+
+def test_what_yarl_works_out_of_an_authority_is_worked_out_once() -> None:
+    """Should a newer yarl remember it in another way, this says so; all else still holds."""
+    spelling = Spelling()
+    spelling.read("http://a.example:81/")
+    found = dict(spelling.read("http://a.example:81/b")._cache)
+    assert spelling.place.known.items() <= found.items()
+    assert spelling.place.known["host_port_subcomponent"] == "a.example:81"
+
+
+def test_a_yarl_that_remembers_otherwise_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gatekeeper.sending._worked_out", lambda root: {})
+    spelling = Spelling()
+    spelling.read("http://a.example:81/")
+    assert seen(spelling.read("http://a.example:81/b")) == seen(URL("http://a.example:81/b"))
 
 
 def test_authorities_are_forgotten_before_they_are_too_many(
@@ -101,4 +122,4 @@ def test_authorities_are_forgotten_before_they_are_too_many(
     spelling = Spelling()
     for number in range(95):
         assert spelling.read(f"http://{number}.example/").host == f"{number}.example"
-    assert len(spelling._roots) <= 10
+    assert len(spelling._places) <= 10

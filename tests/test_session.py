@@ -201,6 +201,21 @@ async def test_the_guard_denies_what_a_redirect_leads_to(
     assert caught.value.decision.reason is Reason.BLOCKED
 
 
+async def test_a_place_that_passed_the_guard_is_judged_anew_when_its_rules_change(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    internet.site("127.0.0.1").robots("").page("/x").page("/y")
+    port = internet.listener().port()
+    for name in "xyx":
+        async with session.get(f"http://127.0.0.1:{port}/{name}") as response:
+            await response.read()
+    guard = session_gate(session).guard
+    assert guard is not None
+    guard.listens_on("127.0.0.1", port)
+    with pytest.raises(Denied):
+        await session.get(f"http://127.0.0.1:{port}/x")
+
+
 async def test_waiting_for_a_turn_is_not_network_time(virtual_internet: FakeInternet) -> None:
     internet = virtual_internet
     internet.site("a.test").robots("User-agent: *\nCrawl-delay: 50\n").page("/", "x")

@@ -33,6 +33,7 @@ from gatekeeper.errors import AddressRefused, ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.addresses import Kind
 from gatekeeper.fetching.judging import Guard, GuardStats, Refusal
 from gatekeeper.robots import product_token
+from gatekeeper.sending import Spelling
 
 if TYPE_CHECKING:
     from aiohttp import ClientRequest, ClientTimeout
@@ -125,6 +126,8 @@ class GuardedConnector(aiohttp.TCPConnector):
 
     def __init__(self, guard: Guard, resolver: AbstractResolver | None, **options: Any) -> None:
         self.guard = guard
+        self.spelling = Spelling()
+        """What reads the URLs of the requests that come here, if anything of ours does."""
         self._guarded_resolver = GuardedResolver(guard, resolver)
         super().__init__(
             resolver=self._guarded_resolver, socket_factory=self._open_socket, **options
@@ -163,7 +166,9 @@ class GuardedConnector(aiohttp.TCPConnector):
         """
         if req.proxy is not None:
             refuse_proxy(self.guard.mode, req.proxy)
-        if self.guard.refuses_request(req.url) is not None:
+        url, spelt = req.url, self.spelling
+        passed = url is spelt.last and spelt.place.scheme_and_authority in self.guard.passed
+        if not passed and self.guard.refuses_request(url) is not None:
             raise self._denied(req)
         return _connect(self, req, traces, timeout)
 

@@ -123,7 +123,8 @@ class Guard:
         self._is_local = is_local or _is_local
         self._listeners: set[tuple[_Address, int]] = set()
         self._verdicts: dict[str, Refusal | None] = {}
-        self._passed: set[tuple[str, str]] = set()
+        self.passed: set[tuple[str, str]] = set()
+        """Scheme and authority of what may be requested, whatever ordinary path follows."""
         self._logged: set[Refusal] = set()
         self._refused: Counter[str] = Counter()
         self._dialled = 0
@@ -148,7 +149,7 @@ class Guard:
         path = url.raw_path_qs
         # A verdict is about the authority; of the rest only malformed text is refused.
         ordinary = len(path) < _ORDINARY and not _ODD(path)
-        if ordinary and key in self._passed:
+        if ordinary and key in self.passed:
             return None
         # One that is spelt as its origin, and holds no credentials, was judged with it.
         if ordinary and self._verdicts.get(f"{key[0]}://{key[1]}", _UNKNOWN) is None:
@@ -156,9 +157,9 @@ class Guard:
         else:
             refusal = self.refuses_url(str(url))
         if refusal is None and "@" not in key[1]:
-            if len(self._passed) >= _MAX_REMEMBERED:
-                self._passed.clear()
-            self._passed.add(key)
+            if len(self.passed) >= _MAX_REMEMBERED:
+                self.passed.clear()
+            self.passed.add(key)
         return refusal
 
     def refuses_target(self, target: urls.Target) -> Refusal | None:
@@ -189,7 +190,7 @@ class Guard:
             raise ConfigError(f"{address!r} is no numeric address to listen on") from None
         self._listeners.add((_unmapped(own), port))
         self._verdicts.clear()
-        self._passed.clear()
+        self.passed.clear()
 
     def stats(self) -> GuardStats:
         """What was refused and what was dialled, counted since the guard was made."""

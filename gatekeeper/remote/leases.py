@@ -166,13 +166,24 @@ class RemoteLease:
             self._ended = True
             self._held.give_back(self)
 
-    def ends_with(self, connection: Connection | None) -> None:
-        """The slot is held until that connection is free, however long it takes; None: it is."""
-        if connection is None:
-            self.end()
-        else:
+    def ends_with(
+        self, connection: Connection | None, then: Callable[[], None] | None = None
+    ) -> None:
+        """The slot is held until that connection is free, however long it takes; None: it is.
+
+        `then` is called at that moment, before the slot is given on.
+        """
+        if connection is not None:
             self._held_by = ref(connection)
+            if then is not None:
+                connection.add_callback(then)
             connection.add_callback(self.end)
+            return
+        try:
+            if then is not None:
+                then()
+        finally:
+            self.end()
 
     def end(self) -> None:
         """The connection is free again: the slot goes to the next in line."""

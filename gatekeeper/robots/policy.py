@@ -15,7 +15,14 @@ from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.model import Candidate, Dialect, Match, Rule
 from gatekeeper.robots.ordered import PrefixesInOrder
 from gatekeeper.robots.patterns import squeeze, wild_match
-from gatekeeper.robots.quick import QuickAnswer, at_a_glance, in_general, welcome
+from gatekeeper.robots.quick import (
+    PlainAnswer,
+    QuickAnswer,
+    at_a_glance,
+    in_general,
+    plainly,
+    welcome,
+)
 from gatekeeper.robots.rulesets import ROBOTS_TXT, RuleSet, rules_in, split_url
 from gatekeeper.robots.wishes import FIELDS, Wishes, heard
 
@@ -132,14 +139,30 @@ class Policy:
         >>> answer("/x?y"), answer("/a"), answer("/a/../x")
         (False, True, None)
         """
-        first, allows = self._readings[0], self.allows_path
+        suspects = self._suspects()
+        if suspects is None:
+            return in_general(self.allows_path)
+        return at_a_glance(*suspects, self.allows_path) if any(suspects) else welcome
+
+    def plain_answer(self) -> PlainAnswer:
+        """The same for paths that are known to be plain: never None.
+
+        >>> from gatekeeper.robots import RobotsTxt
+        >>> answer = RobotsTxt.parse("User-agent: *\\nDisallow: /x").policy("bot").plain_answer()
+        >>> answer("/x/y"), answer("/a")
+        (False, True)
+        """
+        suspects = self._suspects()
+        return self.allows_path if suspects is None else plainly(*suspects, self.allows_path)
+
+    def _suspects(self) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """What a denied path has to begin with, or to hold; None where that is too much."""
+        first = self._readings[0]
         if isinstance(first, LongestMatch) and len(self._readings) == 1:
-            suspects = first.suspects()
-            if suspects == ((), ()):
-                return welcome
-            if suspects is not None and len(suspects[0]) <= _FEW and len(suspects[1]) <= _FEW:
-                return at_a_glance(*suspects, allows)
-        return in_general(allows)
+            found = first.suspects()
+            if found is not None and len(found[0]) <= _FEW and len(found[1]) <= _FEW:
+                return found
+        return None
 
     @property
     def decides_path(self) -> Callable[[str], int] | None:

@@ -11,11 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-__all__ = ["QuickAnswer", "at_a_glance", "in_general", "welcome"]
+__all__ = ["PlainAnswer", "QuickAnswer", "at_a_glance", "in_general", "plainly", "welcome"]
 
 QuickAnswer = Callable[[str], bool | None]
 """Takes what follows the authority in a URL, as written, beginning with `/`. True, False, or
 None: ask again with the whole URL, which may be no URL at all."""
+
+PlainAnswer = Callable[[str], bool]
+"""The verdict about a path that is known to be plain: ASCII, without blanks, escapes, dot
+segments, query or fragment."""
 
 _LONG = 8_000
 """Characters that are answered about; the reader of URLs knows their bound."""
@@ -53,6 +57,29 @@ def at_a_glance(
         for piece in pieces:
             if piece in path:
                 return allows(path) if path.isascii() and "#" not in path else None
+        return True
+
+    return answer
+
+
+def plainly(
+    prefixes: tuple[str, ...], pieces: tuple[str, ...], allows: Callable[[str], bool]
+) -> PlainAnswer:
+    """The same for plain paths, which need no look of their own.
+
+    >>> answer = plainly(("/x",), (), lambda path: path == "/x/y")
+    >>> answer("/a"), answer("/x/y"), answer("/xyz")
+    (True, True, False)
+    """
+    if not pieces:
+        return lambda path: not path.startswith(prefixes) or allows(path)
+
+    def answer(path: str) -> bool:
+        if path.startswith(prefixes):
+            return allows(path)
+        for piece in pieces:
+            if piece in path:
+                return allows(path)
         return True
 
     return answer

@@ -191,6 +191,20 @@ def test_older_dialects(dialect: str, naive, rules: list[tuple[str, str]], path:
     assert policy.match_path(path).allowed is naive(rules, path)
 
 
+TEXTS = st.text("ab/:~.-_,;=@+!*$'()", max_size=10).map("/{}".format)
+PLAIN = TEXTS.filter(lambda path: "/." not in path)
+
+
+@given(rules=RULES, path=PLAIN, dialect=st.sampled_from(["rfc9309", "2.0", "1996", "1994"]))
+def test_the_quick_roads_lead_where_the_long_one_does(
+    rules: list[tuple[str, str]], path: str, dialect: str
+) -> None:
+    policy = RobotsTxt.parse(text_of(rules), dialect=dialect).policy("bot")
+    expected = policy.match_path(path).allowed
+    assert policy.plain_answer()(path) is expected
+    assert policy.quick_answer()(path) in (expected, None)
+
+
 SHELL = st.lists(
     st.sampled_from(["a", "b", "/", "*", "?", "[ab]", "[!a]", "[a-b]", "[", "]", "\\*", "\\"]),
     max_size=8,
