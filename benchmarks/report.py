@@ -83,10 +83,12 @@ def count(value: float) -> str:
 def times(ratio: float) -> str:
     """A ratio.
 
-    >>> times(6.04)
-    '6.0x'
+    >>> times(6.04), times(1.078), times(0.5)
+    ('6.0x', '1.08x', '0.5x')
     """
-    return f"{ratio:.2g}x" if ratio < 1 else f"{ratio:.1f}x"
+    if ratio < 1:
+        return f"{ratio:.2g}x"
+    return f"{ratio:.2f}x" if ratio < 2 else f"{ratio:.1f}x"
 
 
 def version_of(distribution: str) -> str | None:

@@ -115,15 +115,16 @@ class Lease(msgspec.Struct, eq=False):
         else:
             open_leases.set(tuple(other for other in held if other is not self))
         try:
-            self.report()  # fail closed
+            if not self._grant.reported:
+                self.report()  # fail closed
         finally:
             self.end()
 
     def head(self) -> None:
         """The head of the response is here: the interval counts from now."""
         if self._head_at is None:
-            self._head_at = self._lessor.now()
-            self._grant.head()
+            self._head_at = now = self._lessor.now()
+            self._grant.head(now)
 
     def answered(
         self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None

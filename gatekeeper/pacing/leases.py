@@ -70,9 +70,25 @@ class Grant(msgspec.Struct, eq=False):
         connection = None if self.held_by is None else self.held_by()
         return connection is not None and not connection.closed
 
-    def head(self) -> None:
-        """The head of the response arrived: the clock counts from here."""
-        self.books.head(self)
+    def head(self, now: float | None = None) -> None:
+        """The head of the response arrived: the clock counts from here. `now`: see `report`."""
+        if self.told or self.reported or not self.open:
+            return
+        books, scope = self.books, self.scope
+        if self.others or scope.gap > books.plain_to or (books.mixed and scope.name in books.mixed):
+            books.head(self)
+            return
+        self.told = True
+        self._begun(books.now() if now is None else now)
+
+    def _begun(self, now: float) -> None:
+        """The short road: nothing has to be kept or told of it."""
+        scope = self.scope
+        scope.unheaded -= 1
+        if now > scope.basis:  # noqa: PLR1730 - no call here
+            scope.basis = now
+        if scope.line is not None and scope.in_flight < scope.settings.limit:
+            self.books.turns.freed(scope, now)
 
     def report(
         self,
@@ -101,7 +117,6 @@ class Grant(msgspec.Struct, eq=False):
             or status >= 400
             or retry_after is not None
             or rate_limit is not None
-            or self.told
             or self.others
             or scope.history is not None
             or scope.gap > books.plain_to
@@ -110,14 +125,11 @@ class Grant(msgspec.Struct, eq=False):
             books.report(self, status, elapsed, retry_after, size, rate_limit, now)
             return
         # The short road: a page, of which nothing is to be learnt but that its head is here.
-        if now is None:
-            read = books.now  # an attribute that is called is slower to find
-            now = read()
-        scope.unheaded -= 1
-        if now > scope.basis:  # noqa: PLR1730 - no call here
-            scope.basis = now
-        if scope.line is not None and scope.in_flight < scope.settings.limit:
-            books.turns.freed(scope, now)
+        if not self.told:
+            if now is None:
+                read = books.now  # an attribute that is called is slower to find
+                now = read()
+            self._begun(now)
 
     def release(self, now: float | None = None) -> None:
         """End it and free the slot. Without `head` or `report` the clock counts from here:
