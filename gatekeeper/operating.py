@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +21,7 @@ from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.retrieval import Retrieval
 from gatekeeper.leasing import Lessor
 from gatekeeper.names import host_named
-from gatekeeper.pacing.control import SHARED
+from gatekeeper.pacing.control import SHARED, check_moment
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scheduler import PacingStats, Scheduler
@@ -193,6 +194,13 @@ class Operated:
         """Every host that has a clock in memory."""
         return tuple(name for name in self._scheduler.hosts() if not name.startswith(SHARED))
 
+    def host_states(self) -> Counter[str]:
+        """How many hosts and shared clocks in memory are "paused", "blocked", "waiting"
+        (somebody waits for their turn) or "idle". It looks at each of them, which takes a
+        tenth of a second for a million: with many, call it from another thread.
+        """
+        return self._scheduler.host_states()
+
     async def refresh(self, origin: str) -> None:
         """Ask the origin (or the origin of that URL) again now. Raises InvalidURL, and
         LeaseTimeout where it would have to wait for a lease of the asking task, or for the
@@ -205,10 +213,11 @@ class Operated:
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
         """No request to the host before `until` (aware datetime, or wall seconds).
 
-        Raises ConfigError for what names no host.
+        Raises ConfigError for what names no host or no moment, and changes nothing then.
         """
         host = host_named(host)
         wall = until.timestamp() if isinstance(until, datetime) else until
+        check_moment(host, wall)
         self._wishes.unpark(host)
         self._scheduler.block(host, wall, reason)
 

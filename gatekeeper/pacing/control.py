@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from math import isnan
 
@@ -15,12 +16,18 @@ from gatekeeper.pacing.ledger import INF, Scope
 from gatekeeper.pacing.selfwait import stands_alone, stuck_behind
 from gatekeeper.pacing.shell import Shell
 
-__all__ = ["SHARED", "Controls"]
+__all__ = ["SHARED", "Controls", "check_moment"]
 
 CONFIGURED = ("domain:", "group:")
 """How the names of scopes begin that hosts share by configuration ..."""
 SHARED = (*CONFIGURED, "address:")
 """... and of all that are shared."""
+
+
+def check_moment(host: str, until_wall: float) -> None:
+    """Raise ConfigError if a block of the host can't end then."""
+    if isnan(until_wall):
+        raise ConfigError(f"block of {host}: until={until_wall!r} is no moment; give seconds")
 
 
 class Controls(Shell):
@@ -46,8 +53,7 @@ class Controls(Shell):
 
         Raises ConfigError, and changes nothing, where it is no number.
         """
-        if isnan(until_wall):
-            raise ConfigError(f"block of {host}: until={until_wall!r} is no moment; give seconds")
+        check_moment(host, until_wall)
         scope = self._books.host(host)
         now = self._clock.monotonic()
         until = now + (until_wall - self._clock.wall())
@@ -212,3 +218,19 @@ class Controls(Shell):
     def hosts(self) -> tuple[str, ...]:
         """Every scope held in memory, by name."""
         return tuple(self._books.scopes)
+
+    def host_states(self) -> Counter[str]:
+        """How many scopes are paused, blocked, waited for or idle. It looks at every one and
+        changes nothing, so that it may be called from another thread.
+        """
+        now = self._clock.monotonic()
+        return Counter(_state_of(scope, now) for scope in list(self._books.scopes.values()))
+
+
+def _state_of(scope: Scope, now: float) -> str:
+    history = scope.history
+    if history is not None and history.paused:
+        return "paused"
+    if history is not None and history.blocked_until > now:
+        return "blocked"
+    return "idle" if scope.line is None else "waiting"

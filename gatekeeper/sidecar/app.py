@@ -13,7 +13,7 @@ import logging
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
@@ -119,6 +119,8 @@ class Service:
         self.clients = Clients(config.server, self.clock)
         self.take_over(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
+        self.host_states: Mapping[str, int] = {}
+        """Hosts by their state, as of the last scrape."""
         self._tracing = tracing(version)
         self.handle: Answer = self._answer
         """Answers one request; every error becomes a problem document."""
@@ -256,7 +258,7 @@ class Service:
         return response
 
     def _samples(self) -> Iterable[Sample]:
-        yield from gate_samples(self.gate.stats())
+        yield from gate_samples(self.gate.stats(), self.host_states)
         yield from self.leases.samples()
         yield from self.clients.samples()
         yield from self.log.samples()

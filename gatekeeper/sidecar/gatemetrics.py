@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from gatekeeper.operating import GateStats
 from gatekeeper.sidecar.metrics import Sample
@@ -10,8 +10,11 @@ from gatekeeper.sidecar.metrics import Sample
 __all__ = ["gate_samples"]
 
 
-def gate_samples(stats: GateStats) -> Iterable[Sample]:
-    """The samples of one scrape."""
+_HOST_STATES = ("idle", "waiting", "blocked", "paused")
+
+
+def gate_samples(stats: GateStats, hosts: Mapping[str, int]) -> Iterable[Sample]:
+    """The samples of one scrape; `hosts` by their state."""
     yield (
         "counter",
         "gatekeeper_decisions",
@@ -21,6 +24,13 @@ def gate_samples(stats: GateStats) -> Iterable[Sample]:
     )
     yield from _robots(stats)
     yield from _pacing(stats)
+    yield (
+        "gauge",
+        "gatekeeper_hosts",
+        "Hosts and shared clocks in memory, by what holds them up.",
+        ("state",),
+        [((state,), hosts.get(state, 0)) for state in _HOST_STATES],
+    )
     if stats.guard is not None:
         yield (
             "counter",
@@ -67,13 +77,6 @@ def _pacing(stats: GateStats) -> Iterable[Sample]:
         "Turns, by what is happening with them.",
         ("state",),
         [(("in_flight",), pacing.in_flight), (("waiting",), pacing.waiting)],
-    )
-    yield (
-        "gauge",
-        "gatekeeper_hosts",
-        "Hosts and shared clocks in memory.",
-        (),
-        [((), pacing.scopes)],
     )
     yield (
         "counter",

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from gatekeeper import (
+    ConfigError,
     Denied,
     GateStats,
     LeaseTimeout,
@@ -14,6 +15,7 @@ from gatekeeper import (
 )
 from gatekeeper.clock import VirtualClock
 from gatekeeper.storage.memory import MemoryStorage
+from gatekeeper.wishes import PARKED
 from tests.internet import Fail, FakeInternet, Hold
 from tests.politeness.conftest import MakeGate
 from tests.politeness.crawling import visit
@@ -208,3 +210,11 @@ async def test_a_hold_of_one_host_holds_nobody_else(
 
     await internet.drive(run(), limit=20.0)
     assert [url for url, _ in log] == [f"{A}/"]
+
+
+async def test_a_block_until_no_moment_lifts_none(clock: VirtualClock, make_gate: MakeGate) -> None:
+    async with make_gate() as gate:
+        gate._scheduler.block("a.test", clock.wall() + 60, PARKED)
+        with pytest.raises(ConfigError, match="is no moment"):
+            await gate.block("a.test", float("nan"))
+        assert gate._scheduler.blocked("a.test") is not None

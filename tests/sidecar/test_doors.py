@@ -12,6 +12,7 @@ from gatekeeper.sidecar import app
 from tests.internet import Encoded, FakeInternet, Page, Truncated, redirect
 
 ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nSitemap: http://a.test/s.xml\n"
+STATES = ("idle", "waiting", "blocked", "paused")
 
 
 @pytest.fixture
@@ -368,6 +369,21 @@ async def test_t10_metrics_carry_no_host_and_no_url(door: Any, site: Any) -> Non
     assert 'gatekeeper_decisions_total{outcome="deny",reason="rule"} 1.0' in text
     assert 'route="unmatched"' in text
     assert "a.test" not in text
+
+
+async def test_metrics_say_what_holds_hosts_up(door: Any, site: Any) -> None:
+    service = await door()
+    gate = service.service.gate
+    for name in ("a.test", "b.test", "c.test"):
+        await gate.block(name, 0)  # known from now on
+    await gate.block("a.test", gate._clock.wall() + 60)
+    await gate.pause("b.test")
+    async with service.session.get(service.base + "/metrics") as response:
+        text = await response.text()
+
+    found = {state: f'gatekeeper_hosts{{state="{state}"}} 1.0' in text for state in STATES}
+    assert found == {"idle": True, "waiting": False, "blocked": True, "paused": True}
+    assert 'gatekeeper_hosts{state="waiting"} 0.0' in text
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,8 @@ async def openapi_json(service: Service, call: Call) -> web.StreamResponse:
 
 async def prometheus(service: Service, call: Call) -> web.StreamResponse:
     """For Prometheus."""
+    # Every host is looked at: on a thread, since there may be a million of them.
+    service.host_states = await asyncio.to_thread(service.gate.host_states)
     return web.Response(
         body=service.metrics.render(), headers={"Content-Type": metrics.CONTENT_TYPE}
     )
