@@ -122,7 +122,8 @@ class Wishes:
         """An origin was asked: its pace holds from that request on, whoever comes next.
 
         And its file holds for one turn at least. Were the pace slower than the file's
-        lifetime, every turn would go to robots.txt, and never one to a page.
+        lifetime, every turn would go to robots.txt, and never one to a page. Where the answer
+        blocked the host, it is not asked again before the end of that: so says `retry_at`.
         """
         host = urls.host_of(record.origin)
         if record.current.outcome is Outcome.DNS_NXDOMAIN:
@@ -131,8 +132,11 @@ class Wishes:
                 self._scheduler.block(host, self._clock.wall() + left, PARKED)
         else:
             turn = self._scheduler.told(host, self.of(record, self._agent))
+            now, blocked = self._clock.monotonic(), self._scheduler.blocked(host)
             if record.reachable and turn > 0:
-                record.outlive(self._clock.monotonic() + turn + _SLACK)
+                record.outlive(now + turn + _SLACK)
+            elif not record.reachable and blocked is not None:
+                record.outlive(now + blocked[0] - self._clock.wall())
 
     def unpark(self, host: str) -> None:
         """Lift the block of a host whose name did not exist, and no other block."""

@@ -32,14 +32,14 @@ async def internet(clock: VirtualClock) -> AsyncIterator[FakeInternet]:
 def make_gate(internet: FakeInternet, clock: VirtualClock) -> MakeGate:
     """A gate on that internet, not yet open; keywords are sections of its configuration."""
 
-    def make(*, storage: Storage | None = None, **settings: Any) -> Gatekeeper:
+    def make(*, storage: Storage | None = None, seed: int = 7, **settings: Any) -> Gatekeeper:
         return Gatekeeper(
             AGENT,
             config=config(**settings),
             resolver=internet.resolver,
             clock=clock,
             storage=storage,
-            rng=random.Random(7),
+            rng=random.Random(seed),
         )
 
     return make

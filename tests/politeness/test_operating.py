@@ -12,6 +12,7 @@ from gatekeeper import (
     GateStats,
     LeaseTimeout,
     Reason,
+    Verdict,
 )
 from gatekeeper.clock import VirtualClock
 from gatekeeper.storage.memory import MemoryStorage
@@ -210,6 +211,25 @@ async def test_a_hold_of_one_host_holds_nobody_else(
 
     await internet.drive(run(), limit=20.0)
     assert [url for url, _ in log] == [f"{A}/"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_at_retry_at_a_site_that_was_overloaded_is_asked_again(
+    internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate, seed: int
+) -> None:
+    """Its block is longer than the file's own wait by a little that nobody can foresee."""
+    site = internet.site("a.test").robots("busy", status=503)
+
+    async def run() -> tuple[Verdict, Verdict]:
+        async with make_gate(seed=seed) as gate:
+            first = await gate.check(f"{A}/")
+            assert first.retry_at is not None
+            site.robots("")
+            # A datetime says no less than a microsecond.
+            await clock.sleep(first.retry_at.timestamp() - clock.wall() + 1e-6)
+            return first.verdict, (await gate.check(f"{A}/")).verdict
+
+    assert await internet.drive(run()) == (Verdict.DEFER, Verdict.ALLOW)
 
 
 async def test_a_block_until_no_moment_lifts_none(clock: VirtualClock, make_gate: MakeGate) -> None:
