@@ -222,24 +222,32 @@ def gate_passage(
             if _failed(error, lease, own, started):
                 raise TimeoutError from None
             raise
-        connection = response.connection
-        stop = None if connection is None or status == _SWITCHING else own.stop
         redirected = status in _REDIRECTS
         # The next hop takes a turn of its own; to hold this one meanwhile could wait for ever.
         # Else the owner's block ends an adopted one: that may outlive the connection.
-        if adopted is None or redirected:
-            lease.ends_with(connection, stop)
-        elif connection is not None and stop is not None:
-            connection.add_callback(stop)
+        _until_free(response, own, lease if adopted is None or redirected else None)
         if redirected:
             offered.note(response)
-        if stop is None:
-            own.stop()
-        else:
-            own.watch(response)  # it may close the connection, so it comes last
         return response
 
     return pass_gate
+
+
+def _until_free(
+    response: ClientResponse, own: Allowance | Unlimited, lease: HeldLease | None
+) -> None:
+    """Let the allowance run, and the lease last, until the response's connection is free."""
+    connection = response.connection
+    counted = connection is not None and response.status != _SWITCHING
+    stop = own.stop if counted else None
+    if lease is not None:
+        lease.ends_with(connection, stop)
+    elif connection is not None and stop is not None:
+        connection.add_callback(stop)
+    if counted:
+        own.watch(response)  # it may close the connection, so it comes last
+    else:
+        own.stop()
 
 
 class _Offered(dict[tuple[str | None, str], str]):
