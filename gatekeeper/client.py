@@ -57,7 +57,7 @@ class RemoteGatekeeper(Controlled):
     """A gate in another process: `Gatekeeper`'s methods, over TCP or a unix socket.
 
     `where` is `"http://127.0.0.1:8750"`, `"https://..."` (with `ssl` for a context of your
-    own) or `"unix:/run/gatekeeper.sock"`; `token` the sidecar's bearer token. Without a
+    own) or `"unix:/run/gatekeeper/gatekeeper.sock"`; `token` the sidecar's bearer token. Without a
     `user_agent` the sidecar's own identity chooses the group in robots.txt. Of `config`
     only `[robots]` matters, for `robots` and `policy`.
 
@@ -78,7 +78,7 @@ class RemoteGatekeeper(Controlled):
     SidecarError where the sidecar refuses the client (a wrong token, say).
 
     >>> async def main() -> None:
-    ...     async with RemoteGatekeeper("unix:/run/gatekeeper.sock") as gate:
+    ...     async with RemoteGatekeeper("unix:/run/gatekeeper/gatekeeper.sock") as gate:
     ...         if await gate.allowed("https://example.org/page"):
     ...             async with gate.lease("https://example.org/page") as lease:
     ...                 ...  # fetch it now

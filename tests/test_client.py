@@ -199,7 +199,7 @@ def test_an_address_that_is_none_is_refused(where: str) -> None:
     with pytest.raises(ConfigError) as caught:
         RemoteGatekeeper(where)
     assert TOKEN not in str(caught.value)
-    assert "unix:/run/gatekeeper.sock" in str(caught.value)
+    assert "unix:/run/gatekeeper/gatekeeper.sock" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "serve",
         summary="run the sidecar: the gate over HTTP",
-        example=f"{NAME} serve --socket /run/gatekeeper.sock",
+        example=f"{NAME} serve --socket /run/gatekeeper/gatekeeper.sock",
         run=run,
     )
     parser.add_argument("--host", metavar="H", help="address to listen on (127.0.0.1)")

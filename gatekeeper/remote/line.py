@@ -23,7 +23,7 @@ _JSON = {"Content-Type": "application/json"}
 _FIRST_PAUSE, _MOST_PAUSE = 0.05, 2.0
 _FORMS = (
     'give "http://127.0.0.1:8750", "https://..." with a name, or a unix socket as '
-    '"unix:/run/gatekeeper.sock"'
+    '"unix:/run/gatekeeper/gatekeeper.sock"'
 )
 
 

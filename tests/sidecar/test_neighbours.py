@@ -181,21 +181,38 @@ async def test_the_readmes_curl_recipe_works(
     site.page("/page", "the page")
     url = f"http://127.0.0.1:{internet.listener().port()}/page"
     sidecar = await start()
+    code, out = await run_curl_recipe(sidecar, url, tmp_path)
+
+    assert code == 0
+    assert b'"verdict":"allow"' in out
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == "the page"
+    async with sidecar.session.get(sidecar.base + "/metrics") as response:
+        assert 'gatekeeper_leases_ended_total{how="reported"} 1.0' in await response.text()
+
+
+async def test_the_readmes_curl_recipe_stops_where_it_is_denied(
+    start: Any, internet: FakeInternet, tmp_path: Path
+) -> None:
+    site = internet.site("127.0.0.1").robots("User-agent: *\nDisallow: /private\n")
+    url = f"http://127.0.0.1:{internet.listener().port()}/private"
+    code, out = await run_curl_recipe(await start(), url, tmp_path)
+
+    assert code == 1
+    assert b'"verdict":"deny"' in out
+    assert site.paths == ["/robots.txt"]
+
+
+async def run_curl_recipe(sidecar: Any, url: str, directory: Path) -> tuple[int | None, bytes]:
     script = (
         recipe("curl")
         .replace("http://127.0.0.1:8750", sidecar.base)
         .replace("https://example.org/", url)
     )
     run = await asyncio.create_subprocess_exec(
-        "bash", "-euc", script, cwd=tmp_path, stdout=asyncio.subprocess.PIPE
+        "bash", "-euc", script, cwd=directory, stdout=asyncio.subprocess.PIPE
     )
     out, _ = await run.communicate()
-
-    assert run.returncode == 0
-    assert b'"verdict":"allow"' in out
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == "the page"
-    async with sidecar.session.get(sidecar.base + "/metrics") as response:
-        assert 'gatekeeper_leases_ended_total{how="reported"} 1.0' in await response.text()
+    return run.returncode, out
 
 
 @pytest.fixture
