@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import Config
-from gatekeeper.decision import Decision, Reason, State, Verdict
+from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, State, Verdict
 from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.records import Record, Standing
 from gatekeeper.pacing.rules import HostRules
@@ -67,7 +67,7 @@ class Decider:
     def outright(self, raw: str, target: Target, agent: str) -> Decision | None:
         """What the guard or the operator decides without a look at the file."""
         if self._guard is not None and self._guard.refuses_target(target) is not None:
-            return self._simple(Verdict.DENY, Reason.BLOCKED, raw, target, agent)
+            return self._simple(Verdict.DENY, Reason.BLOCKED, raw, target, agent, note=BLOCKED_NOTE)
         rule = self._overrides.find(target.host)
         if rule is None or rule.robots == "obey":
             return None
@@ -205,6 +205,7 @@ class Decider:
             fetched_at=_moment(standing.fetched_at),
             expires_at=_moment(standing.expires_at),
             hops=standing.hops,
+            note=BLOCKED_NOTE if reason is Reason.BLOCKED else None,
             id=self.next_id(),
         )
 

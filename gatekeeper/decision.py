@@ -9,7 +9,7 @@ import msgspec
 
 from gatekeeper.robots import Rule
 
-__all__ = ["Decision", "Reason", "State", "Verdict"]
+__all__ = ["BLOCKED_NOTE", "Decision", "Reason", "State", "Verdict"]
 
 
 class Verdict(StrEnum):
@@ -37,60 +37,121 @@ class State(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why, in one word. fetching.md section 1 gives the rows behind the outcomes."""
+    """Why, in one word; each word's own text begins with the verdicts that come with it.
+
+    A deferral is over at `retry_at`: ask again then, and fetch nothing meanwhile. What came of
+    the retrieval of a file is judged by the rows of fetching.md section 1 (`outcomes`).
+    """
 
     # The text decided.
     RULE = "rule"
+    """allow, deny: a line of robots.txt decided, the one in `rule`."""
     NO_RULE = "no_rule"
+    """allow: there is a robots.txt, and none of its rules speaks of this URL."""
     EMPTY_FILE = "empty_file"
+    """allow: robots.txt is empty, or holds nothing but comments: everybody is welcome."""
     ROBOTS_FILE = "robots_file"
-    """/robots.txt itself may always be asked for (RFC-20)."""
+    """allow: /robots.txt itself may always be asked for (RFC-20)."""
     OUTSIDE_VISIT_TIME = "outside_visit_time"
+    """defer: robots.txt names hours for visits (Visit-time), and it is not one of them; come
+    back when the next window opens."""
     # There is no file.
     NO_FILE = "no_file"
+    """allow: the site has no robots.txt (404, or another 4xx that means so)."""
     SOFT_404 = "soft_404"
+    """allow: an HTML page without any rules came in place of robots.txt: there is none."""
     NOT_TEXT = "not_text"
+    """allow: what came in place of robots.txt is binary: there is none."""
     TOO_MANY_REDIRECTS = "too_many_redirects"
+    """allow, defer: robots.txt is redirected in a ring or too often, which counts as no file;
+    with fetch.too_many_redirects = "unreachable" it can't be had."""
     LONG_UNREACHABLE = "long_unreachable"
-    """Thirty days without the file while the site itself answers (RFC-38)."""
+    """allow: the file could not be had for thirty days while the site's pages answered
+    (RFC-38), or for as long as fetch.unseen_unreachable lets pass; go gently."""
     # The file could not be had.
     ACCESS_RESTRICTED = "access_restricted"
+    """deny: robots.txt answers 401 or 403, and fetch.on_401 or fetch.on_403 is "deny": the
+    site is closed to you; leave it out."""
     CHALLENGE = "challenge"
+    """defer: a wall against robots answered in place of the file; ask its owner to let you
+    in if it stays."""
     INVALID_RESPONSE = "invalid_response"
+    """defer: what answered for robots.txt is no HTTP that can be used, such as a broken head,
+    206 unasked or a status of 600."""
     BAD_REDIRECT = "bad_redirect"
+    """defer: robots.txt is redirected without a usable Location."""
     EGRESS_POLICY = "egress_policy"
+    """defer: robots.txt is redirected to where the guard lets nobody go; an answer says
+    `blocked` instead (T2)."""
     CLIENT_ERROR = "client_error"
+    """defer: robots.txt answered 408, 421 or 425 twice, which speak of the exchange and not of
+    the file."""
     RATE_LIMITED = "rate_limited"
+    """defer: robots.txt answered 429; the whole host is left alone until then."""
     SERVER_ERROR = "server_error"
+    """defer: robots.txt answered 5xx, so nothing is known of what the site wants."""
     LOCAL_FAULT = "local_fault"
+    """defer: so many sites fail at once that it is your own uplink; see to it."""
     CONNECT_FAILED = "connect_failed"
+    """defer: the site takes no connection."""
     TIMEOUT = "timeout"
+    """defer: the site did not answer for its robots.txt in time."""
     TRUNCATED = "truncated"
+    """defer: the connection broke in the midst of robots.txt: half a list of rules is worse
+    than none."""
     TOO_SLOW = "too_slow"
+    """defer: robots.txt trickles in so slowly that its time ran out."""
     DNS_NXDOMAIN = "dns_nxdomain"
+    """defer: the host's name does not exist or has no address; look whether it is spelt
+    right, for it is asked about again only hours later."""
     DNS_FAILURE = "dns_failure"
+    """defer: the name service did not answer; look whether yours works if it stays."""
     TLS = "tls"
+    """defer: no secure connection came about, for an expired or foreign certificate say; plain
+    http is never tried instead."""
     BAD_ENCODING = "bad_encoding"
+    """defer: the compression of robots.txt is broken, unknown or a bomb."""
     INTERNAL = "internal"
+    """defer: an error of ours, or a lack of files or memory, so nobody is let through; the
+    log has more."""
     OVERLOADED = "overloaded"
-    """More questions wait for robots.txt files than `cache.max_waiters` lets in."""
+    """defer: more questions wait for robots.txt files than `cache.max_waiters` lets in; ask
+    fewer at once."""
     OWN_LEASE = "own_lease"
-    """The file needs a turn of a host whose turn the asker itself holds."""
+    """defer: the file needs a turn of a host whose turn the asker itself holds; end that
+    lease first."""
     UNKNOWN = "unknown"
-    """Nothing is known of the origin yet, and this question may not wait until it is."""
+    """defer: nothing is known of the origin yet, and this question may not wait until it is;
+    ask again in a moment."""
     GATE_UNREACHABLE = "gate_unreachable"
-    """A client's own answer, while its sidecar can't be asked."""
+    """defer, allow: a client's own answer while its sidecar can't be asked (allow with
+    fail="open" alone); see whether `gatekeeper serve` runs."""
     # Somebody else decided.
     OPERATOR = "operator"
+    """allow, deny: the operator's configuration decided ([[host]] robots), whatever the site
+    says; `note` has his reason."""
     BLOCKED = "blocked"
-    """The guard refused; outwardly always this one word (T2)."""
+    """deny, defer: the guard refuses the URL, its address or its port (defer: those that
+    robots.txt is redirected to), outwardly always in this one word (T2); what is your own
+    network is let in with guard.allow. No host's block: see `host_blocked`."""
     INVALID_URL = "invalid_url"
+    """deny: the text is no http or https URL; `note` says what is wrong with it."""
     HOST_BLOCKED = "host_blocked"
-    """The file is not known, and its host may not be asked for a while."""
+    """defer: the file is not known, and its host may not be asked for a while, by its own
+    429 or 503 or the operator's word."""
     HOST_PAUSED = "host_paused"
-    """The same until the operator lets it go on."""
+    """defer: the file is not known, and the operator paused its host until he resumes it."""
     # Concerning leases only.
     CLOSING = "closing"
+    """defer: for a lease that a closing gate can't give any more; nothing answers so today."""
+
+
+BLOCKED_NOTE = (
+    "the guard refuses this URL, address or port; guard.allow (--allow-address) lets your own "
+    "network in, guard.ports other ports"
+)
+"""The note of every decision with reason `blocked`: the remedy, and not a word of what was
+found, so that a caller learns nothing about the network (T2)."""
 
 
 # gc=False: a decision holds values alone, so no cycle goes through it, and a batch of a
@@ -135,8 +196,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     clamped: bool = False
     """The operator's `pacing.max_interval` cuts what the text asks for at this moment."""
     note: str | None = None
-    """The operator's reason for an override, what he cuts short, or what is wrong with an
-    invalid URL."""
+    """The operator's reason for an override, what he cuts short, what is wrong with an
+    invalid URL, or what helps."""
     id: str = ""
     """Unique within the process and, by its prefix, between processes."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 import msgspec
@@ -21,6 +21,8 @@ from gatekeeper.sending import url_of
 
 if TYPE_CHECKING:
     from gatekeeper.leasing import Lessor
+else:
+    Lessor = Any  # it imports this module; `help` and `inspect.signature` look the name up
 
 __all__ = ["Lease", "Origin"]
 

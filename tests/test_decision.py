@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import json
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -41,6 +44,24 @@ def test_a_decision_is_final() -> None:
 def test_values_are_words_in_lower_case(enum: type[StrEnum]) -> None:
     for member in enum:
         assert member.value == member.name.lower()
+
+
+def texts_of_reasons() -> dict[str, str]:
+    """The text under each word of `Reason`, in one line."""
+    body = ast.parse(inspect.getsource(Reason)).body[0].body  # type: ignore[attr-defined]
+    found = {}
+    for word, text in itertools.pairwise(body):
+        if isinstance(word, ast.Assign) and isinstance(text, ast.Expr):
+            found[ast.literal_eval(word.value)] = " ".join(ast.literal_eval(text.value).split())
+    return found
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_every_reason_says_its_verdicts_and_what_happened(reason: Reason) -> None:
+    verdicts, colon, meaning = texts_of_reasons()[reason].partition(": ")
+    assert colon
+    assert set(verdicts.split(", ")) <= set(Verdict)
+    assert meaning.endswith(".")
 
 
 def test_it_names_the_line_that_decided() -> None:

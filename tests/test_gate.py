@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gatekeeper import (
     Config,
     ConfigError,
+    Denied,
     GateClosed,
     Gatekeeper,
     HostRule,
@@ -23,6 +24,7 @@ from gatekeeper import (
     Verdict,
 )
 from gatekeeper.clock import VirtualClock
+from gatekeeper.decision import BLOCKED_NOTE
 from tests.internet import FakeInternet, Hold, Page
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
@@ -206,6 +208,33 @@ async def test_what_the_guard_refuses_is_denied_in_one_word(gate: Gatekeeper, ra
     assert (decision.verdict, decision.reason) == (Verdict.DENY, Reason.BLOCKED)
     assert "secret" not in repr(decision)
     assert not await gate.allowed(raw)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "http://10.0.0.1/",
+        "http://a.test:22/",
+        "http://u@a.test/",
+        "http://in.test/",
+        "http://b.test/",
+    ],
+)
+async def test_every_refusal_by_the_guard_names_the_same_remedy(
+    internet: FakeInternet, raw: str
+) -> None:
+    internet.dns("in.test", "10.0.0.1")
+    internet.site("b.test").redirect("/robots.txt", "http://10.0.0.1/robots.txt")
+    config = Config.from_dict({"guard": {"allow": ["127.0.0.1/32"]}})
+    async with Gatekeeper(AGENT, config=config, resolver=internet.resolver) as gate:
+        decision = await gate.check(raw)
+        with pytest.raises(Denied) as caught:
+            await gate.acquire(raw)
+    # T2: a constant, so that nobody learns from it what there is behind the guard.
+    assert (decision.reason, decision.note) == (Reason.BLOCKED, BLOCKED_NOTE)
+    assert caught.value.decision.note == BLOCKED_NOTE
+    assert "blocked (the guard refuses" in str(caught.value)
+    assert "guard.allow (--allow-address)" in str(caught.value)
 
 
 async def test_credentials_in_a_warm_origin_do_not_slip_past_the_guard(

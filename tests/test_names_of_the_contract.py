@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import enum
+import importlib
 import inspect
+import pkgutil
+import pydoc
 import random
+import types
 from collections.abc import Sequence
 
 import pytest
@@ -75,6 +79,25 @@ def test_everything_named_exists_and_is_sorted_out() -> None:
     assert len(set(gatekeeper.__all__)) == len(gatekeeper.__all__)
     for name in gatekeeper.__all__:
         assert getattr(gatekeeper, name) is not None
+
+
+@pytest.mark.parametrize("name", gatekeeper.__all__)
+def test_every_public_name_has_a_signature_that_can_be_shown(name: str) -> None:
+    thing = getattr(gatekeeper, name)
+    builtin = isinstance(getattr(thing, "__init__", None), types.WrapperDescriptorType)
+    if builtin and issubclass(thing, Exception):
+        return  # an exception without a constructor of its own has none to show
+    assert inspect.signature(thing)
+
+
+def test_help_can_be_read() -> None:
+    assert "class Lease(" in pydoc.render_doc(gatekeeper, renderer=pydoc.plaintext)
+
+
+def test_help_can_be_read_of_every_module() -> None:
+    for module in pkgutil.walk_packages(gatekeeper.__path__, "gatekeeper."):
+        if not module.name.endswith("__main__"):
+            assert pydoc.render_doc(importlib.import_module(module.name))
 
 
 @pytest.mark.parametrize("gate", [Gatekeeper, RemoteGatekeeper])

@@ -23,6 +23,7 @@ __all__ = [
     "address_kind",
     "inner_name",
     "ipv4_within",
+    "remedy",
 ]
 
 TABLE_VERSION = "2026-11-20"
@@ -193,3 +194,19 @@ def inner_name(host: str) -> bool:
 
 
 _INNER_ENDS = tuple(f".{name}" for name in INNER_NAMES)
+
+
+_UNHELPED = frozenset({Kind.MALFORMED, Kind.USERINFO, Kind.OPERATOR, Kind.SELF})
+
+
+def remedy(kind: Kind) -> str:
+    """What lets it in all the same, for the end of a log line; empty where nothing does.
+
+    >>> remedy(Kind.LOOPBACK)
+    '; if it is your own network, let it in with guard.allow (--allow-address)'
+    """
+    if kind in _UNHELPED:
+        return ""
+    if kind is Kind.PORT:
+        return "; guard.ports can list it"
+    return "; if it is your own network, let it in with guard.allow (--allow-address)"

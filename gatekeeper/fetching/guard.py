@@ -28,7 +28,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gatekeeper import urls
 from gatekeeper.config import Config
-from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, Verdict
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.addresses import Kind
 from gatekeeper.fetching.judging import Guard, GuardStats, Refusal
@@ -205,6 +205,7 @@ class GuardedConnector(aiohttp.TCPConnector):
             url=urls.mask(url),
             origin=origin,
             user_agent=product_token(header) or header,
+            note=BLOCKED_NOTE,
             id=self.guard.next_id(),  # T20
         )
         denied = Denied(decision)

@@ -35,6 +35,7 @@ from gatekeeper.fetching.addresses import (
     address_kind,
     inner_name,
     ipv4_within,
+    remedy,
 )
 
 __all__ = ["Guard", "GuardStats", "Refusal"]
@@ -302,7 +303,7 @@ class Guard:
             if len(self._logged) >= _MAX_LOGGED:
                 self._logged.clear()
             self._logged.add(refusal)
-            _log.warning("refused (%s): %s", refusal.kind, refusal.detail)
+            _log.warning("refused (%s): %s%s", refusal.kind, refusal.detail, remedy(refusal.kind))
         return refusal
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from gatekeeper.pacing.ledger import Scope
+
 if TYPE_CHECKING:
     from gatekeeper.pacing.books import Books
-    from gatekeeper.pacing.ledger import Scope
+else:
+    Books = Any  # it imports this module; `help` looks the name up
 
 __all__ = ["Grant", "InUse"]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 if TYPE_CHECKING:
     from gatekeeper.robots.policy import Policy
+else:
+    Policy = Any  # it imports this module; `help` and `inspect.signature` look the name up
 
 __all__ = ["Candidate", "Dialect", "Group", "Match", "Rule", "Severity"]
 

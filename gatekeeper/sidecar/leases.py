@@ -28,13 +28,13 @@ import msgspec
 from gatekeeper.clock import Clock, Timer, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import GatekeeperError, StorageError
+from gatekeeper.leasing import Lease
 from gatekeeper.sidecar.leasebook import LeaseBook, OpenLease
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.waiting import WaitingRoom, Wanted, draining, full
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
-    from gatekeeper.leasing import Lease
     from gatekeeper.sidecar.metrics import Sample
 
 __all__ = ["Held", "LeaseTable"]

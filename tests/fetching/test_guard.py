@@ -254,9 +254,23 @@ def test_a_refusal_is_logged_once_with_its_detail(caplog) -> None:
         for _ in range(3):
             guard.refuses_url("http://10.0.0.1:8080/secret?token=1")
         guard.refuses_answer("127.0.0.1", 80, "evil.example.com")
+    remedy = "if it is your own network, let it in with guard.allow (--allow-address)"
     assert caplog.messages == [
-        "refused (private): 10.0.0.1 port 8080: private address",
-        "refused (loopback): evil.example.com -> 127.0.0.1 port 80: loopback address",
+        f"refused (private): 10.0.0.1 port 8080: private address; {remedy}",
+        f"refused (loopback): evil.example.com -> 127.0.0.1 port 80: loopback address; {remedy}",
+    ]
+
+
+def test_the_log_names_no_remedy_that_helps_nothing(caplog) -> None:
+    guard = guard_with(deny=("evil.example.com",))
+    guard.listens_on("127.0.0.1", 80)
+    guard.refuses_url("http://example.com:22/")
+    guard.refuses_url("http://127.0.0.1:80/")
+    guard.refuses_url("http://evil.example.com/")
+    assert caplog.messages == [
+        "refused (port): example.com: port 22; guard.ports can list it",
+        "refused (self): 127.0.0.1 port 80: our own listener",
+        "refused (operator): evil.example.com: on the deny list",
     ]
 
 

@@ -15,7 +15,7 @@ import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gatekeeper.config import Config, GuardConfig
-from gatekeeper.decision import Reason
+from gatekeeper.decision import BLOCKED_NOTE, Reason
 from gatekeeper.errors import AddressRefused, ConfigError, Denied
 from gatekeeper.fetching.guard import Guard, GuardedResolver, Kind, guarded_connector
 from tests.internet import Fail, FakeInternet, has_ipv6
@@ -55,6 +55,7 @@ async def assert_refused(session: aiohttp.ClientSession, url: str) -> None:
     # One class and one word, whichever stage refused (T2).
     assert type(caught.value) is Denied
     assert caught.value.decision.reason is Reason.BLOCKED
+    assert caught.value.decision.note == BLOCKED_NOTE
 
 
 def inner_urls(net: FakeInternet) -> dict[str, str]:
