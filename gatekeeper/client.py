@@ -27,10 +27,11 @@ from aiohttp import ClientMiddlewareType
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, utc
-from gatekeeper.config import Config
+from gatekeeper.config import Config, as_config
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import ConfigError, GateClosed, InvalidURL
 from gatekeeper.middleware import gate_middleware
+from gatekeeper.names import agent_named
 from gatekeeper.remote.agents import check_agent
 from gatekeeper.remote.answers import Answers
 from gatekeeper.remote.batches import Batches
@@ -106,9 +107,10 @@ class RemoteGatekeeper(Controlled):
         if fail not in ("closed", "open"):
             raise ConfigError(f'fail={fail!r}: "closed" defers, "open" allows; nothing else')
         self.user_agent = user_agent
-        self.config = config or Config()
+        self.config = as_config(config)
         if user_agent is not None:
-            check_agent(user_agent)
+            agent_named(user_agent)
+            check_agent(user_agent)  # how long it may be
         self._fail = fail
         self._clock = clock or SystemClock()
         rng = rng or random.Random()

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gatekeeper.errors import ConfigError
-from gatekeeper.names import match_named
+from gatekeeper.mistakes import first_mistake
+from gatekeeper.names import agent_named, match_named
 
 __all__ = [
     "CacheConfig",
@@ -26,16 +27,21 @@ __all__ = [
     "RobotsConfig",
     "ServerConfig",
     "StorageConfig",
+    "as_config",
 ]
 
 _LONGEST = 10 * 366 * 86_400.0
 """Ten years: a calendar can still say what lies so far ahead. It keeps `inf` and `nan` out, too."""
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST)]
-Positive = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST)]
+_SECONDS = {"unit": "seconds"}
+"""What an error about such a setting says it takes."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST, extra=_SECONDS)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST, extra=_SECONDS)]
+Number = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST)]
+Rate = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST)]
 Place = Annotated[str, msgspec.Meta(min_length=1)]
 """A file's path: empty text is none, and None says that there is none."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
-Size = Annotated[int, msgspec.Meta(ge=1)]
+Size = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "bytes"})]
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +78,7 @@ class FetchConfig(_Section, frozen=True):
     connect_timeout: Positive = 10.0
     first_byte_timeout: Positive = 15.0
     total_timeout: Positive = 30.0
-    min_rate: Seconds = 256.0
+    min_rate: Number = 256.0
     """Bytes a second, over `min_rate_window`, below which a body is a drip."""
     min_rate_window: Positive = 10.0
     max_concurrent: Count = 200
@@ -116,7 +122,7 @@ class PacingConfig(_Section, frozen=True):
     """A cap on what a site asks; flagged wherever it bites. None: obeyed whatever it is."""
     jitter: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     """Share of the interval that is added at random; never subtracted."""
-    latency_factor: Seconds = 0.0
+    latency_factor: Number = 0.0
     """Interval = this times the smoothed time to the response head; 0 switches it off."""
     latency_floor: Seconds = 0.0
     latency_cap: Positive = 60.0
@@ -180,7 +186,7 @@ class ServerConfig(_Section, frozen=True):
     max_wait: Positive = 300.0
     client_concurrency: Count = 6_000
     """Requests at once from one client (token, or address)."""
-    client_rate: Positive | None = None
+    client_rate: Rate | None = None
     """Requests a second from one client; None: no bound."""
     fetch_max_body: Size = 104_857_600
     fetch_timeout: Positive = 300.0
@@ -255,32 +261,64 @@ class Config(_Section, frozen=True):
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], *, source: str = "configuration") -> Config:
-        """Check a mapping shaped like the TOML file. Raises ConfigError."""
+        """Check a mapping shaped like the TOML file. Raises ConfigError.
+
+        The message begins with `source`, unless that is empty, and the setting's name.
+        """
+        try:
+            return cls._checked(raw)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}" if source else str(error)) from error
+
+    @classmethod
+    def _checked(cls, raw: dict[str, Any]) -> Config:
         try:
             config = msgspec.convert(raw, cls)
         except msgspec.ValidationError as error:
-            raise ConfigError(
-                f"{source}: {error} (config.example.toml lists every setting)"
-            ) from error
+            known = isinstance(raw, dict) and first_mistake(cls, raw)
+            raise ConfigError(known or str(error)) from error
         for rule in config.host:
             try:
                 match_named(rule.match)
             except ConfigError as error:
-                raise ConfigError(f"{source}: [[host]] match: {error}") from error
-        if (problem := config._problem()) is not None:
-            raise ConfigError(f"{source}: {problem}")
+                raise ConfigError(f"[[host]] match: {error}") from error
+        if config.user_agent is not None:
+            agent_named(config.user_agent)
+        sender = config.fetch.from_address
+        # It is sent as a header, where a line's end begins another one.
+        if sender is not None and not sender.isprintable():
+            raise ConfigError(f"fetch.from_address: {sender!r} holds what can't be printed")
+        cache = config.cache
+        if cache.min_ttl > cache.max_ttl:
+            raise ConfigError(
+                f"cache.min_ttl = {cache.min_ttl:g} is above cache.max_ttl = {cache.max_ttl:g}"
+            )
         return config
 
-    def _problem(self) -> str | None:
-        """What no field's own bounds can say."""
-        for name, text in (
-            ("user_agent", self.user_agent),
-            ("fetch.from_address", self.fetch.from_address),
-        ):
-            # It is sent as a header, where a line's end begins another one.
-            if text is not None and not text.isprintable():
-                return f"{name} = {text!r} holds a character that can't be printed"
-        cache = self.cache
-        if cache.min_ttl > cache.max_ttl:
-            return f"cache.min_ttl = {cache.min_ttl:g} is above cache.max_ttl = {cache.max_ttl:g}"
-        return None
+
+def as_config(value: object) -> Config:
+    """The Config that was given, or all defaults for None: for whoever takes one.
+
+    A struct made in Python checks nothing, so a mapping in place of a Config, or of one of
+    its sections, would be found out in the middle of a request. Raises ConfigError.
+    """
+    if value is None:
+        return Config()
+    remedy = "use Config.load(path) or Config.from_dict(mapping)"
+    if not isinstance(value, Config):
+        raise ConfigError(f"config must be a Config, not {_kind(value)}: {remedy}")
+    for field in msgspec.structs.fields(Config):
+        held = getattr(value, field.name)
+        if isinstance(field.type, type) and not isinstance(held, field.type):
+            wanted = field.type.__name__
+            raise ConfigError(
+                f"config.{field.name} must be a {wanted}, not {_kind(held)}: {remedy}"
+            )
+    for name, kind, tables in (("host", HostRule, value.host), ("group", GroupRule, value.group)):
+        if not isinstance(tables, tuple) or not all(isinstance(one, kind) for one in tables):
+            raise ConfigError(f"config.{name} must be a tuple of {kind.__name__}: {remedy}")
+    return value
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"

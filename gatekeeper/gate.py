@@ -16,7 +16,7 @@ from aiohttp.abc import AbstractResolver
 from gatekeeper import urls
 from gatekeeper.allowance import UNLIMITED
 from gatekeeper.clock import Clock, SystemClock
-from gatekeeper.config import Config
+from gatekeeper.config import Config, as_config
 from gatekeeper.deciding import ON_THE_WAY, Decider
 from gatekeeper.decision import Decision
 from gatekeeper.dialling import Dialling
@@ -30,7 +30,7 @@ from gatekeeper.immediate import Immediate
 from gatekeeper.leasing import Lease, LeaseRequest, Lessor
 from gatekeeper.many import Many
 from gatekeeper.middleware import Passage, gate_passage
-from gatekeeper.operating import token_of
+from gatekeeper.names import agent_named
 from gatekeeper.pacing.intervals import NO_RATE
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.rules import HostRules
@@ -76,9 +76,9 @@ class Gatekeeper(Immediate, Many, Dialling):
         resolver: AbstractResolver | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        self.config = config or Config()
+        self.config = as_config(config)
         self.user_agent = user_agent
-        self._agent = token_of(user_agent)
+        self._agent = agent_named(user_agent)
         self._session = session
         self._resolver = resolver
         self._clock = clock or SystemClock()

@@ -17,7 +17,7 @@ from aiohttp import ClientResponse
 
 from gatekeeper.allowance import Allowance, Allowances
 from gatekeeper.clock import Clock, SystemClock
-from gatekeeper.config import Config
+from gatekeeper.config import Config, as_config
 from gatekeeper.errors import ConfigError, Denied
 from gatekeeper.fetching.guard import Guard, Refusal, guarded_connector
 from gatekeeper.gate import Gatekeeper
@@ -68,7 +68,7 @@ async def polite_session(
     ...         async with s.get("https://example.org/") as response:
     ...             print(response.status)
     """
-    config = config or Config()
+    config = as_config(config)
     clock = clock or SystemClock()
     _refuse_ways_round(config, session_arguments)
     headers = _signed(user_agent, session_arguments.pop("headers", None))

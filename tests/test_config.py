@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gatekeeper.config import Config, GroupRule, HostRule
+from gatekeeper import Gatekeeper, RemoteGatekeeper
+from gatekeeper.config import Config, GroupRule, HostRule, as_config
 from gatekeeper.errors import ConfigError
+from gatekeeper.names import agent_doubt, agent_named
 
 EXAMPLE = Path(__file__).parent.parent / "config.example.toml"
 TABLES = {"host": HostRule, "group": GroupRule}
@@ -71,7 +73,9 @@ def test_a_default_is_written_out_and_only_an_unset_one_is_commented_out() -> No
 
 
 def test_an_unknown_setting_is_refused_with_its_place() -> None:
-    with pytest.raises(ConfigError, match=r"here\.toml.*timout.*fetch"):
+    with pytest.raises(
+        ConfigError, match=r"here\.toml: fetch\.timout: no such setting; did you mean"
+    ):
         Config.from_dict({"fetch": {"timout": 3}}, source="here.toml")
 
 
@@ -112,3 +116,146 @@ def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
 def test_what_can_mean_nothing_good_is_refused_by_name(raw: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         Config.from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (
+            {"pacing": {"default_intervall": 1}},
+            "pacing.default_intervall: no such setting; did you mean default_interval?",
+        ),
+        ({"pacin": {"jitter": 1}}, "[pacin]: no such section; did you mean [pacing]?"),
+        ({"hosts": [{"match": "*"}]}, "[hosts]: no such section; did you mean [[host]]?"),
+        ({"nonsense": {}}, "[nonsense]: no such section; `gatekeeper config show` lists every one"),
+        ({"fetch": {"default_interval": 1.0}}, "fetch.default_interval: belongs in [pacing]"),
+        ({"default_interval": 1.0}, "default_interval: belongs in [pacing]"),
+        ({"robots": {"max_body": 1}}, "robots.max_body: belongs in [fetch] or [server]"),
+        (
+            {"pacing": {"user_agent": "a"}},
+            "pacing.user_agent: belongs at the top, before the first [section]",
+        ),
+        ({"useragent": "a"}, "useragent: no such setting; did you mean user_agent?"),
+        (
+            {"defaultinterval": 1},
+            "defaultinterval: no such setting; did you mean default_interval in [pacing]?",
+        ),
+        (
+            {"pacing": {"default_interval": "2s"}},
+            "pacing.default_interval: a number of seconds such as 1.0, not '2s'",
+        ),
+        (
+            {"pacing": {"max_interval": "2s"}},
+            "pacing.max_interval: a number of seconds such as 2.0, not '2s'",
+        ),
+        (
+            {"cache": {"max_bytes": 1.5}},
+            "cache.max_bytes: a whole number of bytes such as 268435456, not 1.5",
+        ),
+        ({"fetch": {"conditional": "yes"}}, "fetch.conditional: true or false, not 'yes'"),
+        (
+            {"fetch": {"profile": "googel"}},
+            'fetch.profile: one of "strict", "archival", "google", not \'googel\'',
+        ),
+        (
+            {"guard": {"allow": "127.0.0.1"}},
+            "guard.allow: a list, such as [\"127.0.0.1\"], not '127.0.0.1'",
+        ),
+        ({"guard": {"ports": 80}}, "guard.ports: a list, such as [80], not 80"),
+        (
+            {"guard": {"ports": ["80"]}},
+            "guard.ports: a list of whole numbers, such as [80], not ['80']",
+        ),
+        ({"server": {"port": 99999}}, "server.port: at most 65535, not 99999"),
+        ({"fetch": {"max_redirects": 4}}, "fetch.max_redirects: at least 5, not 4"),
+        ({"cache": {"min_ttl": 0}}, "cache.min_ttl: more than 0, not 0"),
+        ({"server": {"socket": ""}}, "server.socket: text that is not empty, not ''"),
+        ({"server": {"host": 1}}, "server.host: text in quotes, not 1"),
+        ({"pacing": 3}, "pacing: a table, written as [pacing], not 3"),
+        ({"host": {"match": "*"}}, "host: any number of tables, each written as [[host]], not"),
+        ({"host": [{"match": "*"}, {"robots": "deny"}]}, "[[host]] number 2: match is missing"),
+        (
+            {"host": [{"match": "*", "intervall": 1}]},
+            "[[host]] number 1: intervall: no such setting; did you mean interval?",
+        ),
+        (
+            {"group": [{"name": "x", "interval": "1"}]},
+            "[[group]] number 1: interval: a number of seconds such as 0.0, not '1'",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_the_setting_and_what_it_takes(
+    raw: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Config.from_dict(raw, source="a.toml")
+    assert str(refused.value).startswith(f"a.toml: {said}")
+
+
+@pytest.mark.parametrize("section", sorted(sections()))
+def test_every_setting_says_what_it_takes(section: str) -> None:
+    for name in names(sections()[section]):
+        with pytest.raises(ConfigError, match=rf"^here: {section}\.{name}: .*, not "):
+            Config.from_dict({section: {name: {"a": "table"}}}, source="here")
+
+
+@pytest.mark.parametrize("wrong", ["gatekeeper.toml", {"guard": {"allow": []}}, 3])
+def test_a_config_that_is_none_is_refused_where_it_is_given(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"config must be a Config.*Config\.load\(path\)"):
+        Gatekeeper("examplebot", config=wrong)
+    with pytest.raises(ConfigError, match="config must be a Config"):
+        RemoteGatekeeper("http://127.0.0.1:1", config=wrong)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("guard", {"allow": ["127.0.0.0/8"]}, "must be a GuardConfig, not a dict"),
+        ("pacing", None, "must be a PacingConfig, not a NoneType"),
+        ("host", ({"match": "*"},), "must be a tuple of HostRule"),
+        ("group", [GroupRule(name="a")], "must be a tuple of GroupRule"),
+    ],
+)
+def test_a_section_of_another_kind_is_refused_by_name(field: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"config\.{field} {said}.*Config\.from_dict"):
+        as_config(Config(**{field: value}))
+
+
+def test_no_config_is_all_defaults() -> None:
+    given = Config(host=(HostRule(match="*"),))
+
+    assert as_config(None) == Config()
+    assert as_config(given) is given
+
+
+@pytest.mark.parametrize("name", ["", " ", "*", "*/1.0", "münch/1", "bot\t1", "bot\r\nX: 1", "///"])
+def test_a_name_that_can_be_nobodys_is_refused_everywhere(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"user_agent: .*say who you are"):
+        agent_named(name)
+    with pytest.raises(ConfigError, match=r"here: user_agent: .*say who you are"):
+        Config.from_dict({"user_agent": name}, source="here")
+    with pytest.raises(ConfigError, match=r"user_agent: .*say who you are"):
+        Gatekeeper(name)
+    with pytest.raises(ConfigError, match=r"user_agent: .*say who you are"):
+        RemoteGatekeeper("http://127.0.0.1:1", user_agent=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "token"), [("my bot", "my"), ("my bot/1.0", "my"), ("bot;x", "bot"), ("1.0", "1.0")]
+)
+def test_a_name_that_is_cut_short_is_doubted(name: str, token: str) -> None:
+    assert agent_doubt(name) == f"user agent {name!r}: rules are chosen for {token!r}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "examplebot",
+        "bot2000/1",
+        "examplebot/1.0 (+https://example.org/bot)",
+        "examplebot (+https://example.org/bot)",
+        "Mozilla/5.0 (compatible; examplebot/2.1; +https://example.org/bot)",
+    ],
+)
+def test_a_usual_name_is_not_doubted(name: str) -> None:
+    assert agent_doubt(name) is None

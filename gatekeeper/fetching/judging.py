@@ -25,7 +25,7 @@ from typing import Final
 from yarl import URL
 
 from gatekeeper import urls
-from gatekeeper.config import Config
+from gatekeeper.config import Config, as_config
 from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.fetching.addresses import (
     BAD_PORTS,
@@ -115,7 +115,7 @@ class Guard:
         `is_local` says whether an address is one of this machine's; asked only about
         addresses at the port of a listener on all interfaces.
         """
-        settings = (config or Config()).guard
+        settings = as_config(config).guard
         self.mode: Final = settings.mode
         self._ports = None if settings.ports is None else frozenset(settings.ports)
         self._unwrap_nat64 = settings.nat64 == "unwrap"
