@@ -6,8 +6,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,18 @@ import aiohttp
 import msgspec
 
 from gatekeeper.cli.common import DENIED, OK, version
+from gatekeeper.cli.crawl.ending import INTERRUPTED_BY_SIGNAL, MAX_WAIT, Ending, ending
 from gatekeeper.cli.crawl.engine import Crawl, Place
+from gatekeeper.cli.crawl.holdups import Holdup, ListeningGate, Told
 from gatekeeper.cli.crawl.limits import MANIFEST, STATE, Limits
 from gatekeeper.cli.crawl.manifest import Entry, Manifest
 from gatekeeper.cli.crawl.progress import Progress
-from gatekeeper.cli.crawl.sources import given
-from gatekeeper.cli.crawl.warc import Response, Warc
+from gatekeeper.cli.crawl.sources import Listed, given, opened
+from gatekeeper.cli.crawl.tally import Tally
+from gatekeeper.cli.crawl.warc import Response, Warc, warc_writer
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
+from gatekeeper.decision import Decision
 from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.pacing.queue import PoliteQueue
@@ -96,6 +100,7 @@ async def crawl(
     """
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
+        listed = stack.enter_context(opened(job.input))  # nothing is begun for one not there
         place = _place(job, stack)
         client = await stack.enter_async_context(
             polite_session(
@@ -109,11 +114,14 @@ async def crawl(
                 **session,
             )
         )
+        gate = session_gate(client)
         work = _work(job, client, place, clock, progress)
         stack.enter_context(progress)
-        with _interruptible(work, progress, job.limits.grace) as interrupted:
-            await _watched(work, job, session_gate(client), progress, clock)
-    _say_summary(job, work)
+        async with _interruptible(work, progress, job.limits.grace) as interrupted:
+            await _watched(work, job, listed, gate, progress, clock)
+        stopped = work.stopped_by or (INTERRUPTED_BY_SIGNAL if interrupted() else None)
+        end = await ending(work.tally, work.hosts, gate, clock, stopped)
+    _say_summary(job, work.tally, end)
     if interrupted():
         return INTERRUPTED
     return OK if work.tally.clean else DENIED
@@ -121,6 +129,8 @@ async def crawl(
 
 def _place(job: Job, stack: AsyncExitStack) -> Place:
     """Open what is written to; what of it belongs to nobody else meanwhile is changed then."""
+    if job.warc is not None:
+        warc_writer()  # an extra: before anything is made
     _lock(job, stack)
     path = job.manifest
     if path is None:
@@ -146,11 +156,11 @@ def _lock(job: Job, stack: AsyncExitStack) -> None:
     Raises StorageError that names the file and its holder.
     """
     if job.output is not None:
-        job.output.mkdir(parents=True, exist_ok=True)
+        _make_folder("-o", job.output, job.output)
     if job.warc is not None:
         if job.warc.is_dir():
             raise ConfigError(f"--warc {job.warc}: is a directory; name a file in it")
-        job.warc.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder("--warc", job.warc, job.warc.parent)
     for path in (job.output and job.output / MANIFEST, job.warc):
         if path is not None:
             real = path.resolve()  # whatever it is called by
@@ -158,10 +168,24 @@ def _lock(job: Job, stack: AsyncExitStack) -> None:
             stack.callback(lock.release)
 
 
+def _make_folder(option: str, given: Path, folder: Path) -> None:
+    """Make it unless it is there. Raises ConfigError that names the option and the remedy."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        file = error.filename or folder
+        raise ConfigError(f"{option} {given}: {file} is no directory; name another one") from error
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {given}: {folder} can't be made ({error.strerror}); name a place where "
+            "this user may write"
+        ) from error
+
+
 def _work(
     job: Job, client: aiohttp.ClientSession, place: Place, clock: Clock, progress: Progress
 ) -> Crawl:
-    gate = session_gate(client)
+    gate, told = session_gate(client), Told(progress.say)
 
     def report(entry: Entry) -> None:
         if job.as_json:
@@ -169,19 +193,34 @@ def _work(
             sys.stdout.flush()
         progress.entry(entry)
 
-    return Crawl(
+    def deferred(decision: Decision) -> None:
+        told.tell(decision.origin, Holdup.of(decision))
+
+    async def set_back(url: str) -> None:
+        turn = await work.hosts.turn(url, gate, clock)
+        if turn.holdup is not None:
+            told.tell(turn.origin, turn.holdup)
+
+    work = Crawl(
         client,
-        lambda on_denied: PoliteQueue(gate, maxsize=_MAX_QUEUED, on_denied=on_denied),
+        lambda on_denied: PoliteQueue(
+            ListeningGate(gate, deferred), maxsize=_MAX_QUEUED, on_denied=on_denied
+        ),
         clock=clock,
         limits=job.limits,
         place=place,
         on_entry=report,
+        on_setback=set_back,
     )
+    return work
 
 
-@contextmanager
-def _interruptible(work: Crawl, progress: Progress, grace: float) -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C (or SIGTERM) stops the crawl cleanly; the second one cancels it.
+@asynccontextmanager
+async def _interruptible(
+    work: Crawl, progress: Progress, grace: float
+) -> AsyncIterator[Callable[[], bool]]:
+    """The first Ctrl-C (or SIGTERM) stops the crawl cleanly; the second one cancels it, and
+    whatever it was at comes out as KeyboardInterrupt.
 
     Both go through the loop: a KeyboardInterrupt that Python raises wherever it happens to be
     can fall between two callbacks and take one with it, and its task would wait for ever.
@@ -207,14 +246,19 @@ def _interruptible(work: Crawl, progress: Progress, grace: float) -> Iterator[Ca
         before[number] = handler
     try:
         yield lambda: bool(caught)
-    except asyncio.CancelledError:
+    except BaseException:
         if len(caught) < 2:
             raise  # somebody else's
-        raise KeyboardInterrupt from None
     finally:
         for each, handler in before.items():
             loop.remove_signal_handler(each)
-            signal.signal(each, handler)
+            if handler is not None:
+                signal.signal(each, handler)
+    if len(caught) > 1:
+        # Where the work ended in the same moment, the cancellation has yet to come.
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        raise KeyboardInterrupt
 
 
 def _farewell(in_flight: Sequence[str], grace: float) -> str:
@@ -229,13 +273,18 @@ def _farewell(in_flight: Sequence[str], grace: float) -> str:
 
 
 async def _watched(
-    work: Crawl, job: Job, gate: Gatekeeper, progress: Progress, clock: Clock
+    work: Crawl,
+    job: Job,
+    listed: Listed | None,
+    gate: Gatekeeper,
+    progress: Progress,
+    clock: Clock,
 ) -> None:
     """Run the crawl, and show how it goes until it ends."""
     try:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(_watch(work, gate, progress, clock, job.max_wait))
-            await work.run(given(job.urls, job.input))
+            await work.run(given(job.urls, listed))
             watching.cancel()
             progress.show(work.tally, ())
     except BaseExceptionGroup as errors:
@@ -260,13 +309,17 @@ async def _watch(
         # Nothing moved since the last look: is there anything that soon will?
         idle = tally.complete and not tally.in_flight and tally.done == done and len(work.hosts)
         if idle and await work.hosts.soonest(gate, clock, max_wait) > max_wait:
-            work.stop()
+            work.stop(MAX_WAIT)
         done = tally.done
         await clock.sleep(progress.every)
 
 
-def _say_summary(job: Job, work: Crawl) -> None:
-    """For people on stdout, under the lines or the bar; for machines not at all: they have
-    every line already."""
-    if not job.as_json:
-        print("\n".join(work.tally.summary()))
+def _say_summary(job: Job, tally: Tally, end: Ending) -> None:
+    """For people on stdout, under the lines or the bar. For machines in the last line on
+    stderr: whoever reads stdout reads entries."""
+    if job.as_json:
+        print(msgspec.json.encode(end).decode(), file=sys.stderr, flush=True)
+        return
+    lines = tally.summary(kept=job.manifest is not None)
+    lines += end.lines(max_wait=job.max_wait, resumes=job.manifest is not None)
+    print("\n".join(lines))

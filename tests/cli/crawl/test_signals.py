@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_the_first_stops_it_cleanly(
     work = Running()
 
     async def crawl() -> bool:
-        with _interruptible(work, Silent(), 5.0) as interrupted:  # type: ignore[arg-type]
+        async with _interruptible(work, Silent(), 5.0) as interrupted:  # type: ignore[arg-type]
             signal.raise_signal(number)
             await turns_of_the_loop()
         return interrupted()
@@ -62,15 +63,15 @@ def test_the_second_ends_it_and_every_task_winds_up(number: signal.Signals) -> N
             wound_up.append(name)
 
     async def crawl() -> None:
-        with _interruptible(work, Silent(), 5.0):  # type: ignore[arg-type]
-            async with asyncio.TaskGroup() as group:
-                for name in range(20):
-                    group.create_task(task(name))
-                await turns_of_the_loop()
-                signal.raise_signal(number)
-                await turns_of_the_loop()
-                signal.raise_signal(number)
-                await asyncio.Event().wait()
+        crawling = _interruptible(work, Silent(), 5.0)  # type: ignore[arg-type]
+        async with crawling, asyncio.TaskGroup() as group:
+            for name in range(20):
+                group.create_task(task(name))
+            await turns_of_the_loop()
+            signal.raise_signal(number)
+            await turns_of_the_loop()
+            signal.raise_signal(number)
+            await asyncio.Event().wait()
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(crawl())
@@ -78,12 +79,40 @@ def test_the_second_ends_it_and_every_task_winds_up(number: signal.Signals) -> N
     assert work.stops == 1
 
 
+@pytest.mark.parametrize("error", [None, OSError("full")])
+def test_the_second_may_come_in_the_very_moment_of_the_end(
+    monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    """Then its cancellation must not fall upon the closing of files and connections."""
+    handlers, closed = {}, []
+
+    def add(number: int, handler: Callable[[int], None], *arguments: int) -> None:
+        handlers[number] = partial(handler, *arguments)
+
+    async def crawl() -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "add_signal_handler", add)
+        try:
+            async with _interruptible(Running(), Silent(), 5.0):  # type: ignore[arg-type]
+                for _ in range(2):
+                    handlers[signal.SIGINT]()
+                if error is not None:
+                    raise error
+        finally:
+            await asyncio.sleep(0)
+            closed.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(crawl())
+    assert closed == [True]
+
+
 def test_later_ones_are_the_runners_again() -> None:
     """Which cancels the task, instead of raising between two callbacks."""
 
     async def crawl() -> None:
         before = signal.getsignal(signal.SIGINT)
-        with _interruptible(Running(), Silent(), 5.0):  # type: ignore[arg-type]
+        async with _interruptible(Running(), Silent(), 5.0):  # type: ignore[arg-type]
             assert signal.getsignal(signal.SIGINT) is not before
         assert signal.getsignal(signal.SIGINT) is before
         assert before is not signal.default_int_handler
