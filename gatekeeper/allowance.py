@@ -8,6 +8,8 @@ stands still between hops. One timer serves all of a session's.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from weakref import ref
 
 import msgspec
 from aiohttp import ClientResponse
@@ -68,7 +70,8 @@ class Allowance(msgspec.Struct, eq=False):
     _task: asyncio.Task[object] | None = None
     _before: int = 0
     _deadline: Deadline | None = None
-    _response: ClientResponse | None = None
+    _response: Callable[[], ClientResponse | None] | None = None
+    """The response whose body is read, weakly: one that is dropped frees its connection."""
 
     def begin(self, task: asyncio.Task[object] | None) -> None:
         """A hop goes out, from the task: the seconds run."""
@@ -88,15 +91,15 @@ class Allowance(msgspec.Struct, eq=False):
 
     def watch(self, response: ClientResponse) -> None:
         """The head is here: they run on until `stop`, when the connection is free."""
-        self._response = response
+        self._response = ref(response)
         if self._deadline is not None and self._fired():
             self.expire()  # whoever caught our cancellation and went on
 
     def let_go(self) -> None:
         """Free the connection of an earlier attempt, of which nobody reads on: the next one
         would wait for its slot."""
-        response, self._response = self._response, None
-        if response is not None:
+        held, self._response = self._response, None
+        if held is not None and (response := held()) is not None:
             response.release()
 
     def stop(self) -> None:
@@ -139,10 +142,11 @@ class Allowance(msgspec.Struct, eq=False):
         """The time is over: end what is under way, the hop or the body."""
         self.among.running.pop(self, None)
         self.left = 0.0
-        response = self._response
-        if response is not None:
-            response.content.set_exception(TimeoutError())
-            response.close()
+        if self._response is not None:
+            response = self._response()
+            if response is not None:
+                response.content.set_exception(TimeoutError())
+                response.close()
         elif self._task is not None:
             self._deadline = Deadline(self.among.clock, self._task)
             self._deadline.fire()

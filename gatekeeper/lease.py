@@ -137,7 +137,7 @@ class Lease(msgspec.Struct, eq=False):
         now = read()
         if self._answer.__class__ is Decision and not grant.reported:
             self._note(status)
-        elapsed = (self._head_at or now) - grant.start_at
+        elapsed = (now if self._head_at is None else self._head_at) - grant.start_at
         grant.report(status, elapsed, retry_after, None, rate_limit=rate_limit, now=now)
 
     def report(
@@ -190,19 +190,24 @@ class Lease(msgspec.Struct, eq=False):
         """
         self._then = then
         if connection is None:
-            self.end()
+            self._freed()
         else:
             # Weakly: to drop a response without a word frees its connection as well.
             self._grant.held_by = ref(connection)
-            connection.add_callback(self.end)
+            connection.add_callback(self._freed if then is not None else self.end)
+
+    def _freed(self) -> None:
+        """The connection is free: one callback for both, since each request has it."""
+        then, self._then = self._then, None
+        try:
+            if then is not None:
+                then()
+        finally:
+            self.end()
 
     def end(self) -> None:
         """The connection is free again: the slot goes to the next in line."""
-        then = self._then
         try:
-            if then is not None:
-                self._then = None
-                then()
             self._grant.release()
         finally:
             if self.owner is not None:

@@ -53,7 +53,10 @@ class Place:
 
 def _worked_out(root: URL) -> dict[str, Any]:
     """What yarl remembers of the root's authority; nothing, if it does so in another way."""
-    found = {name: getattr(root, name) for name in _OF_AUTHORITY}
+    try:
+        found = {name: getattr(root, name) for name in _OF_AUTHORITY}
+    except ValueError:  # a host that says to be IDNA, and is not
+        return {}
     memory = getattr(root, "_cache", None)
     if isinstance(memory, dict) and all(
         name in memory and memory[name] is value for name, value in found.items()

@@ -73,6 +73,7 @@ def seen(url: URL) -> tuple[object, ...]:
 @example("http://a.example", "//b.example/x")
 @example("http://a.example", "/a|b")
 @example("http://a.example", "")
+@example("http://xn--", "/x")  # no host that can be decoded
 @example("http://", "[]@/")  # IndexError in yarl
 def test_it_reads_as_yarl_does(authority: str, rest: str) -> None:
     spelling = Spelling()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -22,7 +24,7 @@ from gatekeeper import (
     signals,
 )
 from gatekeeper.clock import VirtualClock
-from tests.internet import Drip, FakeInternet, Hold, Page, Reset, Stall, redirect
+from tests.internet import Drip, FakeInternet, Hold, Page, Reset, Stall, Truncated, redirect
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
 
@@ -412,3 +414,52 @@ async def test_two_answers_to_who_asks_are_refused() -> None:
     with pytest.raises(ConfigError, match="say it once"):
         async with polite_session(AGENT, headers={"user-agent": "Mozilla/5.0"}):
             pass
+
+
+@pytest.mark.parametrize("total", [None, 300])
+async def test_a_response_that_is_dropped_without_a_word_frees_its_hosts_slot(
+    internet: FakeInternet, total: int | None
+) -> None:
+    site = internet.site("a.test").robots("").page("/y", "there")
+    site.on("/cut", Truncated("half"))
+    limit = aiohttp.ClientTimeout(total=total)
+    async with polite_session(
+        AGENT, config=config(), resolver=internet.resolver, timeout=limit
+    ) as session:
+
+        async def drop() -> None:
+            await session.get("http://a.test/cut")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # dropping it is the point
+            await asyncio.create_task(drop())
+            while session_gate(session).stats().pacing.in_flight:
+                await asyncio.sleep(0)  # until the server's end of it has come
+                gc.collect()
+        async with session.get("http://a.test/y") as response:
+            assert await response.text() == "there"
+
+
+@pytest.mark.parametrize("status", [200, 302])
+async def test_the_total_holds_for_a_body_that_outlives_its_lease(
+    virtual_internet: FakeInternet, status: int
+) -> None:
+    internet = virtual_internet
+    internet.site("a.test").robots("").on("/slow", Stall("half", status=status))
+
+    async def crawl() -> None:
+        async with polite_session(
+            AGENT,
+            config=config(),
+            resolver=internet.resolver,
+            clock=internet.clock,
+            timeout=aiohttp.ClientTimeout(total=5),
+        ) as session:
+            async with session_gate(session).lease("http://a.test/slow"):
+                response = await session.get("http://a.test/slow", allow_redirects=False)
+            began = internet.clock.monotonic()
+            with pytest.raises(TimeoutError):
+                await response.read()
+            assert internet.clock.monotonic() - began == pytest.approx(5, abs=0.1)
+
+    await internet.drive(crawl())

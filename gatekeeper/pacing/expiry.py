@@ -48,20 +48,21 @@ class OpenLeases:
             self._alone_open -= 1  # one with a lifetime of its own
 
     def over(self, now: float) -> list[Grant]:
-        """Those whose time is over."""
-        found = []
+        """Those whose time is over, each once: a lease that was renewed twice to the very same
+        end stands in the heap twice."""
+        found: dict[Grant, None] = {}
         if self.next() <= now:
             self._hint = INF
             for grant in self.usual:
                 if grant.expires_at > now:
                     self._hint = grant.expires_at
                     break
-                found.append(grant)
+                found[grant] = None
         while self._alone and (self._alone[0][0] <= now or not self._counts(self._alone[0])):
             entry = heapq.heappop(self._alone)
             if self._counts(entry):
-                found.append(entry[2])
-        return found
+                found[entry[2]] = None
+        return list(found)
 
     def next(self) -> float:
         """No lease ends before that moment; inf if none is open."""

@@ -417,6 +417,17 @@ async def test_a_refusal_blocks_the_host_and_then_lets_one_probe_through(
     assert visitor.names == ["refused", "probe", "x", "y"]
 
 
+async def test_a_lease_renewed_twice_to_one_end_expires_once(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    grant = await visitor.scheduler.acquire(f"{A}/x", A, admit=wish(0.0))
+    for _ in range(3):
+        grant.renew(2.0)
+    await clock.elapse(10.0)
+    stats = visitor.scheduler.stats()
+    assert (stats.expired, stats.in_flight) == (1, 0)
+
+
 async def test_a_refusal_told_of_after_the_lease_expired_still_blocks(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
