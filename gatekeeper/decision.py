@@ -209,7 +209,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
         Safe to print: what a site wrote is cut, and steers no terminal.
         """
-        text = f"{self.verdict} {self.url} for {self.user_agent}: {self.reason}"
+        # A client that leaves the name to its sidecar does not know it.
+        agent = f" for {self.user_agent}" if self.user_agent else ""
+        text = f"{self.verdict} {self.url}{agent}: {self.reason}"
         if self.rule is not None:
             text += f" (line {self.rule.line}: {_shown(self.rule.text)})"
         if self.note:

@@ -144,6 +144,30 @@ def test_problems_become_the_gate_s_own_errors(answer: Answer, kind: type[Except
     assert str(error)
 
 
+@pytest.mark.parametrize("scheme", ["http", "unix"])
+async def test_a_sidecar_that_is_not_there_is_named_with_the_remedy(
+    world: World, tmp_path: Path, scheme: str
+) -> None:
+    where, why = {
+        "http": (f"http://{world.internet.refusing('gone.test')}:1", "Connection refused"),
+        "unix": (f"{tmp_path}/none.sock", "No such file or directory"),
+    }[scheme]
+    gate = await world.client(where, patience=0.0)
+    with pytest.raises(Deferred) as caught:
+        await world.drive(gate.acquire("http://a.test/x"))
+    asked = f"no connection to {where}: {why}; is `gatekeeper serve` running there?"
+    assert str(caught.value).startswith(
+        f"defer http://a.test/x: gate_unreachable (the sidecar can't be asked: {asked})"
+    )
+
+
+async def test_without_a_token_the_client_is_told_where_it_goes(world: World) -> None:
+    sidecar = await world.sidecar(tokens=Tokens((b"t" * 40,)))
+    gate = await world.client(sidecar.where)
+    with pytest.raises(SidecarError, match="a bearer token is needed; give RemoteGatekeeper its"):
+        await gate.check("http://a.test/")
+
+
 async def test_a_wrong_token_is_told_plainly_and_never_shown(world: World) -> None:
     sidecar = await world.sidecar(tokens=Tokens((b"t" * 40,)))
     gate = await world.client(sidecar.where, token=TOKEN)
@@ -151,6 +175,7 @@ async def test_a_wrong_token_is_told_plainly_and_never_shown(world: World) -> No
         with pytest.raises(SidecarError) as caught:
             await ask("http://a.test/")  # type: ignore[operator]
         assert (caught.value.status, caught.value.kind) == (401, "unauthorized")
+        assert "the sidecar does not accept this token (the bearer" in str(caught.value)
         assert TOKEN not in repr(caught.value)
     assert TOKEN not in repr(gate)
 

@@ -70,6 +70,10 @@ def test_it_names_the_line_that_decided() -> None:
     )
 
 
+def test_a_client_that_left_the_name_to_its_sidecar_shows_none() -> None:
+    assert decided(user_agent="").explain() == "deny https://a.example/x: rule"
+
+
 def test_a_deferral_says_when_to_ask_again() -> None:
     retry_at = datetime(2026, 11, 20, 12, tzinfo=UTC)
     text = decided(Verdict.DEFER, reason=Reason.TIMEOUT, retry_at=retry_at).explain()

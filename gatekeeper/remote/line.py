@@ -35,6 +35,8 @@ class Answer:
     body: bytes
     retry_after: float | None
     """Seconds, where it named a number of them."""
+    token: bool = False
+    """The question came with a bearer token."""
 
     @property
     def busy(self) -> bool:
@@ -143,9 +145,19 @@ class Line:
         except TimeoutError:
             raise self._failed(f"no answer within {seconds:g} s", late=True) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise self._failed(str(error) or type(error).__name__) from None
+            raise self._failed(self._told(error)) from None
         self.down = False
-        return Answer(response.status, data, _seconds(response.headers.get("Retry-After")))
+        retry_after = _seconds(response.headers.get("Retry-After"))
+        return Answer(response.status, data, retry_after, token=bool(self._headers))
+
+    def _told(self, error: Exception) -> str:
+        """What went wrong, for people; aiohttp's own words name a TLS context of its own."""
+        where = f"no connection to {self._socket or self.base}"
+        if isinstance(error, aiohttp.ClientSSLError):
+            return f"{where}: {_reason(error.os_error)}"
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return f"{where}: {_reason(error.os_error)}; is `gatekeeper serve` running there?"
+        return str(error) or type(error).__name__
 
     def _failed(self, detail: str, *, late: bool = False) -> Unreached:
         self.failures += 1
@@ -205,6 +217,13 @@ def _authorization(token: str | None) -> dict[str, str]:
         # It is not shown: half a secret in a log is one too many (T6, T11).
         raise ConfigError("the token holds blanks or characters that no header may have")
     return {"Authorization": f"Bearer {token}"}
+
+
+def _reason(error: OSError) -> str:
+    """As the system has it, without the address that asyncio repeats."""
+    if error.errno and error.errno > 0 and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 def _seconds(header: str | None) -> float | None:

@@ -166,6 +166,8 @@ def problem(answer: Answer, url: str = "") -> GatekeeperError:
     if decision is not None and decision.verdict is Verdict.DENY:
         return Denied(decision)
     detail = told.detail
-    if kind == "unauthorized":
+    if kind == "unauthorized" and answer.token:
+        detail = f"the sidecar does not accept this token ({detail})"
+    elif kind == "unauthorized":
         detail += "; give RemoteGatekeeper its token=..."
     return SidecarError(answer.status, kind, detail or "it says no more")

@@ -189,6 +189,12 @@ class Service:
         """Leave out the time that load balancers are given to notice."""
         self._grace = False
 
+    @property
+    def patience(self) -> float:
+        """Seconds that `drain` takes at most."""
+        server = self.config.server
+        return server.drain_timeout + (server.drain_grace if self._grace else 0.0)
+
     async def drain(self, sites: Sequence[web.BaseSite]) -> None:
         """Unready at once; then let what is open end, bounded; then no new connections.
 

@@ -123,12 +123,7 @@ class Door:
             return f"token-{number + 1}"
         if self._certificates:
             return self._by_certificate(transport)
-        raise Problem(
-            401,
-            "unauthorized",
-            "a bearer token is needed",
-            headers={"WWW-Authenticate": 'Bearer realm="gatekeeper"'},
-        )
+        raise _no_token(headers)
 
     def _judge_browser(self, headers: Mapping[str, str], hosts: frozenset[str]) -> None:
         """T4: a page whose name was rebound to us has its own name in Host and Origin."""
@@ -152,6 +147,15 @@ class Door:
             value for part in peer.get("subject", ()) for key, value in part if key == "commonName"
         ]
         return f"certificate {names[0]}" if names else "certificate"
+
+
+def _no_token(headers: Mapping[str, str]) -> Problem:
+    """Says whether one came: a wrong one is wrong, whatever is wrong with it (T6)."""
+    detail, challenge = "a bearer token is needed", 'Bearer realm="gatekeeper"'
+    if headers.get("Authorization", "").lower().startswith("bearer "):
+        detail = "the bearer token is none of server.token_file's"
+        challenge += ', error="invalid_token"'  # RFC 6750 section 3.1
+    return Problem(401, "unauthorized", detail, headers={"WWW-Authenticate": challenge})
 
 
 def _is_literal(host: str) -> bool:

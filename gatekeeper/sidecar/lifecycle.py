@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
+import logging
 import os
 import signal
 import socket
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.metrics import Sample
 
 __all__ = ["Wiring", "running", "serve", "state_path"]
+
+logger = logging.getLogger(__name__)
 
 MEMORY = "memory"
 
@@ -105,6 +108,7 @@ async def _until_told(wiring: Wiring) -> None:
             _on_hangup(service)  # the file may have changed since it was read
         if await told is signal.SIGINT:
             service.hurry()  # somebody sits at the terminal: no load balancer to wait for
+        logger.info("stopping: draining at most %g s", service.patience)
         listening.notify("STOPPING=1", os.environ)
 
 
@@ -238,7 +242,13 @@ def with_state(config: Config) -> Config:
         path = None
     elif path is None:
         path = str(state_path())
-        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: its directory can't be made ({error.strerror}); "
+                "give --storage PATH, or --storage memory"
+            ) from error
     storage = msgspec.structs.replace(config.storage, path=path)
     return msgspec.structs.replace(config, storage=storage)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -71,11 +72,17 @@ def open_sockets(server: ServerConfig) -> list[socket.socket]:
     except OSError as error:
         for one in sockets:
             one.close()
-        raise ConfigError(
-            f"{server.host} port {server.port}: {error.strerror}; another one may be running, "
-            "--port or server.port changes it"
-        ) from error
+        raise ConfigError(_in_the_way(server, error)) from error
     return sockets
+
+
+def _in_the_way(server: ServerConfig, error: OSError) -> str:
+    remedy = "--port or server.port changes it"
+    if error.errno == errno.EACCES:
+        remedy = "this user needs a port above 1023, or CAP_NET_BIND_SERVICE"
+    elif error.errno == errno.EADDRINUSE:
+        remedy = f"another one may be running, {remedy}"
+    return f"{server.host} port {server.port}: {error.strerror}; {remedy}"
 
 
 def _tcp(family: int, address: tuple[object, ...]) -> socket.socket:
@@ -109,14 +116,20 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"server.socket: {path} exists and is no socket")
+        raise ConfigError(
+            f"server.socket: {path} exists and is no socket; remove it, or name another path "
+            "with --socket or server.socket"
+        )
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         probe.connect(str(path))
     except ConnectionRefusedError:
         path.unlink()
     else:
-        raise ConfigError(f"server.socket: {path}: another process listens there")
+        raise ConfigError(
+            f"server.socket: {path}: another process listens there; stop it, or name another "
+            "path with --socket or server.socket"
+        )
     finally:
         probe.close()
 

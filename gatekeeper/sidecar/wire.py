@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from email.utils import formatdate
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote_plus
@@ -64,7 +65,15 @@ def read_query(text: str, kind: type[_T]) -> _T:
     try:
         return msgspec.convert(found, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Problem(400, "bad-request", f"query: {error}") from None
+        raise Problem(400, "bad-request", f"query: {error}{_cut_off(found, kind)}") from None
+
+
+def _cut_off(found: Mapping[str, str], kind: type) -> str:
+    """The remedy, where parameters of ours may be what was cut off a URL at its own `&`."""
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    if "?" in found.get("url", "") and not found.keys() <= known:
+        return "; if it belongs to the URL, percent-encode that: curl -G --data-urlencode url=..."
+    return ""
 
 
 def decode(text: str) -> str:
@@ -179,7 +188,12 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
     """
     # As nearly everybody writes it; else the type is taken out of its parameters.
     if request.headers.get("Content-Type") != JSON and request.content_type != JSON:
-        raise Problem(415, "media-type", f"the body must be {JSON}")
+        raise Problem(
+            415,
+            "media-type",
+            f"the body must be {JSON}: send it with `Content-Type: {JSON}`, and {{}} where "
+            "there is nothing to say",
+        )
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise Problem(415, "media-type", "the body must be sent as it is, without an encoding")
     try:

@@ -46,6 +46,21 @@ def test_t6_anything_but_a_token_is_refused(header: str) -> None:
     assert refusal(door(ONE), Authorization=header) == 401
 
 
+@pytest.mark.parametrize(
+    ("header", "detail"),
+    [
+        ("", "a bearer token is needed"),
+        (f"Basic {ONE}", "a bearer token is needed"),
+        (f"Bearer {TWO}", "the bearer token is none of server.token_file's"),
+        (f"bearer {ONE[:-1]}", "the bearer token is none of server.token_file's"),
+    ],
+)
+def test_t6_a_wrong_token_is_told_from_none(header: str, detail: str) -> None:
+    with pytest.raises(Problem) as caught:
+        door(ONE).admit_by({"Authorization": header} if header else {}, None, None)
+    assert caught.value.detail == detail
+
+
 def test_t6_tokens_never_show_in_a_representation() -> None:
     assert ONE not in repr(Tokens((ONE.encode(),)))
 

@@ -85,3 +85,11 @@ async def test_a_chunked_body_is_read(door: Any) -> None:
     service = await door()
     body = b"b\r\n" + QUESTION + b"\r\n0\r\n\r\n"
     assert (await answer(service, "Transfer-Encoding: chunked", body)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("wait", [300.5, 9999])
+async def test_there_is_one_bound_on_waiting(door: Any, wait: float) -> None:
+    service = await door()
+    status, problem = await service.post("/v1/leases", {"url": "http://a.test/", "wait": wait})
+    assert (status, problem["most"]) == (400, 300)
+    assert problem["detail"] == "body: `wait` may be 300 at most (server.max_wait) - at `$.wait`"

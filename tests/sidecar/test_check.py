@@ -139,6 +139,8 @@ async def test_a_batch_keeps_its_order(base: str, client: aiohttp.ClientSession)
         ("url=ftp://a.example/", "no scheme"),
         ("url=https://a.example/&url=https://b.example/", "twice"),
         ("url=https://a.example/&useragent=x", "useragent"),
+        ("url=https://a.example/&useragent=x", "unknown field `useragent`"),
+        ("url=http://a.example/?x=1&y=2", "curl -G --data-urlencode url="),
         ("url=%ff", "UTF-8"),
         ("url=https://a.example/&user_agent=", "user_agent"),
     ],
@@ -176,6 +178,23 @@ async def test_a_bad_batch_is_a_problem_document(
     ) as response:
         assert response.status == status
         assert response.content_type == "application/problem+json"
+
+
+async def test_a_question_that_is_no_json_hears_what_to_send(
+    base: str, client: aiohttp.ClientSession
+) -> None:
+    async with client.post(f"{base}/v1/check") as response:
+        detail = (await response.json(content_type=None))["detail"]
+
+    assert response.status == 415
+    assert "`Content-Type: application/json`, and {} where" in detail
+
+
+async def test_an_ordinary_mistake_hears_nothing_of_encoding(
+    base: str, client: aiohttp.ClientSession
+) -> None:
+    async with client.get(f"{base}/v1/check?url=http://a.example/&y=2") as response:
+        assert "percent" not in (await response.json(content_type=None))["detail"]
 
 
 async def test_an_unknown_path_is_404(base: str, client: aiohttp.ClientSession) -> None:

@@ -69,14 +69,16 @@ def test_a_stale_socket_is_replaced(path: Path) -> None:
 def test_a_living_socket_is_not(path: Path) -> None:
     with opened(path) as sock:
         sock.listen()
-        with pytest.raises(ConfigError, match="another process"):
+        with pytest.raises(
+            ConfigError, match=r"another process listens there; stop it, .*--socket"
+        ):
             opened(path)
 
 
 def test_a_file_in_the_way_is_left_alone(path: Path) -> None:
     path.write_text("mine", encoding="utf-8")
 
-    with pytest.raises(ConfigError, match="no socket"):
+    with pytest.raises(ConfigError, match=r"no socket; remove it, .*--socket"):
         opened(path)
     assert path.read_text(encoding="utf-8") == "mine"
 

@@ -74,6 +74,7 @@ async def test_sigterm_ends_it_with_exit_code_0(start: Any) -> None:
     sidecar = await start()
     sidecar.tell(signal.SIGTERM)
 
+    assert await sidecar.said("stopping: draining at most 20 s")
     assert await sidecar.stopped() == 0
 
 

@@ -39,8 +39,8 @@ class LeaseRequestBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """What `POST /v1/leases` asks. Durations are seconds."""
 
     url: str
-    wait: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
-    """How long the answer may wait for the host's turn."""
+    wait: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """How long the answer may wait for the host's turn; server.max_wait at most."""
     ttl: Ttl = 60.0
     """When the lease ends by itself unless it is renewed or reported."""
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
@@ -92,7 +92,7 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
         raise Problem(
             400,
             "bad-request",
-            f"body: `wait` may be {server.max_wait:g} at most - at `$.wait`",
+            f"body: `wait` may be {server.max_wait:g} at most (server.max_wait) - at `$.wait`",
             most=server.max_wait,
         )
     transport = call.request.transport
