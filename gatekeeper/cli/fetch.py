@@ -21,6 +21,12 @@ from gatekeeper.errors import ConfigError
 __all__ = ["add_parser", "run"]
 
 _MOST_WORKERS = 10_000
+_JSON = (
+    f"stdout: an entry a line, as in {MANIFEST}. stderr: its last line is the summary, "
+    '{"fetched", "denied", "failed", "skipped", "bytes", "unfinished", "complete", '
+    '"stopped": "max_wait" or "interrupted" or null, "held_up": [{"origin", "urls", "reason", '
+    '"why", "retry_at"}, ...]}; unfinished URLs have no entry, and held_up says why'
+)
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -77,6 +83,7 @@ def add_parser(subparsers: Subparsers) -> None:
         default=3600.0,
         help="stop when nobody's turn comes within that time (3600); run again to go on",
     )
+    parser.add_argument_group("output with --json", _JSON)
 
 
 def _positive(text: str) -> int:

@@ -158,7 +158,9 @@ async def test_an_unreachable_file_is_waited_for_no_longer_than_asked(
     run = fetch(net, "http://a.test/x", "http://b.test/y", output=folder, max_wait=600.0)
     assert await net.drive(run) == 1
     assert manifest(folder).keys() == {"http://b.test/y"}
-    assert "stopped: 1 not asked for yet" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "stopped: 1 unfinished; nobody's turn comes within --max-wait 600 s; run the" in out
+    assert "       1  http://a.test  robots.txt: server error (500); again at 20" in out
 
 
 async def test_an_unreachable_file_that_comes_back_in_time_is_used(
@@ -205,6 +207,7 @@ async def test_an_input_file_that_is_not_there_is_one_error(
 ) -> None:
     with pytest.raises(FileNotFoundError):
         await fetch(internet, input="nowhere.txt", output=folder)
+    assert not folder.exists()
 
 
 async def test_progress_is_shown_while_it_runs(internet: FakeInternet) -> None:
@@ -213,4 +216,5 @@ async def test_progress_is_shown_while_it_runs(internet: FakeInternet) -> None:
     job = Job(identity="examplebot", config=CONFIG, urls=("http://a.test/x",))
     await crawl(job, Plain(stream), clock=internet.clock, resolver=internet.resolver)
     assert "200 http://a.test/x" in stream.getvalue()
-    assert "-- 0/" in stream.getvalue()
+    assert "-- 1/1 done" in stream.getvalue()
+    assert "-- 0/0" not in stream.getvalue()

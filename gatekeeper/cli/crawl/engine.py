@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,13 +19,14 @@ from gatekeeper.cli.crawl.exchange import exchange
 from gatekeeper.cli.crawl.hosts import Hosts
 from gatekeeper.cli.crawl.limits import Limits
 from gatekeeper.cli.crawl.manifest import Entry, Manifest, Outcome, WarcPlace
+from gatekeeper.cli.crawl.sources import Given
 from gatekeeper.cli.crawl.story import Answer, Story
 from gatekeeper.cli.crawl.tally import Tally
 from gatekeeper.cli.crawl.trails import Trails
 from gatekeeper.cli.crawl.warc import Warc
 from gatekeeper.clock import Clock, deadline, utc
 from gatekeeper.decision import Decision
-from gatekeeper.errors import Denied, InvalidURL
+from gatekeeper.errors import Deferred, Denied, InvalidURL
 
 if TYPE_CHECKING:
     from gatekeeper.pacing.queue import PoliteQueue, Turn
@@ -60,6 +61,7 @@ class Crawl:
         limits: Limits,
         place: Place,
         on_entry: Callable[[Entry], object],
+        on_setback: Callable[[str], Awaitable[object]],
     ) -> None:
         self.tally = Tally()
         self.hosts = Hosts()
@@ -69,6 +71,10 @@ class Crawl:
         self._limits = limits
         self._place = place
         self._on_entry = on_entry
+        # Told of a URL that has to be asked for again, when its host has been told, too.
+        self._on_setback = on_setback
+        self.stopped_by: str | None = None
+        """What ended it before its end, in the word that `stop` was given."""
         self._trails = Trails(limits.redirects)
         # Only URLs that were redirected or failed once; the others are what they are called.
         self._stories: dict[str, list[Story]] = {}
@@ -86,11 +92,13 @@ class Crawl:
         """The URLs that are being fetched at this moment."""
         return list(self._busy.values())
 
-    def stop(self) -> None:
-        """Take no more turns; let what runs come to its end. Idempotent."""
-        self._stop.set()
+    def stop(self, because: str | None = None) -> None:
+        """Take no more turns; let what runs come to its end. Idempotent: the first word stands."""
+        if not self._stop.is_set():
+            self.stopped_by = because
+            self._stop.set()
 
-    async def run(self, source: AsyncIterator[str]) -> None:
+    async def run(self, source: AsyncIterator[Given]) -> None:
         """Return when every URL has its entry, or soon after `stop`."""
         async with self.queue, asyncio.TaskGroup() as group:
             feeders = [group.create_task(self._feed(source)), group.create_task(self._feed_again())]
@@ -113,9 +121,9 @@ class Crawl:
 
     # -- taking URLs in
 
-    async def _feed(self, source: AsyncIterator[str]) -> None:
-        async for raw in source:
-            url = self._take(raw)
+    async def _feed(self, source: AsyncIterator[Given]) -> None:
+        async for given in source:
+            url = self._take(given)
             if url is not None:
                 # What is under way goes first, so that it never piles up.
                 await self._calm.wait()
@@ -139,13 +147,13 @@ class Crawl:
         if self.tally.complete and self.tally.done == self.tally.total:
             self.stop()
 
-    def _take(self, raw: str) -> str | None:
+    def _take(self, given: Given) -> str | None:
         """The URL to put into the queue, counted; None for one that needs no asking."""
+        raw = given.text
         try:
             target = urls.parse(raw)
         except InvalidURL as error:
-            self.tally.total += 1
-            self._fail(Story(error.url, tries=0), f"no URL to fetch: {error.problem}")
+            self._refuse(error, given.where)
             return None
         if self._skip(target.url):
             return None
@@ -156,6 +164,14 @@ class Crawl:
             self._stories.setdefault(_shown(raw), []).append(Story(target.url))
             return raw
         return target.url
+
+    def _refuse(self, error: InvalidURL, where: str | None) -> None:
+        """What is no URL is said once, and to no later run again."""
+        if not self._skip(error.url):
+            self._trails.begin(error.url)
+            self.tally.total += 1
+            story, problem = Story(error.url, tries=0), f"no URL to fetch: {error.problem}"
+            self._finish(story.failed(problem, self._now(), where=where))
 
     def _skip(self, url: str) -> bool:
         """Whether it was taken in already, by this run or, to its end, by an earlier one."""
@@ -212,10 +228,12 @@ class Crawl:
                         self._session, lease, body, clock=self._clock, record=spool
                     )
                     decision = lease.decision
+            except Deferred as error:  # not for good: it must not be noted as denied
+                await self._settle_failure(url, story, error)
             except Denied as error:  # the file changed between the turn and the request
                 self._finish(story.denied(error.decision, self._now()))
             except (aiohttp.ClientError, OSError) as error:
-                self._settle_failure(url, story, error)
+                await self._settle_failure(url, story, error)
             else:
                 await self._settle(url, story, answer, decision, body)
 
@@ -230,6 +248,7 @@ class Crawl:
             self._finish(self._store(story, answer, decision, body, warc))
         elif story.tries < self._limits.tries:
             self._go_on(url, story.tried_again())  # in a turn after the block
+            await self._on_setback(url)
         else:
             error = f"answered {answer.status}, try {story.tries} of {self._limits.tries}"
             self._finish(story.failed(error, answer.at, status=answer.status, warc=warc))
@@ -262,10 +281,11 @@ class Crawl:
             self._trails.extend(story.url, target)
             self._go_on(target, story)
 
-    def _settle_failure(self, url: str, story: Story, error: Exception) -> None:
+    async def _settle_failure(self, url: str, story: Story, error: Exception) -> None:
         """Try again in a later turn, or give up."""
         if story.tries < self._limits.tries:
             self._go_on(url, story.tried_again())
+            await self._on_setback(url)
         else:
             self._fail(story, f"{type(error).__name__}: {error}".rstrip(": "))
 

@@ -30,7 +30,7 @@ class Outcome(StrEnum):
     """It may not be fetched; the decision says by which line."""
     FAILED = "failed"
     """No answer, one that could not be read, or nothing but requests to wait; tried again by
-    the next run."""
+    the next run. Or no URL at all: that will not change, and is said once."""
 
 
 class WarcPlace(msgspec.Struct, frozen=True):
@@ -78,6 +78,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     signals: dict[str, Any] | None = None
     """What the response's headers say about the use of it."""
     error: str | None = None
+    where: str | None = None
+    """Of a text that is no URL: the file and the line it was read from, "urls.txt:6"."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -100,7 +102,7 @@ class Manifest:
         """The last page in each WARC file."""
         self._archive = archive
         self._fetched: set[bytes] = set()
-        self._denied: set[bytes] = set()
+        self._refused: set[bytes] = set()
         self._elsewhere: set[bytes] = set()
         self._file: int | None = None
 
@@ -121,9 +123,9 @@ class Manifest:
             self._file = None
 
     def done(self, url: str) -> bool:
-        """Whether that URL was denied, or fetched, be it as a hop of a redirect."""
+        """Whether that URL was denied, or fetched, be it as a hop of a redirect; or is none."""
         key = digest(url)
-        return key in self._fetched or key in self._denied
+        return key in self._fetched or key in self._refused
 
     def fetched(self, url: str) -> bool:
         """Whether its page is had."""
@@ -147,8 +149,8 @@ class Manifest:
     def _learn(self, entry: Entry) -> None:
         if entry.warc is not None:
             self.warc_places[entry.warc.file] = entry.warc
-        if entry.outcome is Outcome.DENIED:
-            self._denied.add(digest(entry.url))
+        if entry.outcome is Outcome.DENIED or not entry.tries:
+            self._refused.add(digest(entry.url))
         elif entry.outcome is Outcome.FETCHED:
             keys = {digest(entry.url)}
             if entry.size is not None:

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
+from gatekeeper.cli.crawl.holdups import TURN, Holdup
 from gatekeeper.cli.crawl.manifest import Entry, Outcome
-from gatekeeper.cli.crawl.tally import Tally, cause
+from gatekeeper.cli.crawl.tally import Tally, cause, no_url
 
 __all__ = ["NextTurn", "Plain", "Progress", "Silent", "line_of", "watcher"]
 
 
 @dataclass(frozen=True, slots=True)
 class NextTurn:
-    """A host that somebody waits for."""
+    """An origin that somebody waits for."""
 
     host: str
+    """With its port, where that is not the scheme's own."""
     seconds: float
     """Until its next turn, as far as is known; 0: now."""
     waiting: int
+    origin: str = ""
+    holdup: Holdup | None = None
+    """The last of what it has to wait for, if there is anything."""
+
+    @property
+    def problem(self) -> str:
+        """What keeps it waiting, if that is more than that others were just asked."""
+        return self.holdup.text if self.holdup is not None and self.holdup.reason != TURN else ""
 
     def __str__(self) -> str:
-        return f"{self.host} in {duration(self.seconds)} ({self.waiting:,} waiting)"
+        why = f": {self.problem}" if self.problem else ""
+        return f"{self.host} in {duration(self.seconds)} ({self.waiting:,} waiting{why})"
 
 
 class Progress(Protocol):
@@ -99,7 +111,9 @@ class Plain:
         print(line_of(entry), file=self._stream)
 
     def show(self, tally: Tally, turns: Sequence[NextTurn]) -> None:
-        """Say how far it is."""
+        """Say how far it is, once there is anything to say."""
+        if not (tally.total or tally.skipped or tally.complete):
+            return
         text = f"-- {state_of(tally)}"
         if turns:
             text += f"; next: {', '.join(str(turn) for turn in turns[:3])}"
@@ -154,7 +168,12 @@ class Live:
         )
         rows = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for turn in turns:
-            rows.add_row(Text(turn.host), duration(turn.seconds), f"{turn.waiting:,} waiting")
+            rows.add_row(
+                Text(turn.host),
+                duration(turn.seconds),
+                f"{turn.waiting:,} waiting",
+                Text(turn.problem),
+            )
         frame = Table.grid()  # a bar alone does not end its line
         for row in (bar, Text(state_of(tally)), rows):
             frame.add_row(row)
@@ -181,6 +200,8 @@ def line_of(entry: Entry) -> str:
 
 
 def _names(entry: Entry) -> str:
+    if not entry.tries:
+        return no_url(entry)
     return f"{entry.url} -> {entry.final_url}" if entry.final_url else entry.url
 
 
@@ -192,6 +213,8 @@ def duration(seconds: float) -> str:
     """
     if seconds <= 0:
         return "now"
+    if seconds == math.inf:
+        return "no time that is known"
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

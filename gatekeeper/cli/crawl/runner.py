@@ -173,8 +173,9 @@ def _make_folder(option: str, given: Path, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        file = error.filename or folder
-        raise ConfigError(f"{option} {given}: {file} is no directory; name another one") from error
+        file = next((one for one in (folder, *folder.parents) if one.exists()), folder)
+        inner = f" {file}" if file != given else ""
+        raise ConfigError(f"{option} {given}:{inner} is no directory; name another one") from error
     except OSError as error:
         raise ConfigError(
             f"{option} {given}: {folder} can't be made ({error.strerror}); name a place where "

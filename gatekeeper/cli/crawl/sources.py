@@ -6,12 +6,15 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gatekeeper.errors import ConfigError
 from gatekeeper.urls import MAX_URL
 
-__all__ = ["given"]
+__all__ = ["Given", "Listed", "given", "opened"]
 
 _BLOCK = 65_536
 _LONGEST_URL = 4 * MAX_URL
@@ -20,44 +23,79 @@ _LONGEST_LINE = 16 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
 
 
-async def given(arguments: Iterable[str], file: str | None) -> AsyncIterator[str]:
-    """Every URL: the arguments, then the lines of the file; `-` is standard input.
+class Given(NamedTuple):
+    """One URL as it was given, or what was meant to be one."""
+
+    text: str
+    file: str | None = None
+    """None: an argument."""
+    line: int = 0
+
+    @property
+    def where(self) -> str | None:
+        """The file and the line, as editors and compilers write them."""
+        return f"{self.file}:{self.line}" if self.file is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A list of URLs that can be read: the file is open, so that nothing else is begun for one
+    that isn't there."""
+
+    name: str
+    descriptor: int
+
+
+@contextmanager
+def opened(file: str | None) -> Iterator[Listed | None]:
+    """The list that -i names; `-` is standard input, None none.
+
+    Raises OSError for a file that can't be read, ConfigError for a standard input that is
+    closed.
+    """
+    if file is None:
+        yield None
+    elif file == "-":
+        yield _stdin()
+    else:
+        with Path(file).open("rb", buffering=0) as stream:
+            yield Listed(file, stream.fileno())
+
+
+async def given(arguments: Iterable[str], listed: Listed | None) -> AsyncIterator[Given]:
+    """Every URL: the arguments, then the lines of the list; `-` is standard input.
 
     Blank lines and lines that begin with `#` are left out. Raises OSError for a file that
     can't be read, ConfigError for one that holds no lines, or a standard input that is closed.
     """
     for argument in arguments:
         if argument == "-":
-            async for url in _stdin():
-                yield url
+            async for found in _urls(_stdin()):
+                yield found
         else:
-            yield argument
-    if file == "-":
-        async for url in _stdin():
-            yield url
-    elif file is not None:
-        with Path(file).open("rb", buffering=0) as opened:  # noqa: ASYNC230 - one open, no read
-            async for url in _urls(opened.fileno(), file):
-                yield url
+            yield Given(argument)
+    if listed is not None:
+        async for found in _urls(listed):
+            yield found
 
 
-async def _stdin() -> AsyncIterator[str]:
+def _stdin() -> Listed:
     # Python has None here where the descriptor was closed, and the number may be another
     # file's by now.
     if sys.stdin is None or sys.stdin.closed:
         raise ConfigError("standard input is closed; give URLs as arguments, or -i FILE")
-    async for url in _urls(sys.stdin.fileno(), "standard input"):
-        yield url
+    return Listed("standard input", sys.stdin.fileno())
 
 
-async def _urls(descriptor: int, name: str) -> AsyncIterator[str]:
-    lines = _Lines(name)
-    async for block in _blocks(descriptor):
+async def _urls(listed: Listed) -> AsyncIterator[Given]:
+    lines, number, name = _Lines(listed.name), 0, listed.name
+    async for block in _blocks(listed.descriptor):
         for line in lines.feed(block):
+            number += 1
             if url := _url(line):
-                yield url
+                yield Given(url, name, number)
     if url := _url(lines.rest()):
-        yield url
+        yield Given(url, name, number + 1)
 
 
 async def _blocks(descriptor: int) -> AsyncIterator[bytes]:

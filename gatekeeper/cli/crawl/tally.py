@@ -10,7 +10,7 @@ from gatekeeper.cli.crawl.manifest import Entry, Outcome
 from gatekeeper.decision import Decision
 from gatekeeper.errors import InvalidURL
 
-__all__ = ["Tally", "cause"]
+__all__ = ["Tally", "cause", "no_url"]
 
 _MOST_CAUSES = 10_000
 """Distinct causes kept for each outcome; what comes after is counted together."""
@@ -63,9 +63,12 @@ class Tally:
         key = (_subject(entry), cause(entry))
         causes[key if key in causes or len(causes) < _MOST_CAUSES else _OTHERS] += 1
 
-    def summary(self, *, most: int = 20) -> list[str]:
-        """What is said at the end, a line each: what was denied by which line first."""
+    def summary(self, *, most: int = 20, kept: bool = True) -> list[str]:
+        """What is said at the end, a line each: what was denied by which line first. `kept`:
+        whether the pages are stored anywhere."""
         lines = [self._fetched()]
+        if not kept and self.size:
+            lines.append("the pages were not kept: give -o DIR or --warc FILE for that")
         if self.unarchived:
             lines.append(
                 f"not in the WARC file: {self.unarchived:,} of those done before, by a run "
@@ -80,10 +83,6 @@ class Tally:
             lines += [f"  {n:>6,}  {host}  {why}".rstrip() for (host, why), n in ranked[:most]]
             if len(ranked) > most:
                 lines.append(f"          and {len(ranked) - most:,} more causes")
-        left = self.total - self.done
-        if left or not self.complete:
-            known = f"{left:,} not asked for yet" if left else "the list was not read to its end"
-            lines.append(f"stopped: {known}")
         return lines
 
     def _fetched(self) -> str:
@@ -113,10 +112,15 @@ def _by(decision: Decision) -> str:
     return text
 
 
+def no_url(entry: Entry) -> str:
+    """A text that is no URL, and where it stands: "urls.txt:6: 'not a url'"."""
+    return f"{entry.where}: {entry.url!r}" if entry.where else repr(entry.url)
+
+
 def _subject(entry: Entry) -> str:
     """What a line of the summary is about: a host, or the text that is no URL."""
     if not entry.tries:
-        return repr(entry.url)
+        return no_url(entry)
     try:
         return urls.host_of(urls.split(entry.final_url or entry.url)[0])
     except InvalidURL:

@@ -19,7 +19,7 @@ from gatekeeper.cli.crawl.manifest import WarcPlace
 from gatekeeper.cli.crawl.records import Damaged, is_compressed, record_ends
 from gatekeeper.errors import ConfigError
 
-__all__ = ["Response", "Warc", "WarcHead"]
+__all__ = ["Response", "Warc", "WarcHead", "warc_writer"]
 
 _RENAMED = "X-Archive-Orig-Transfer-Encoding"
 
@@ -62,6 +62,18 @@ class Response(aiohttp.ClientResponse):
         return self
 
 
+def warc_writer() -> Any:
+    """warcio's writer, which comes with an extra. Raises ConfigError where it is not there."""
+    try:
+        from warcio.warcwriter import WARCWriter  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ConfigError(
+            "--warc needs warcio: pip install 'gatekeeper[warc]' "
+            "(in a checkout: pip install '.[warc]')"
+        ) from error
+    return WARCWriter
+
+
 class Warc:
     """One WARC file, appended to. Open it with `with`, and under a lock.
 
@@ -75,11 +87,7 @@ class Warc:
     def __init__(
         self, path: Path, *, software: str, name: str | None = None, last: WarcPlace | None = None
     ) -> None:
-        try:
-            from warcio.warcwriter import WARCWriter  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise ConfigError("--warc needs warcio: pip install 'gatekeeper[warc]'") from error
-        self._make = WARCWriter
+        self._make = warc_writer()
         self._software = software
         self._path = path
         self._name = name or path.name

@@ -6,6 +6,7 @@ from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
+from gatekeeper.cli.crawl.holdups import Holdup
 from gatekeeper.cli.crawl.hosts import Hosts
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.decision import Decision, Reason, Verdict
@@ -21,7 +22,9 @@ class Gate:
 
     def next_turn(self, host: str, seconds: float | None, kind: str = "next") -> None:
         until = None if seconds is None else utc(self.clock.wall() + seconds)
-        self.clocks.setdefault(host, []).append(SimpleNamespace(kind=kind, until=until))
+        self.clocks.setdefault(host, []).append(
+            SimpleNamespace(kind=kind, until=until, source=f"source of {kind}")
+        )
 
     async def why(self, host: str) -> list[Any]:
         return self.clocks.get(host, [])
@@ -105,3 +108,24 @@ async def test_the_soonest_turn_of_all() -> None:
     gate.next_turn("b.test", 5)
     hosts = waiting("http://a.test/1", "http://b.test/1")
     assert await hosts.soonest(gate, gate.clock, 1.0) == 5
+
+
+async def test_a_deferred_origin_says_nothing_of_another_one_of_the_same_host() -> None:
+    gate = Gate(VirtualClock())
+    gate.deferred["http://a.test/1"] = utc(gate.clock.wall() + 600)
+    hosts = waiting("https://a.test/1", "http://a.test/1", "http://a.test:8080/1")
+    assert await hosts.soonest(gate, gate.clock, 1.0) == 0
+    assert await seconds(hosts, gate) == {"a.test": 600, "a.test:8080": 0}
+
+
+async def test_the_latest_of_all_is_what_holds_it_up() -> None:
+    gate = Gate(VirtualClock())
+    gate.next_turn("a.test", 5)
+    gate.next_turn("a.test", 60, "block")
+    until = utc(gate.clock.wall() + 60)
+    assert (await waiting().turn("http://a.test/1", gate, gate.clock)).holdup == Holdup(
+        "host_blocked", "source of block", until
+    )
+    gate.deferred["http://a.test/1"] = later = utc(gate.clock.wall() + 600)
+    (turn,) = await waiting("http://a.test/1").busiest(gate, gate.clock, 1)
+    assert turn.holdup == Holdup("server_error", "server error", later)

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gatekeeper.cli.crawl.sources import given
+from gatekeeper.cli.crawl.sources import given, opened
 from gatekeeper.errors import ConfigError
 from gatekeeper.urls import MAX_URL
 
 
 async def read(*arguments: str, file: str | None = None) -> list[str]:
-    return [url async for url in given(arguments, file)]
+    with opened(file) as listed:
+        return [found.text async for found in given(arguments, listed)]
 
 
 @pytest.fixture
@@ -44,6 +45,18 @@ async def test_arguments_come_first_then_the_lines_of_the_file(tmp_path: Path) -
 async def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         await read(file=str(tmp_path / "nowhere.txt"))
+
+
+async def test_each_url_knows_the_line_it_stands_in(tmp_path: Path) -> None:
+    file = tmp_path / "urls.txt"
+    file.write_text("# a comment\n\nhttps://b.test/\nhttps://c.test/")
+    with opened(str(file)) as listed:
+        found = [(one.text, one.where) async for one in given(["https://a.test/"], listed)]
+    assert found == [
+        ("https://a.test/", None),
+        ("https://b.test/", f"{file}:3"),
+        ("https://c.test/", f"{file}:4"),
+    ]
 
 
 @pytest.mark.parametrize("as_argument", [True, False])

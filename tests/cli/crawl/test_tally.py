@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from gatekeeper.cli.crawl.holdups import TURN, Holdup
 from gatekeeper.cli.crawl.manifest import Entry, Outcome
 from gatekeeper.cli.crawl.progress import Live, NextTurn, Plain, Silent, line_of, watcher
 from gatekeeper.cli.crawl.tally import Tally
@@ -87,8 +88,18 @@ def test_the_summary_says_which_pages_the_warc_file_lacks() -> None:
     ]
 
 
-def test_the_summary_says_what_is_left() -> None:
-    assert tally(fetched(), total=3).summary()[-1] == "stopped: 2 not asked for yet"
+def test_the_summary_names_the_line_of_a_text_that_is_no_url() -> None:
+    bad = Entry(
+        url="x y", outcome=Outcome.FAILED, at=AT, tries=0, error="no URL", where="urls.txt:6"
+    )
+    assert tally(bad).summary()[2:] == ["       1  urls.txt:6: 'x y'  no URL"]
+    assert line_of(bad) == "failed urls.txt:6: 'x y': no URL"
+
+
+def test_the_summary_says_that_pages_were_not_kept() -> None:
+    assert tally(fetched()).summary(kept=False)[1:] == [
+        "the pages were not kept: give -o DIR or --warc FILE for that"
+    ]
 
 
 def test_the_summary_is_short_however_many_causes_there_are() -> None:
@@ -141,6 +152,22 @@ def test_plain_lines_say_done_denied_waiting_failed_and_the_next_turns() -> None
         "-- 1/3 done: 1 fetched, 0 denied, 0 failed; 2 waiting, 0 in flight; "
         "next: a.test in 1:15 (2 waiting)\n"
     )
+
+
+def test_plain_lines_begin_when_there_is_anything_to_say() -> None:
+    stream = io.StringIO()
+    with Plain(stream) as progress:
+        progress.show(Tally(), [])
+        assert stream.getvalue() == ""
+        progress.show(Tally(complete=True), [])
+        assert stream.getvalue().startswith("-- 0/0 done")
+
+
+def test_a_host_that_is_held_up_says_by_what() -> None:
+    held = NextTurn("a.test", 75, 2, holdup=Holdup("connect_failed", "connect failed"))
+    paced = NextTurn("a.test", 75, 2, holdup=Holdup(TURN, "crawl-delay 80 s"))
+    assert str(held) == "a.test in 1:15 (2 waiting: connect failed)"
+    assert str(paced) == "a.test in 1:15 (2 waiting)"
 
 
 def test_the_live_display_shows_the_same() -> None:

@@ -1,0 +1,91 @@
+"""`gatekeeper fetch` given what it can't use: one line says so, and nothing is begun."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gatekeeper.cli.crawl.exchange import exchange as real
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.errors import ConfigError, Deferred
+from tests.cli.crawling import OPEN, ROBOTS, fetch, manifest
+from tests.internet import FakeInternet
+
+
+async def test_without_warcio_nothing_is_made(
+    internet: FakeInternet, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "warcio.warcwriter", None)
+    with pytest.raises(ConfigError, match=r"pip install 'gatekeeper\[warc\]' \(in a checkout: "):
+        await fetch(internet, "http://a.test/x", output=folder, warc=tmp_path / "p.warc")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_file_in_place_of_the_folder_is_named(
+    internet: FakeInternet, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ConfigError, match=r"^-o .*/file: is no directory; name another one$"):
+        await fetch(internet, "http://a.test/x", output=file)
+    with pytest.raises(ConfigError, match=r"^-o .*/file/in: .*/file.* is no directory; "):
+        await fetch(internet, "http://a.test/x", output=file / "in")
+    with pytest.raises(ConfigError, match=r"^--warc .*/p\.warc: .*/file is no directory; "):
+        await fetch(internet, "http://a.test/x", warc=file / "p.warc")
+
+
+async def test_a_folder_that_cannot_be_made_is_named(
+    internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ConfigError, match=r"^-o .* can't be made \(Permission denied\); name a "):
+        await fetch(internet, "http://a.test/x", output=folder)
+
+
+async def test_a_bad_line_is_said_once_with_its_file_and_number(
+    internet: FakeInternet, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    internet.site("a.test").robots(OPEN).page("/x")
+    listed = tmp_path / "urls.txt"
+    listed.write_text("http://a.test/x\n# a comment\nnot a url\nnot a url\n")
+    assert await fetch(internet, input=str(listed), output=folder) == 1
+    assert f"       1  {listed}:3: 'not a url'  no URL to fetch: " in capsys.readouterr().out
+    assert manifest(folder)["not a url"]["where"] == f"{listed}:3"
+    before = (folder / "manifest.jsonl").read_bytes()
+    assert await fetch(internet, input=str(listed), output=folder) == 0
+    assert (folder / "manifest.jsonl").read_bytes() == before
+    assert capsys.readouterr().out == "fetched 0, 0 bytes; 3 skipped, done before\n"
+
+
+async def test_pages_that_are_kept_nowhere_are_said_to_be(
+    internet: FakeInternet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    internet.site("a.test").robots(OPEN).page("/x", "hello")
+    await fetch(internet, "http://a.test/x")
+    assert "pages were not kept: give -o DIR or --warc FILE" in capsys.readouterr().out
+
+
+async def test_a_url_that_is_deferred_in_its_turn_is_asked_for_later(
+    internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was noted as denied, and no run asked for it again."""
+    site = internet.site("a.test").robots(OPEN).page("/x")
+    deferred = Decision(
+        verdict=Verdict.DEFER, reason=Reason.OVERLOADED, url="", origin="", user_agent="bot"
+    )
+    left = [Deferred(deferred)]
+
+    async def exchange(*given: object, **more: object) -> object:
+        if left:
+            raise left.pop()
+        return await real(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("gatekeeper.cli.crawl.engine.exchange", exchange)
+    assert await fetch(internet, "http://a.test/x", output=folder) == 0
+    assert manifest(folder)["http://a.test/x"]["outcome"] == "fetched"
+    assert site.paths == [ROBOTS, "/x"]
