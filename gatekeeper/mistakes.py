@@ -15,7 +15,7 @@ from msgspec import inspect
 
 from gatekeeper.masking import printable
 
-__all__ = ["explain", "first_mistake", "settings_of"]
+__all__ = ["explain", "first_mistake", "settings_of", "takes_list"]
 
 _LISTED = "`gatekeeper config show` lists every one"
 
@@ -46,6 +46,11 @@ def settings_of(struct: type[msgspec.Struct]) -> dict[str, inspect.Field]:
     """The fields of a table by name, with their types as msgspec sees them."""
     table = cast("inspect.StructType", inspect.type_info(struct))
     return {field.name: field for field in table.fields}
+
+
+def takes_list(field: inspect.Field) -> bool:
+    """Whether a setting's value is a list."""
+    return isinstance(_without_none(field.type), inspect.VarTupleType)
 
 
 def _mistakes(whole: type[msgspec.Struct], raw: Mapping[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from gatekeeper.errors import ConfigError
 from gatekeeper.names import agent_doubt, agent_named
 
 EXAMPLE = Path(__file__).parent.parent / "config.example.toml"
-TABLES = {"host": HostRule, "group": GroupRule}
+TABLES: dict[str, type[msgspec.Struct]] = {"host": HostRule, "group": GroupRule}
 
 
 def example(*, everything: bool) -> dict[str, Any]:

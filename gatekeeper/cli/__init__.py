@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import sys
 from collections.abc import Sequence
 
-from gatekeeper.cli.common import NAME, USAGE, version
-from gatekeeper.errors import GatekeeperError
+from gatekeeper.cli.common import NAME, USAGE, hint, version
+from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL
 
 __all__ = ["COMMANDS", "main"]
 
@@ -22,18 +23,19 @@ COMMANDS = ("serve", "check", "fetch", "lint", "history", "healthcheck", "config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. Errors are one line on stderr.
+    """Run one command; returns its exit code. An error that ends it is one line on stderr.
+
+    With --json the same stands on stdout, too, as `{"error": ...}`.
 
     >>> main(["check", "--help"])  # doctest: +SKIP
     """
-    command = ""
+    args = argparse.Namespace(command="", json=False, settings=None)
     try:
         # Parsing, too: it imports every command, and Ctrl-C may come meanwhile.
-        args = _parser().parse_args(argv)
-        command = args.command
+        _parse(argv, args)
         return int(args.run(args))
     except GatekeeperError as error:
-        return fail(command, str(error))
+        return fail(args, _told(error, args))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -41,18 +43,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        return fail(command, _describe(error))
+        return fail(args, _describe(error))
 
 
-def fail(command: str, message: str) -> int:
+def fail(args: argparse.Namespace, message: str) -> int:
     """Print the one line that an error gets; the exit code for it."""
-    print(f"{f'{NAME} {command}'.rstrip()}: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    print(f"{f'{NAME} {args.command}'.rstrip()}: {line}", file=sys.stderr)
+    if args.json:
+        print(json.dumps({"error": line}))
     return USAGE
+
+
+def _told(error: GatekeeperError, args: argparse.Namespace) -> str:
+    """The error's text, with where a wrong value stands, or what may have been meant."""
+    if isinstance(error, ConfigError) and args.settings is not None:
+        return str(args.settings.blame(error))
+    return f"{error}{hint(error.url)}" if isinstance(error, InvalidURL) else str(error)
 
 
 def _describe(error: OSError) -> str:
     text = error.strerror or str(error)
     return f"{error.filename}: {text}" if error.filename else text
+
+
+def _parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:
+    """Read the call into `args`. A wrong one ends the process with the command's own usage."""
+    parser = _parser()
+    _, unknown = parser.parse_known_args(argv, args)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
 
 
 def _parser() -> argparse.ArgumentParser:

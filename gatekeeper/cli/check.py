@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,9 +18,11 @@ from gatekeeper.cli.common import (
     USAGE,
     Subparsers,
     add_command,
+    hint,
     load,
     log_to_stderr,
     open_gate,
+    warn_if_anonymous,
 )
 from gatekeeper.cli.settings import Settings
 from gatekeeper.decision import Decision, Reason
@@ -56,13 +59,29 @@ def add_parser(subparsers: Subparsers) -> None:
         example=f"{NAME} check https://example.org/a https://example.org/b",
         run=run,
     )
-    parser.add_argument("urls", nargs="+", metavar="URL", help="an http or https URL")
+    parser.add_argument(
+        "urls",
+        nargs="+",
+        metavar="URL",
+        help="an http or https URL; `-` reads standard input, one a line",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit 0 if all may be fetched, 1 if any may not, 2 if any is no URL at all."""
     log_to_stderr()
-    return asyncio.run(_check(load(args), args.urls, as_json=args.json))
+    settings = load(args)
+    warn_if_anonymous(settings)
+    return asyncio.run(_check(settings, list(_urls(args.urls)), as_json=args.json))
+
+
+def _urls(given: Iterable[str]) -> Iterator[str]:
+    for url in given:
+        if url == "-":
+            lines = (line.strip() for line in sys.stdin)
+            yield from (line for line in lines if line and not line.startswith("#"))
+        else:
+            yield url
 
 
 async def _check(settings: Settings, urls: list[str], *, as_json: bool) -> int:
@@ -72,7 +91,8 @@ async def _check(settings: Settings, urls: list[str], *, as_json: bool) -> int:
         async for decision in gate.check_many(urls):
             took = round(time.perf_counter() - started, 6)
             if decision.reason is Reason.INVALID_URL:
-                print(f"{NAME} check: {decision.url!r}: {decision.note}", file=sys.stderr)
+                problem = f"{decision.url!r}: {decision.note}{hint(decision.url)}"
+                print(f"{NAME} check: {problem}", file=sys.stderr)
                 code = USAGE
             elif not decision:
                 code = max(code, DENIED)

@@ -6,10 +6,13 @@ import argparse
 import importlib.metadata
 import logging
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gatekeeper.cli.settings import Settings
-from gatekeeper.errors import ConfigError
+from gatekeeper.cli.settings import Settings, meant
+from gatekeeper.errors import ConfigError, InvalidURL
+from gatekeeper.names import agent_doubt
+from gatekeeper.urls import parse
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
@@ -20,6 +23,8 @@ __all__ = [
     "OK",
     "USAGE",
     "add_command",
+    "check_place",
+    "hint",
     "load",
     "open_gate",
     "version",
@@ -47,7 +52,7 @@ def add_command(
         description=summary[0].upper() + summary[1:] + ".",
         epilog=f"example: {example}",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     add_common(parser)
     return parser
 
@@ -55,7 +60,9 @@ def add_command(
 def add_common(parser: argparse.ArgumentParser) -> None:
     """--config, --user-agent, --allow-address, --json."""
     group = parser.add_argument_group("common options")
-    group.add_argument("--config", metavar="FILE", help="TOML file; config.example.toml shows all")
+    group.add_argument(
+        "--config", metavar="FILE", help=f"TOML file; `{NAME} config show` lists every setting"
+    )
     group.add_argument(
         "--user-agent", metavar="NAME", help='who you are: "examplebot/1.0 (+https://...)"'
     )
@@ -64,7 +71,8 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         metavar="CIDR",
         action="append",
         default=[],
-        help="a private range that may be reached all the same (repeatable)",
+        help="a private range, or a host name, that may be reached all the same (repeatable); "
+        "a range does not cover an inner name such as localhost: give the name",
     )
     group.add_argument("--json", action="store_true", help="output for machines")
 
@@ -77,11 +85,9 @@ def load(args: argparse.Namespace, **flags: Any) -> Settings:
     settings = Settings.load(
         args.config, flags=given | _no_socket(args), allow=tuple(args.allow_address)
     )
+    args.settings = settings  # for `main`, which says whose setting an error is about
     for variable in settings.ignored:
-        print(
-            f"{NAME}: {variable} is no setting, and is ignored (config.example.toml lists them)",
-            file=sys.stderr,
-        )
+        print(f"{NAME}: {variable} is no setting, and is ignored{meant(variable)}", file=sys.stderr)
     return settings
 
 
@@ -98,6 +104,18 @@ def _no_socket(args: argparse.Namespace) -> dict[str, None]:
     return {"server.socket": None}
 
 
+def check_place(settings: Settings) -> None:
+    """Raises ConfigError where the directory of a state file that was named is not there.
+
+    Made in silence, a misspelt one would have the state of a sidecar begin anew.
+    """
+    path = settings.config.storage.path
+    if path is None or path == "memory" or Path(path).absolute().parent.is_dir():
+        return
+    folder = Path(path).absolute().parent
+    raise ConfigError(f"storage.path: {path}: there is no directory {folder}; make it first")
+
+
 def open_gate(settings: Settings) -> Gatekeeper:
     """A gate for a command that asks and ends: nothing is kept unless a path is set."""
     from gatekeeper.gate import Gatekeeper  # noqa: PLC0415 - `--help` needs no network code
@@ -111,7 +129,10 @@ def log_to_stderr() -> None:
 
 
 def warn_if_anonymous(settings: Settings) -> None:
-    """Say how to set an identity, where none is set."""
+    """Say how to set an identity, where none is set, or one that may not be what it seems."""
+    doubt = agent_doubt(settings.identity())
+    if doubt is not None:
+        print(f"{NAME}: {doubt}", file=sys.stderr)
     if settings.config.user_agent is None:
         print(
             f"{NAME}: no identity is set, so sites see {settings.identity()!r}; give them a way "
@@ -119,3 +140,17 @@ def warn_if_anonymous(settings: Settings) -> None:
             "the configuration",
             file=sys.stderr,
         )
+
+
+def hint(text: str) -> str:
+    """For a host that stands in place of a URL: how an error about it ends; else nothing.
+
+    >>> hint("example.org/page"), hint("page")
+    ('; did you mean https://example.org/page?', '')
+    """
+    if "://" in text or not any(mark in text.partition("/")[0] for mark in ".:"):
+        return ""
+    try:
+        return f"; did you mean {parse(f'https://{text}').url}?"
+    except InvalidURL:
+        return ""

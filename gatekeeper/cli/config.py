@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 
-from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, load
-from gatekeeper.cli.settings import Settings
+from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, check_place, load
+from gatekeeper.cli.settings import Setting, Settings
+from gatekeeper.errors import ConfigError
+from gatekeeper.names import agent_doubt, agent_named
 
 __all__ = ["add_parser", "run"]
 
@@ -48,9 +50,12 @@ def verify(settings: Settings) -> None:
     from gatekeeper.sidecar.checks import check_config  # noqa: PLC0415 - `--help` stays quick
 
     check_config(settings.config, settings.identity())
+    check_place(settings)
 
 
 def _say_checked(settings: Settings, *, as_json: bool) -> None:
+    if (doubt := agent_doubt(settings.identity())) is not None:
+        print(f"{NAME}: {doubt}", file=sys.stderr)
     if as_json:
         print('{"ok":true}')
     else:
@@ -72,5 +77,23 @@ def _show(settings: Settings) -> None:
             section = head
             print(f"\n[{section}]")
         value = msgspec.json.encode(one.value).decode() if one.value is not None else "(not set)"
-        origin = "" if one.source == "default" else f"    # {one.source}"
-        print(f"{field} = {value}{origin}")
+        notes = [] if one.source == "default" else [one.source]
+        notes.extend(_meaning(one, settings))
+        said = f"    # {'; '.join(notes)}" if notes else ""
+        print(f"{field} = {value}{said}")
+
+
+def _meaning(one: Setting, settings: Settings) -> list[str]:
+    """What follows from a value and does not show in it."""
+    if one.name == "user_agent":
+        identity = settings.identity()
+        seen = [f"sites see {identity}"] if one.value is None else []
+        return [*seen, f"rules are chosen for {agent_named(identity)}"]
+    if one.name == "storage.path" and one.value is None:
+        from gatekeeper.sidecar.lifecycle import state_path  # noqa: PLC0415 - brings the server
+
+        try:
+            return [f"nothing is kept, but by `{NAME} serve`: {state_path()}"]
+        except ConfigError:
+            return ["nothing is kept"]  # a user without a home
+    return []

@@ -44,14 +44,24 @@ def run(args: argparse.Namespace) -> int:
         status = ask(settings.config.server, path)
     except OSError as error:
         why = str(error.strerror or error)
-        told = {"path": path, "status": None, "error": why}
-        print(_line(told) if args.json else f"{path}: no answer ({why})")
+        where = _where(settings.config.server)
+        told = {"path": path, "status": None, "error": why, "asked": where}
+        print(_line(told) if args.json else f"{path}: no answer from {where} ({why})")
         return DENIED
     if args.json:
         print(_line({"path": path, "status": status}))
     else:
         print(f"{path}: {status}")
     return OK if status == http.client.OK else DENIED
+
+
+def _where(server: ServerConfig) -> str:
+    """The address that was asked, for people."""
+    if server.socket is not None:
+        return f"unix:{server.socket}"
+    host = _reachable(server.host)
+    scheme = "http" if server.tls_cert is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
 
 
 def _line(told: Mapping[str, object]) -> str:

@@ -20,7 +20,7 @@ import msgspec
 
 from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, load
 from gatekeeper.clock import utc
-from gatekeeper.errors import ConfigError
+from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.storage import HistoryEntry, history, schema
 from gatekeeper.urls import parse
 
@@ -95,7 +95,13 @@ def _state_file(configured: str | None) -> Path:
         return Path(configured)
     from gatekeeper.sidecar.lifecycle import state_path  # noqa: PLC0415 - brings the server along
 
-    return state_path()
+    path = state_path()
+    if not path.exists():
+        raise StorageError(
+            f"{path}: nothing is kept yet: run `{NAME} serve`, or give --storage PATH "
+            f"(`{NAME} fetch -o DIR` keeps DIR/gatekeeper.db)"
+        )
+    return path
 
 
 def _moment(text: str) -> datetime:

@@ -15,14 +15,17 @@ from gatekeeper.cli.common import (
     OK,
     Subparsers,
     add_command,
+    hint,
     load,
     log_to_stderr,
     open_gate,
+    warn_if_anonymous,
 )
 from gatekeeper.cli.settings import Settings
 from gatekeeper.decision import State
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Finding, RobotsTxt, Severity
+from gatekeeper.urls import parse
 
 __all__ = ["add_parser", "run"]
 
@@ -53,19 +56,19 @@ def run(args: argparse.Namespace) -> int:
     """Exit 0 if no error was found, 1 if one was, 2 if there was nothing to read."""
     log_to_stderr()
     settings = load(args)
-    robots = _read(settings, args.source)
+    source, robots = _read(settings, args.source)
     if robots is None:
         if args.json:
-            _print_json(Report(source=args.source, size=0, truncated=False, errors=0, findings=[]))
+            _print_json(Report(source=source, size=0, truncated=False, errors=0, findings=[]))
         else:
-            print(f"{args.source}: there is no file, so everything is welcome")
+            print(f"{source}: there is no file, so everything is welcome")
         return OK
     findings = sorted(robots.findings, key=lambda finding: (finding.line, finding.code))
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
     if args.json:
         _print_json(
             Report(
-                source=args.source,
+                source=source,
                 size=robots.size,
                 truncated=robots.truncated,
                 errors=errors,
@@ -73,27 +76,38 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     else:
-        _print(args.source, findings, errors)
+        _print(source, findings, errors)
     return DENIED if errors else OK
 
 
-def _read(settings: Settings, source: str) -> RobotsTxt | None:
-    """The parsed text; None where the site has none. Raises OSError for a bad file."""
+def _read(settings: Settings, source: str) -> tuple[str, RobotsTxt | None]:
+    """What was read, and its parsed text; None where the site has none.
+
+    Raises OSError for a bad file.
+    """
     if source.startswith(("http://", "https://")):
-        return asyncio.run(_fetch(settings, source))
-    body = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-    return RobotsTxt.parse(
+        warn_if_anonymous(settings)
+        origin = parse(source).origin
+        return f"{origin}/robots.txt", asyncio.run(_fetch(settings, origin))
+    try:
+        body = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    except FileNotFoundError as error:
+        raise GatekeeperError(f"{source}: {error.strerror}{hint(source)}") from error
+    return source, RobotsTxt.parse(
         body, dialect=settings.config.robots.dialect, limit=settings.config.fetch.max_body
     )
 
 
-async def _fetch(settings: Settings, url: str) -> RobotsTxt | None:
-    async with open_gate(settings) as gate:
-        robots = await gate.robots(url)
+async def _fetch(settings: Settings, origin: str) -> RobotsTxt | None:
+    async with open_gate(settings.obeying()) as gate:
+        robots = await gate.robots(f"{origin}/robots.txt")
         if robots is None:
-            decision = await gate.check(url)
+            # Not of /robots.txt itself, which may be asked for whatever became of it (RFC-20).
+            decision = await gate.check(f"{origin}/")
             if decision.state is not State.UNAVAILABLE:
-                raise GatekeeperError(f"{url}: the file can't be had ({decision.reason})")
+                raise GatekeeperError(
+                    f"{origin}/robots.txt: the file can't be had ({decision.reason})"
+                )
     return robots
 
 
@@ -104,8 +118,13 @@ def _print_json(report: Report) -> None:
 def _print(source: str, findings: list[Finding], errors: int) -> None:
     name = "stdin" if source == "-" else source
     for finding in findings:
-        print(f"{name}:{finding.line}: {finding.severity}: {finding.message} [{finding.code}]")
+        place = f"{name}:{finding.line}" if finding.line else name  # 0: the file as a whole
+        print(f"{place}: {finding.severity}: {finding.message} [{finding.code}]")
     if not findings:
         print(f"{name}: nothing to say against it")
     else:
-        print(f"{name}: {len(findings)} findings, {errors} errors")
+        print(f"{name}: {_count(len(findings), 'finding')}, {_count(errors, 'error')}")
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

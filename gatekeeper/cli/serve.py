@@ -6,8 +6,17 @@ import argparse
 
 import msgspec
 
-from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, load, warn_if_anonymous
+from gatekeeper.cli.common import (
+    NAME,
+    OK,
+    Subparsers,
+    add_command,
+    check_place,
+    load,
+    warn_if_anonymous,
+)
 from gatekeeper.cli.settings import Settings
+from gatekeeper.errors import StorageError
 
 __all__ = ["add_parser", "run"]
 
@@ -44,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         )
 
     settings = read()
+    check_place(settings)
     from gatekeeper.sidecar.lifecycle import Wiring, serve  # noqa: PLC0415 - quick --help
 
     warn_if_anonymous(settings)
@@ -53,7 +63,10 @@ def run(args: argparse.Namespace) -> int:
         reread=lambda: read().config,
         announce=_announce_json if args.json else _announce,
     )
-    serve(wiring)
+    try:
+        serve(wiring)
+    except StorageError as error:
+        raise StorageError(f"{error} (--storage PATH says where)") from error
     return OK
 
 

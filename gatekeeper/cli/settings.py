@@ -5,21 +5,32 @@ Later wins: default, file, environment `GATEKEEPER_<SECTION>_<FIELD>`, flag.
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 
-from gatekeeper.config import Config
+from gatekeeper.config import Config, GuardConfig
 from gatekeeper.errors import ConfigError
+from gatekeeper.mistakes import explain, settings_of, takes_list
 
-__all__ = ["DEFAULT_IDENTITY", "Setting", "Settings"]
+__all__ = ["DEFAULT_IDENTITY", "Setting", "Settings", "meant"]
 
 PREFIX = "GATEKEEPER_"
 DEFAULT_IDENTITY = "gatekeeper/0.1"
+
+_FLAGS = {"storage.path": "--storage"}
+"""Those that are not called as their setting."""
+_NAMED = re.compile(r"(?:\[\[(host|group)\]\]|(user_agent|[a-z]+\.\w+)(\*?))(: | = )?")
+"""How the message of a setting's error begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +81,15 @@ class Settings:
             _put(raw, name, value)
             sources[name] = source
         if allow:
+            _judge_addresses(allow)
             kept = raw.get("guard", {}).get("allow", [])
             _put(raw, "guard.allow", [*kept, *allow])
-            sources["guard.allow"] = "flag --allow-address"
-        config = Config.from_dict(raw, source=path or "configuration")
+            before = f"{sources['guard.allow']}, " if kept else ""
+            sources["guard.allow"] = f"{before}flag --allow-address"
+        try:
+            config = Config.from_dict(raw, source="")
+        except ConfigError as error:
+            raise ConfigError(_blamed(str(error), sources)) from error
         return cls(config, sources, path, tuple(_strangers(environ)))
 
     def source(self, name: str) -> str:
@@ -83,6 +99,19 @@ class Settings:
     def identity(self) -> str:
         """The User-Agent in force: the one that was set, or the default one."""
         return self.config.user_agent or DEFAULT_IDENTITY
+
+    def obeying(self) -> Settings:
+        """The same without the operator's allow and deny: for what asks about the site alone."""
+        rules = tuple(msgspec.structs.replace(rule, robots="obey") for rule in self.config.host)
+        config = msgspec.structs.replace(self.config, host=rules)
+        return dataclasses.replace(self, config=config)
+
+    def blame(self, error: ConfigError) -> str:
+        """The message with the file, the variable or the flag that the value came from.
+
+        For what only the parts that use a setting can judge.
+        """
+        return _blamed(str(error), self.sources)
 
     def __iter__(self) -> Iterator[Setting]:
         """Every value in force, in the order of the sections."""
@@ -121,7 +150,40 @@ def _put(raw: dict[str, Any], name: str, value: object) -> None:
 
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     for name, value in flags.items():
-        yield name, value, f"flag --{name.rpartition('.')[2].replace('_', '-')}"
+        flag = _FLAGS.get(name, f"--{name.rpartition('.')[2].replace('_', '-')}")
+        if (problem := explain(_field(name), value)) is not None:
+            raise ConfigError(f"{flag}: {problem}")
+        yield name, value, f"flag {flag}"
+
+
+def _judge_addresses(allow: tuple[str, ...]) -> None:
+    """Alone, so that an error names the flag and not the file. Raises ConfigError."""
+    from gatekeeper.fetching.judging import Guard  # noqa: PLC0415 - `--help` stays quick
+
+    try:
+        Guard(Config(guard=GuardConfig(allow=allow)))
+    except ConfigError as error:
+        blamed = _blamed(str(error), {"guard.allow": "flag --allow-address"})
+        raise ConfigError(blamed) from error
+
+
+def _blamed(message: str, sources: Mapping[str, str]) -> str:
+    """The message with the source of the setting that it begins with, if it has one."""
+    found = _NAMED.match(message)
+    if found is None:
+        return message
+    table, name, several, joint = found.groups()
+    name = table or name
+    names = [one for one in sources if one.startswith(name)] if several else [name]
+    # A list may have two sources; what stands in a file was judged last.
+    source = next((sources[one] for one in names if one in sources), "").partition(", ")[0]
+    kind, _, where = source.partition(" ")
+    if not where:
+        return message
+    if kind == "file" or table or several:
+        return f"{where}: {message}"
+    written = {" = ": " " if kind == "flag" else "="}.get(joint, joint or "")
+    return f"{where}{written}{message[found.end() :]}"
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
@@ -130,10 +192,16 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
     for variable, text in sorted(environ.items()):
         if variable in known:
             name, kind = known[variable]
-            yield name, _from_text(text, kind, variable), f"environment {variable}"
+            yield name, _from_text(text, name, kind, variable), f"environment {variable}"
         elif variable.startswith(sections):
             # A misspelt setting that is silently not in force is worse than no start.
-            raise ConfigError(f"{variable}: no such setting (config.example.toml lists them)")
+            raise ConfigError(f"{variable}: no such setting{meant(variable)}")
+
+
+def meant(variable: str) -> str:
+    """How a sentence ends about a variable that is no setting: the one it may have meant."""
+    close = difflib.get_close_matches(variable, list(_variables()), n=1, cutoff=0.8)
+    return f"; did you mean {close[0]}?" if close else "; `gatekeeper config show` lists every one"
 
 
 def _strangers(environ: Mapping[str, str]) -> Iterator[str]:
@@ -167,13 +235,33 @@ def _variables() -> dict[str, tuple[str, Any]]:
     return found
 
 
-def _from_text(text: str, kind: Any, variable: str) -> object:
-    """A variable's text as the type its setting has; lists are separated by commas."""
+def _from_text(text: str, name: str, kind: Any, variable: str) -> object:
+    """A variable's text as the type its setting has. Raises ConfigError.
+
+    A list is separated by commas, or written as in JSON.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    with suppress(msgspec.DecodeError):
+        # `[::1]`, a host, is none: it stays a text.
+        parts = msgspec.json.decode(text, type=list[Any])
+    for given in (text, parts):
+        with suppress(msgspec.ValidationError):
+            value: object = msgspec.convert(given, kind, strict=False)
+            return value
+    field = _field(name)
+    wrong = parts if takes_list(field) else _number(text)
+    raise ConfigError(f"{variable}: {explain(field, wrong) or 'no such value'}")
+
+
+def _number(text: str) -> float | str:
     try:
-        return msgspec.convert(text, kind, strict=False)
-    except msgspec.ValidationError as error:
-        try:
-            parts = [part.strip() for part in text.split(",") if part.strip()]
-            return list(msgspec.convert(parts, kind, strict=False))
-        except (msgspec.ValidationError, TypeError):
-            raise ConfigError(f"{variable}={text!r}: {error}") from None
+        return int(text)
+    except ValueError:
+        with suppress(ValueError):
+            return float(text)
+        return text
+
+
+def _field(name: str) -> inspect.Field:
+    section, _, field = name.rpartition(".")
+    return settings_of(_sections()[section] if section else Config)[field]

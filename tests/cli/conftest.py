@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,3 +12,11 @@ import pytest
 def folder(tmp_path: Path) -> Path:
     """Where a crawl puts its pages; not there yet."""
     return tmp_path / "pages"
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

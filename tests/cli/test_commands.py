@@ -26,7 +26,8 @@ async def site(internet: FakeInternet) -> str:
 
 async def command(*arguments: str) -> int:
     """A command's exit code, run in a thread: it has an event loop of its own."""
-    return await asyncio.to_thread(main, [*arguments, "--allow-address", "127.0.0.0/8"])
+    who = ("--user-agent", "examplebot/1.0")
+    return await asyncio.to_thread(main, [*arguments, *who, "--allow-address", "127.0.0.0/8"])
 
 
 async def test_check_says_verdict_line_and_timing(
@@ -76,6 +77,63 @@ async def test_check_of_an_unreachable_site_defers(
     assert "ask again at" in capsys.readouterr().out
 
 
+async def test_check_reads_urls_from_standard_input(
+    site: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"# mine\n{site}/a\n\n  {site}/private\n"))
+
+    assert await command("check", "-", f"{site}/b") == 1
+    verdicts = [line for line in capsys.readouterr().out.splitlines() if line[0] != " "]
+    assert verdicts == [f"allow  {site}/a", f"deny   {site}/private", f"allow  {site}/b"]
+
+
+@pytest.mark.parametrize("name", ["check", "lint"])
+def test_who_says_no_name_is_told_how(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main([name, "http://127.0.0.1/"])
+
+    told = [line for line in capsys.readouterr().err.splitlines() if "no identity is set" in line]
+    assert len(told) == 1
+
+
+def test_a_name_that_is_cut_short_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["check", "http://127.0.0.1/", "--user-agent", "my bot"])
+
+    assert "user agent 'my bot': rules are chosen for 'my'\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("call", [["check"], ["lint"], ["history"]])
+def test_a_host_without_a_scheme_is_asked_back(
+    call: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*call, "example.org/x", "--user-agent", "examplebot"]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith("; did you mean https://example.org/x?\n")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("call", [["lint", "/nowhere"], ["config", "check"], ["history", "x"]])
+def test_an_error_is_json_on_stdout_when_asked_for(
+    call: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if call[0] == "config":
+        monkeypatch.setenv("GATEKEEPER_SERVER_PORT", "x")
+
+    assert main([*call, "--json"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"gatekeeper {call[0]}: {json.loads(captured.out)['error']}\n"
+
+
+def test_an_unknown_option_shows_the_usage_of_its_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["check", "--confg", "x", "https://example.org/"])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("usage: gatekeeper check ")
+    assert "--confg" in error.splitlines()[-1]
+
+
 def test_check_refuses_private_addresses_unless_allowed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "http://127.0.0.1:9/"]) == 1
     assert "blocked" in capsys.readouterr().out
@@ -119,9 +177,49 @@ def test_lint_reads_stdin(
     assert "stdin:1:" in capsys.readouterr().out
 
 
+def test_lint_speaks_of_no_line_where_there_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert linted(tmp_path, "") == 0
+    assert "robots.txt: info: " in capsys.readouterr().out
+
+
+def test_lint_counts_one_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    linted(tmp_path, "User-agent: *\nDisalow: /x\nDisallow: /y\n")
+    assert capsys.readouterr().out.endswith("robots.txt: 1 finding, 1 error\n")
+
+
 async def test_lint_fetches_a_url(site: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert await command("lint", f"{site}/robots.txt") == 0
     assert site in capsys.readouterr().out
+
+
+async def test_lint_of_a_page_names_the_file_that_was_read(
+    site: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await command("lint", f"{site}/some/page?x=1") == 0
+    assert capsys.readouterr().out.startswith(f"{site}/robots.txt: ")
+
+    await command("lint", "--json", f"{site}/some/page?x=1")
+    assert json.loads(capsys.readouterr().out)["source"] == f"{site}/robots.txt"
+
+
+async def test_lint_of_a_host_that_is_down_says_so(
+    free_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await command("lint", f"http://127.0.0.1:{free_port}/robots.txt") == 2
+    assert "the file can't be had (connect_failed)" in capsys.readouterr().err
+
+
+async def test_lint_reads_the_file_whatever_the_operator_says_of_the_host(
+    site: str, tmp_path: Path, internet: FakeInternet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    internet.site("127.0.0.1").on("/robots.txt", Page(status=404))
+    path = tmp_path / "own.toml"
+    path.write_text('[[host]]\nmatch = "127.0.0.1"\nrobots = "deny"\n', encoding="utf-8")
+
+    assert await command("lint", f"{site}/robots.txt", "--config", str(path)) == 0
+    assert "there is no file" in capsys.readouterr().out
 
 
 def test_lint_of_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,6 +243,24 @@ def test_config_show_reads_as_a_file(capsys: pytest.CaptureFixture[str]) -> None
 
     assert 'user_agent = "somebot"    # flag --user-agent' in out
     assert "[pacing]\ndefault_interval = 1.0\n" in out
+
+
+def test_config_show_says_what_follows_from_what_is_not_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    main(["config", "show"])
+    out = capsys.readouterr().out
+
+    assert "rules are chosen for gatekeeper\n" in out
+    path = f"{tmp_path}/gatekeeper/state.sqlite"
+    assert f"path = (not set)    # nothing is kept, but by `gatekeeper serve`: {path}\n" in out
+
+
+def test_config_show_says_which_rules_a_name_chooses(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["config", "show", "--user-agent", "Mozilla/5.0 (compatible; examplebot/1.0)"])
+    assert "flag --user-agent; rules are chosen for examplebot\n" in capsys.readouterr().out
 
 
 def test_config_check_of_a_wrong_file_names_the_setting(
@@ -177,7 +293,14 @@ def test_the_example_configuration_passes_its_own_check() -> None:
 
 def test_healthcheck_of_nobody_exits_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["healthcheck", "--socket", "/nowhere.sock"]) == 1
-    assert "no answer" in capsys.readouterr().out
+    assert "no answer from unix:/nowhere.sock" in capsys.readouterr().out
+
+
+def test_healthcheck_names_the_address_that_it_asked(
+    free_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["healthcheck", "--host", "0.0.0.0", "--port", str(free_port)]) == 1
+    assert f"no answer from http://127.0.0.1:{free_port} (" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", COMMANDS)

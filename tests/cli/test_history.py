@@ -230,3 +230,16 @@ def test_it_runs_as_a_command(state: Path) -> None:
         check=False,
     )
     assert (run.returncode, run.stdout) == (0, OLD)
+
+
+def test_before_anything_is_kept_it_says_what_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    assert call("https://a.example") == 2
+    error = capsys.readouterr().err
+    assert "nothing is kept yet" in error
+    for remedy in ("gatekeeper serve", "--storage PATH", "DIR/gatekeeper.db"):
+        assert remedy in error

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gatekeeper.cli import main
-from gatekeeper.sidecar import lifecycle
+from gatekeeper.config import Config, ServerConfig
+from gatekeeper.errors import ConfigError, StorageError
+from gatekeeper.sidecar import lifecycle, listening
 from gatekeeper.sidecar.lifecycle import Wiring
 
 
@@ -104,3 +108,96 @@ def test_config_check_refuses_what_serve_would(
     error = capsys.readouterr().err
     assert named in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[guard]\nallow = ["127.0.0.1/33"]\n', "guard.allow: '127.0.0.1/33' does not"),
+        ('[server]\nhost = "0.0.0.0"\n', "server.host = '0.0.0.0' can be reached"),
+        ('[server]\ntoken_file = "/nowhere"\n', "server.token_file: /nowhere: No such file"),
+        ('[server]\ntls_cert = "/a"\ntls_key = "/b"\n', "server.tls_*: "),
+        ('[[host]]\nmatch = "*"\ngroup = "x"\n', "[[host]] match='*': no [[group]] named 'x'"),
+        ('[storage]\npath = "/nowhere/x"\n', "storage.path: /nowhere/x: there is no directory"),
+    ],
+)
+def test_what_is_judged_later_still_names_the_file(
+    file: Any, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    path = file(text)
+
+    assert main(["config", "check", "--config", path]) == 2
+    assert capsys.readouterr().err.startswith(f"gatekeeper config: {path}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--port", "99999"], "--port: at most 65535, not 99999"),
+        (["--host", "0.0.0.0"], "--host '0.0.0.0' can be reached from other machines"),
+        (["--token-file", "/nowhere"], "--token-file: /nowhere: No such file"),
+        (["--storage", "/nowhere/x"], "--storage: /nowhere/x: there is no directory /nowhere;"),
+        (["--storage", ""], "--storage: text that is not empty, not ''"),
+        (["--allow-address", "127.0.0.0/99"], "--allow-address: '127.0.0.0/99' does not"),
+        (["--user-agent", ""], "--user-agent: '' holds no product token"),
+    ],
+)
+def test_a_wrong_flag_is_named_as_it_was_given(
+    file: Any, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    path = file('user_agent = "examplebot"\n[guard]\nallow = ["10.0.0.0/8"]\n')
+
+    assert main(["serve", "--config", path, *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"gatekeeper serve: {said}")
+
+
+def test_a_wrong_range_of_the_file_is_not_blamed_on_the_flag(
+    file: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file('[guard]\nallow = ["127.0.0.0/99"]\n')
+
+    assert main(["config", "check", "--config", path, "--allow-address", "10.0.0.0/8"]) == 2
+    assert capsys.readouterr().err.startswith(f"gatekeeper config: {path}: guard.allow: ")
+
+
+def test_a_state_file_in_use_names_the_flag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def in_use(wiring: Wiring) -> None:
+        raise StorageError("/x: in use by another gatekeeper; give this one a file of its own")
+
+    monkeypatch.setattr(lifecycle, "serve", in_use)
+    assert main(["serve"]) == 2
+    assert "a file of its own (--storage PATH says where)\n" in capsys.readouterr().err
+
+
+def test_a_home_that_can_not_be_written_to_is_told_with_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+
+    with pytest.raises(ConfigError, match=r"--storage PATH, or --storage memory"):
+        lifecycle.with_state(Config())
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EACCES, "needs a port above 1023, or CAP_NET_BIND_SERVICE"),
+        (errno.EADDRINUSE, "another one may be running"),
+        (errno.EADDRNOTAVAIL, "--port or server.port changes it"),
+    ],
+)
+def test_what_keeps_it_from_listening_is_told_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def refused(family: int, address: tuple[object, ...]) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(listening, "_tcp", refused)
+    with pytest.raises(ConfigError) as told:
+        listening.open_sockets(ServerConfig(port=80))
+    assert remedy in str(told.value)
+    assert ("another one" in str(told.value)) is (number == errno.EADDRINUSE)

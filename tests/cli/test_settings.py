@@ -76,6 +76,9 @@ def test_the_file_may_come_from_the_environment(file: str) -> None:
         ("GATEKEEPER_GUARD_ALLOW", "10.0.0.0/8, ::1/128", "guard.allow", ("10.0.0.0/8", "::1/128")),
         ("GATEKEEPER_GUARD_ALLOW", "", "guard.allow", ()),
         ("GATEKEEPER_GUARD_PORTS", "80,443", "guard.ports", (80, 443)),
+        ("GATEKEEPER_GUARD_ALLOW", '["10.0.0.0/8", "::1"]', "guard.allow", ("10.0.0.0/8", "::1")),
+        ("GATEKEEPER_GUARD_PORTS", "[80,443]", "guard.ports", (80, 443)),
+        ("GATEKEEPER_SERVER_ALLOWED_HOSTS", "[::1]:9,a", "server.allowed_hosts", ("[::1]:9", "a")),
         ("GATEKEEPER_STORAGE_PATH", "/x/state", "storage.path", "/x/state"),
         ("GATEKEEPER_PACING_MAX_INTERVAL", "60", "pacing.max_interval", 60.0),
     ],
@@ -95,6 +98,37 @@ def test_a_variable_takes_the_type_of_its_setting(
 def test_a_wrong_variable_is_named(variable: str, text: str) -> None:
     with pytest.raises(ConfigError, match=variable):
         Settings.load(None, environ={variable: text})
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "said"),
+    [
+        ("GATEKEEPER_SERVER_PORT", "99999", "at most 65535, not 99999"),
+        ("GATEKEEPER_SERVER_PORT", "eighty", "a whole number such as 8750, not 'eighty'"),
+        ("GATEKEEPER_CACHE_MIN_TTL", "inf", "at most 316224000, not inf"),
+        ("GATEKEEPER_FETCH_CONDITIONAL", "maybe", "true or false, not 'maybe'"),
+        ("GATEKEEPER_SERVER_PRT", "80", "no such setting; did you mean GATEKEEPER_SERVER_PORT?"),
+        ("GATEKEEPER_GUARD_PORTS", "[80,", "a list of whole numbers, such as [80], not ['[80']"),
+        ("GATEKEEPER_GUARD_ALLOW", "[80]", "a list of texts in quotes, such as"),
+        ("GATEKEEPER_USER_AGENT", "", "'' holds no product token"),
+        ("GATEKEEPER_STORAGE_PATH", "", "text that is not empty, not ''"),
+    ],
+)
+def test_a_wrong_variable_is_told_with_what_it_takes(variable: str, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Settings.load(None, environ={variable: text})
+    assert str(refused.value).startswith(f"{variable}: {said}")
+
+
+def test_two_settings_that_clash_name_the_variable() -> None:
+    with pytest.raises(ConfigError) as refused:
+        Settings.load(None, environ={"GATEKEEPER_CACHE_MIN_TTL": "90000"})
+    assert str(refused.value).startswith("GATEKEEPER_CACHE_MIN_TTL=90000 is above cache.max_ttl")
+
+
+def test_the_flag_of_the_state_file_is_named_as_it_is_called() -> None:
+    settings = Settings.load(None, environ={}, flags={"storage.path": "/x"})
+    assert settings.source("storage.path") == "flag --storage"
 
 
 def test_variables_of_others_are_left_alone() -> None:
