@@ -39,13 +39,20 @@ def add_parser(subparsers: Subparsers) -> None:
         run=run,
     )
     parser.add_argument("urls", nargs="*", metavar="URL", help="`-` reads standard input")
-    parser.add_argument("-i", "--input", metavar="FILE", help="URLs, one a line; # is a comment")
     parser.add_argument(
-        "-o", "--output", metavar="DIR", help=f"bodies and {MANIFEST}; resumes what is there"
+        "-i", "--input", metavar="FILE", type=_path, help="URLs, one a line; # is a comment"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        type=_path,
+        help=f"bodies and {MANIFEST}; resumes what is there",
     )
     parser.add_argument(
         "--warc",
         metavar="FILE",
+        type=_path,
         help="WARC 1.1; compressed if it ends in .gz; resumed by FILE.* beside it, or by -o",
     )
     parser.add_argument(
@@ -84,6 +91,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="stop when nobody's turn comes within that time (3600); run again to go on",
     )
     parser.add_argument_group("output with --json", _JSON)
+
+
+def _path(text: str) -> str:
+    if not text:  # "$DIR" of a shell that has none: not the folder one happens to be in
+        raise argparse.ArgumentTypeError("it is empty; give a path, `.` for this folder")
+    return text
 
 
 def _positive(text: str) -> int:

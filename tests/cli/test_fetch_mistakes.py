@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gatekeeper.cli import main
 from gatekeeper.cli.crawl.exchange import exchange as real
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import ConfigError, Deferred
@@ -60,6 +61,26 @@ async def test_a_bad_line_is_said_once_with_its_file_and_number(
     assert await fetch(internet, input=str(listed), output=folder) == 0
     assert (folder / "manifest.jsonl").read_bytes() == before
     assert capsys.readouterr().out == "fetched 0, 0 bytes; 3 skipped, done before\n"
+
+
+@pytest.mark.parametrize("option", ["-i", "-o", "--warc"])
+def test_an_empty_path_is_not_the_folder_one_is_in(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["fetch", "http://a.test/", option, ""])
+    assert f"argument {option}" in (err := capsys.readouterr().err)
+    assert "it is empty; give a path" in err
+
+
+async def test_lines_of_a_manifest_that_are_no_entries_are_said_to_be(
+    internet: FakeInternet, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    internet.site("a.test").robots(OPEN).page("/x")
+    folder.mkdir()
+    (folder / "manifest.jsonl").write_text("mine\nand mine\n")
+    await fetch(internet, "http://a.test/x", output=folder)
+    assert "manifest.jsonl: 2 of its lines are no entries of a crawl" in caplog.text
 
 
 async def test_pages_that_are_kept_nowhere_are_said_to_be(

@@ -15,6 +15,10 @@ from gatekeeper.cli.crawl.tally import Tally, cause, no_url
 __all__ = ["NextTurn", "Plain", "Progress", "Silent", "line_of", "watcher"]
 
 
+_LEFT_OUT = 11
+"""States that are not said while they stay the same: then one line is a minute."""
+
+
 @dataclass(frozen=True, slots=True)
 class NextTurn:
     """An origin that somebody waits for."""
@@ -99,6 +103,8 @@ class Plain:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._state = ""
+        self._left_out = 0
 
     def __enter__(self) -> Plain:
         return self
@@ -111,10 +117,15 @@ class Plain:
         print(line_of(entry), file=self._stream)
 
     def show(self, tally: Tally, turns: Sequence[NextTurn]) -> None:
-        """Say how far it is, once there is anything to say."""
+        """Say how far it is, once there is anything to say; less often while nothing moves."""
         if not (tally.total or tally.skipped or tally.complete):
             return
-        text = f"-- {state_of(tally)}"
+        state = state_of(tally)
+        if state == self._state and self._left_out < _LEFT_OUT:
+            self._left_out += 1
+            return
+        self._state, self._left_out = state, 0
+        text = f"-- {state}"
         if turns:
             text += f"; next: {', '.join(str(turn) for turn in turns[:3])}"
         self.say(text)

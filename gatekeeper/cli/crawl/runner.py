@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -36,6 +37,8 @@ from gatekeeper.storage.lock import FileLock
 from gatekeeper.urls import mask
 
 __all__ = ["INTERRUPTED", "Job", "crawl"]
+
+_log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
 _SHOWN_TURNS = 8
@@ -136,10 +139,11 @@ def _place(job: Job, stack: AsyncExitStack) -> Place:
     if path is None:
         return Place()
     if job.warc is None:
-        return Place(stack.enter_context(Manifest(path)), job.output)
+        manifest = _told_of(stack.enter_context(Manifest(path)))
+        return Place(manifest, job.output)
     begun = job.warc.exists() and job.warc.stat().st_size > 0
     name = job.archive or ""
-    manifest = stack.enter_context(Manifest(path, archive=name if begun else ""))
+    manifest = _told_of(stack.enter_context(Manifest(path, archive=name if begun else "")))
     made = Warc(
         job.warc,
         software=f"gatekeeper/{version()}",
@@ -147,6 +151,17 @@ def _place(job: Job, stack: AsyncExitStack) -> Place:
         last=manifest.warc_places.get(name) if begun else None,
     )
     return Place(manifest, job.output, stack.enter_context(made))
+
+
+def _told_of(manifest: Manifest) -> Manifest:
+    """The same; it is said if it is not all a manifest's."""
+    if manifest.unreadable:
+        _log.warning(
+            "%s: %d of its lines are no entries of a crawl: they are left alone, and what they "
+            "may speak of is fetched again",
+            *(manifest.path, manifest.unreadable),
+        )
+    return manifest
 
 
 def _lock(job: Job, stack: AsyncExitStack) -> None:

@@ -163,6 +163,18 @@ def test_plain_lines_begin_when_there_is_anything_to_say() -> None:
         assert stream.getvalue().startswith("-- 0/0 done")
 
 
+def test_plain_lines_are_one_a_minute_while_nothing_moves() -> None:
+    stream = io.StringIO()
+    made = tally(fetched(), total=3)
+    with Plain(stream) as progress:
+        for _ in range(24):  # two minutes
+            progress.show(made, [])
+        assert stream.getvalue().count("-- 1/3 done") == 2
+        made.add(fetched())
+        progress.show(made, [])
+        assert stream.getvalue().count("-- 2/3 done") == 1
+
+
 def test_a_host_that_is_held_up_says_by_what() -> None:
     held = NextTurn("a.test", 75, 2, holdup=Holdup("connect_failed", "connect failed"))
     paced = NextTurn("a.test", 75, 2, holdup=Holdup(TURN, "crawl-delay 80 s"))
