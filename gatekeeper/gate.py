@@ -29,6 +29,7 @@ from gatekeeper.fetching.whereabouts import Whereabouts
 from gatekeeper.immediate import Immediate
 from gatekeeper.leasing import Lease, LeaseRequest, Lessor
 from gatekeeper.many import Many
+from gatekeeper.masking import not_text
 from gatekeeper.middleware import Passage, gate_passage
 from gatekeeper.names import agent_named
 from gatekeeper.pacing.intervals import NO_RATE
@@ -187,7 +188,11 @@ class Gatekeeper(Immediate, Many, Dialling):
         # looks into one dictionary, and not even there if the authority is that of the
         # question before. What it can't answer at a glance is for `check`.
         if user_agent is None:
-            if url.startswith(self._authority):
+            try:
+                known = url.startswith(self._authority)
+            except (AttributeError, TypeError):
+                raise not_text(url) from None
+            if known:
                 ready, text = self._record.ready, url[self._cut :]
             else:
                 ready, text = self._turn_to(url)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
@@ -18,6 +18,7 @@ from gatekeeper.lease import Lease, Origin
 from gatekeeper.middleware import open_leases
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
+from gatekeeper.unentered import Unentered
 from gatekeeper.urls import Target
 
 __all__ = ["Lease", "LeaseRequest", "Lessor", "refuse"]
@@ -41,6 +42,9 @@ class LeaseRequest:
     """What `gate.lease()` returns: entering waits for the turn, leaving ends the lease."""
 
     __slots__ = ("_agent", "_lease", "_lessor", "_priority", "_timeout", "_url")
+
+    if not TYPE_CHECKING:
+        report = renew = give_back = end = decision = expires_at = Unentered()
 
     def __init__(
         self, lessor: Lessor, url: str, priority: int, timeout: float | None, agent: str | None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["mask", "printable"]
+__all__ = ["mask", "not_text", "printable"]
 
 _AUTHORITY_END = re.compile(r"[/?#\\]")
 _NO_PORT = re.compile(r":[0-9]*[^0-9]")
@@ -41,3 +41,9 @@ def printable(text: str, limit: int) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def not_text(url: object) -> TypeError:
+    """For what is asked about as a URL and is no str; the other mistakes are InvalidURL."""
+    kind = type(url).__name__
+    return TypeError(f"url must be str, not {kind}" + ("; give str(url)" * (kind == "URL")))

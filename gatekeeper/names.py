@@ -56,6 +56,8 @@ def agent_named(text: str) -> str:
     >>> agent_named("examplebot/1.0 (+https://example.org/bot)")
     'examplebot'
     """
+    if not isinstance(text, str):
+        raise TypeError(f"user_agent must be str, not {type(text).__name__}")
     # It is sent as a header, where a line's end begins another one, and only ASCII is sure
     # to arrive as it was meant.
     if not text.isascii() or not text.isprintable():

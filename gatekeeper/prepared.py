@@ -21,6 +21,7 @@ from gatekeeper.config import Config
 from gatekeeper.deciding import Decider
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.fetching.records import Record
+from gatekeeper.masking import not_text
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.robots import Policy
 from gatekeeper.robots.quick import PlainAnswer
@@ -245,7 +246,10 @@ class PreparedAnswers:
 
         None says nothing. Only a URL that is spelt in its normal form is answered about.
         """
-        cut = url.find("/", 8)  # behind `https://`
+        try:
+            cut = url.find("/", 8)  # behind `https://`
+        except (AttributeError, TypeError):
+            raise not_text(url) from None
         record = self.warm.get(url[:cut])
         if record is None or cut < 0 or (ready := record.ready) is None:
             return None

@@ -23,7 +23,7 @@ import msgspec
 from yarl import URL
 
 from gatekeeper.errors import InvalidURL
-from gatekeeper.masking import mask, printable
+from gatekeeper.masking import mask, not_text, printable
 
 __all__ = [
     "MAX_URL",
@@ -187,7 +187,10 @@ def split_ordinary(raw: str) -> tuple[str, str] | None:
     For a hot path that has to look twice at anything odd: text with credentials, dot
     segments, characters to escape or an authority not seen before is None.
     """
-    end = raw.find("/", 8)  # 8: past `http://a` and `https://`
+    try:
+        end = raw.find("/", 8)  # 8: past `http://a` and `https://`
+    except (AttributeError, TypeError):
+        raise not_text(raw) from None
     origin = _seen.get(raw[: end + 1])  # with no slash at all: the empty text, never seen
     if origin is None or len(raw) > MAX_URL:
         return None

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from types import TracebackType
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from aiohttp.connector import Connection
@@ -26,6 +27,7 @@ from gatekeeper.errors import InvalidURL
 from gatekeeper.middleware import open_leases
 from gatekeeper.remote.errands import Errand, Errands
 from gatekeeper.remote.wire import LeaseGiven, Renewal, Told, encode
+from gatekeeper.unentered import Unentered
 
 __all__ = ["Held", "RemoteLease", "RemoteLeaseRequest"]
 
@@ -197,6 +199,9 @@ class RemoteLeaseRequest:
     """What `gate.lease()` returns: entering waits for the turn, leaving ends the lease."""
 
     __slots__ = ("_acquire", "_lease")
+
+    if not TYPE_CHECKING:
+        report = renew = give_back = end = decision = expires_at = Unentered()
 
     def __init__(self, acquire: Callable[[], Awaitable[RemoteLease]]) -> None:
         self._acquire = acquire
