@@ -67,7 +67,7 @@ class Reason(StrEnum):
     with fetch.too_many_redirects = "unreachable" it can't be had."""
     LONG_UNREACHABLE = "long_unreachable"
     """allow: the file could not be had for thirty days while the site's pages answered
-    (RFC-38), or for as long as fetch.unseen_unreachable lets pass; go gently."""
+    (RFC-38), or for twelve hours with fetch.unseen_unreachable = "allow_after_12h"."""
     # The file could not be had.
     ACCESS_RESTRICTED = "access_restricted"
     """deny: robots.txt answers 401 or 403, and fetch.on_401 or fetch.on_403 is "deny": the

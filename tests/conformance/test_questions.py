@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from gatekeeper import ConfigError, InvalidURL, Reason, State, Verdict
+from gatekeeper import ConfigError, Denied, InvalidURL, Reason, State, Verdict
 from gatekeeper.clock import VirtualClock
+from gatekeeper.decision import BLOCKED_NOTE
 from tests.internet import FakeInternet, Hold, Page
 
 ROBOTS = """\
@@ -96,6 +97,16 @@ async def test_every_decision_says_what_the_embedded_gate_says(
         ("deny", "blocked", "http://10.0.0.1/", "http://10.0.0.1", bot, None, None, None),
         ("deny", "blocked", "http://a.test:22/", "http://a.test:22", bot, None, None, None),
     ]
+
+
+async def test_what_the_guard_refuses_names_the_remedy_and_nothing_else(
+    world: FakeInternet, open_gate: Any
+) -> None:
+    gate = await open_gate(world)
+    for url in ("http://10.0.0.1/", "http://a.test:22/", "http://x@a.test/"):
+        assert (await gate.check(url)).note == BLOCKED_NOTE
+        with pytest.raises(Denied, match=r"guard\.allow \(--allow-address\)"):
+            await gate.acquire(url)
 
 
 async def test_the_line_that_decided_is_named(world: FakeInternet, open_gate: Any) -> None:
