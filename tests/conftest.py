@@ -11,8 +11,15 @@ import pytest
 from aiohttp import ClientResponse, StreamReader
 from aiohttp.client_proto import ResponseHandler
 from aioresponses import aioresponses as Mocked
+from hypothesis import HealthCheck, settings
 
 from tests.internet.fixtures import internet, virtual_internet
+
+# A busy machine is no failure: no example has a deadline, and slow drawing is no fault.
+settings.register_profile(
+    "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
 
 __all__ = ["internet", "mocked", "virtual_internet"]
 

@@ -83,11 +83,26 @@ class FakeInternet:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: list[BaseException] = []
         self._next_address = int(ipaddress.IPv4Address("127.1.0.0"))
+        self._in_threads: set[asyncio.Future[Any]] = set()
+        """Calls that the loop gave to a thread and that have no answer yet."""
 
     async def __aenter__(self) -> Self:
         # Kept, so that a plain (not async) fixture too may open sites.
         self._loop = asyncio.get_running_loop()
+        self._loop.run_in_executor = self._counted  # type: ignore[method-assign]
         return self
+
+    def _counted(self, executor: Any, work: Any, *args: Any) -> asyncio.Future[Any]:
+        """`loop.run_in_executor` that `settle` knows of: a thread is no timer, and may be slow."""
+        loop = self._loop
+        future = type(loop).run_in_executor(loop, executor, work, *args)
+        self._in_threads.add(future)
+        future.add_done_callback(self._answered)
+        return future
+
+    def _answered(self, future: asyncio.Future[Any]) -> None:
+        self._in_threads.discard(future)
+        self.activity += 1
 
     async def __aexit__(
         self,
@@ -294,10 +309,15 @@ class FakeInternet:
         return any(connection.address == address for connection in self.connections)
 
     async def settle(self, quiet: int = 20) -> None:
-        """Let the loop run until nothing has moved on the network for `quiet` turns."""
+        """Let the loop run until nothing has moved on the network, and no thread has been at
+        work for it, for `quiet` turns."""
         seen, still = self.activity, 0
         while still < quiet:
             await asyncio.sleep(0)
+            if self._in_threads:
+                await asyncio.wait(self._in_threads, timeout=0.001)
+                still = 0
+                continue
             still = still + 1 if seen == self.activity else 0
             seen = self.activity
 

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -72,7 +73,8 @@ class Crawler:
 
     async def step(self) -> bool:
         """Let time go on to what happens next; False once the crawl is done."""
-        for _ in range(1000):
+        patience = time.monotonic() + 45.0
+        while time.monotonic() < patience:
             said = await self._quiet()
             if said == "done":
                 return False

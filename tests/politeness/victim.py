@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from typing import Any
 
 import msgspec
 
@@ -64,15 +65,27 @@ async def live(job: Job) -> None:
         async with polite_fetch(names, clock, storage) as fetch:
             await crawl(fetch, job.urls, clock)
 
+    # A thread is no timer: while one is at work for the crawl, its time stands still.
+    loop, in_threads = asyncio.get_running_loop(), set[asyncio.Future[Any]]()
+    run = loop.run_in_executor
+
+    def counted(executor: Any, work: Any, *args: Any) -> asyncio.Future[Any]:
+        future = run(executor, work, *args)
+        in_threads.add(future)
+        future.add_done_callback(in_threads.discard)
+        return future
+
+    loop.run_in_executor = counted  # type: ignore[method-assign]
     crawling = asyncio.create_task(work())
     commands: asyncio.Queue[list[str]] = asyncio.Queue()
-    asyncio.get_running_loop().add_reader(
-        0, lambda: commands.put_nowait(read_line().decode().split())
-    )
+    loop.add_reader(0, lambda: commands.put_nowait(read_line().decode().split()))
     while True:
         match await commands.get():
             case ["look"]:
                 await clock.settle()
+                while in_threads:
+                    await asyncio.wait(tuple(in_threads))
+                    await clock.settle()
                 if crawling.done():
                     crawling.result()
                     say("done")

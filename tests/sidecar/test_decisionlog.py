@@ -15,6 +15,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.robots import Rule
+from gatekeeper.sidecar import decisionlog
 from gatekeeper.sidecar.decisionlog import DecisionLog
 
 RULE = Rule(line=3, field="disallow", value="/private", text="Disallow: /private")
@@ -120,6 +121,13 @@ def test_a_log_nobody_reads_stops_no_answer() -> None:
     assert (log.written, log.dropped) == (0, 1)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end waits for the pen's thread as long as a busy machine keeps it waiting."""
+    monkeypatch.setattr(decisionlog, "_PATIENCE", 45.0)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_the_task_writes_the_rest_when_it_is_cancelled() -> None:
     stream = io.StringIO()
     clock = VirtualClock()
@@ -137,6 +145,7 @@ async def test_the_task_writes_the_rest_when_it_is_cancelled() -> None:
     ]
 
 
+@pytest.mark.usefixtures("patient")
 async def test_t8_a_reader_that_has_stopped_holds_up_nobody_and_drops_are_counted() -> None:
     reader, writer = os.pipe()
     clock = VirtualClock()

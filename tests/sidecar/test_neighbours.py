@@ -29,11 +29,6 @@ NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/loca
 README = Path(__file__).parents[2] / "README.md"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
 def recipe(mark: str) -> str:
     """The fenced block of the README that begins with the comment `# mark`."""
     for block in README.read_text(encoding="utf-8").split("```")[1::2]:
@@ -43,7 +38,9 @@ def recipe(mark: str) -> str:
 
 
 @asynccontextmanager
-async def nginx(directory: Path, config: str, port: int) -> AsyncIterator[str]:
+async def nginx(directory: Path, config: str, sock: socket.socket) -> AsyncIterator[str]:
+    """nginx on a socket that listens already, handed over as at its own binary upgrade: nobody
+    else can take the port meanwhile, and who connects before nginx is there waits."""
     assert NGINX is not None
     path = directory / "nginx.conf"
     path.write_text(
@@ -55,20 +52,13 @@ async def nginx(directory: Path, config: str, port: int) -> AsyncIterator[str]:
         encoding="utf-8",
     )
     process = await asyncio.create_subprocess_exec(
-        NGINX, "-c", str(path), "-e", "stderr", stderr=asyncio.subprocess.DEVNULL
+        *(NGINX, "-c", str(path), "-e", "stderr"),
+        stderr=asyncio.subprocess.DEVNULL,
+        pass_fds=(sock.fileno(),),
+        env={**os.environ, "NGINX": f"{sock.fileno()};"},
     )
     try:
-        async with asyncio.timeout(10):
-            while True:
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                except OSError:
-                    await asyncio.sleep(0)
-                    continue
-                writer.close()
-                await writer.wait_closed()
-                break
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
     finally:
         process.terminate()
         await process.wait()
@@ -85,7 +75,8 @@ async def fronted(
     site = internet.site("127.0.0.1").robots(robots)
     site.page("/page", "the page").page("/private", "a secret").page("/private/x", "another")
     sidecar = await door(forward_auth=True)
-    port = free_port()
+    sock = socket.create_server(("127.0.0.1", 0))
+    port = sock.getsockname()[1]
     places = {
         "listen 8080": f"listen 127.0.0.1:{port}",
         "www.example.org": "127.0.0.1",
@@ -96,8 +87,9 @@ async def fronted(
     for printed, here in places.items():
         assert printed in config
         config = config.replace(printed, here)
-    async with nginx(directory, config, port) as base:
-        yield sidecar, base
+    with sock:
+        async with nginx(directory, config, sock) as base:
+            yield sidecar, base
 
 
 async def status_at(sidecar: Any, url: str, **headers: str) -> int:
@@ -265,7 +257,7 @@ async def test_t9_a_client_that_never_finishes_its_head_is_shown_out(
     host, port = service.base.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"GET /healthz HTTP/1.1\r\nHost: ")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert await reader.read() == b""
     writer.close()
     await writer.wait_closed()
@@ -282,7 +274,7 @@ async def test_t9_a_body_that_never_ends_is_answered_408(
         b"POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         b'Content-Length: 50\r\n\r\n{"urls": ["'
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert (await reader.readline()).startswith(b"HTTP/1.1 408")
     writer.close()
     await writer.wait_closed()
@@ -299,7 +291,7 @@ async def test_t8_an_oversized_body_is_refused_before_it_is_kept(door: Any, leng
         + b"\r\n\r\n"
         + (b"c8\r\n" + b"x" * 200 + b"\r\n" if b"chunked" in length else b"")
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert (await reader.readline()).startswith(b"HTTP/1.1 413")
     writer.close()
     await writer.wait_closed()
@@ -321,6 +313,8 @@ sys.path.insert(0, os.getcwd())
 if {loop!r} == "asyncio":
     sys.modules["uvloop"] = None  # as where it is not installed
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+from gatekeeper.sidecar import server
+server.FIRST_REQUEST = 3600.0  # nobody in the crowd says a word, however slow the machine is
 sys.argv = ["gatekeeper", "serve", "--port", "0", "--storage", "memory"]
 runpy.run_module("gatekeeper", run_name="__main__")
 """
@@ -369,11 +363,13 @@ async def test_too_many_connections_are_told_so_and_the_service_recovers(
                 further = await asyncio.to_thread(socket.create_connection, door)
                 crowd.append(leaving.enter_context(further))
             assert await asyncio.to_thread(told, crowd) == {b"HTTP/1.1 503 Service Unavailable"}
-        async with aiohttp.ClientSession() as session, asyncio.timeout(15):
-            while True:
-                async with session.get(f"http://127.0.0.1:{port}/healthz") as response:
-                    if response.status == 200:
-                        break
+        async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+            recovered = False
+            while not recovered:
+                # Turned away before it has asked, a client may find the connection closed.
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(f"http://127.0.0.1:{port}/healthz") as response:
+                        recovered = response.status == 200
         process.send_signal(signal.SIGTERM)
         _, log = await process.communicate()
         assert b"further ones get 503" in log
@@ -417,7 +413,10 @@ async def test_five_thousand_long_polls_wait_and_have_their_turn(
         env = {"GATEKEEPER_PACING_DEFAULT_INTERVAL": "0", "GATEKEEPER_SERVER_LOG_DECISIONS": "none"}
         sidecar = await start("--storage", "memory", env=env)
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(sidecar.base, connector=connector) as crowd:
+        patient = aiohttp.ClientTimeout(total=None, sock_connect=None)
+        async with aiohttp.ClientSession(
+            sidecar.base, connector=connector, timeout=patient
+        ) as crowd:
 
             async def report(lease: dict[str, Any]) -> None:
                 path = f"/v1/leases/{lease['id']}/report"
@@ -441,10 +440,13 @@ async def test_five_thousand_long_polls_wait_and_have_their_turn(
 
             first = await take()
             async with asyncio.TaskGroup() as polls:
-                for _ in range(many):
+                for number in range(1, many + 1):
                     polls.create_task(poll())
-                while await waiting() < many:
-                    await asyncio.sleep(0)
+                    # Not all in one go: who has connected has 20 s to ask (T9), and on a busy
+                    # machine a loop needs longer than that for a turn of 5,000 tasks.
+                    if number % 100 == 0 or number == many:
+                        while await waiting() < number:
+                            await asyncio.sleep(0)
                 await report(first)
             assert await waiting() == 0
     finally:
