@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gatekeeper.cli import COMMANDS
+from tests.test_decision import texts_of_reasons
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -37,6 +38,12 @@ def test_every_command_that_is_shown_exists() -> None:
     shown = set(re.findall(r"^gatekeeper (\w+)", README, re.MULTILINE))
     assert shown <= set(COMMANDS)
     assert shown >= {"check", "fetch", "history", "lint", "serve"}
+
+
+def test_every_reason_is_there_in_its_own_words() -> None:
+    for reason, text in texts_of_reasons().items():
+        verdicts, _, meaning = re.sub(r" \((?:RFC|T)-?\d+\)", "", text).partition(": ")
+        assert f"| `{reason}` | {verdicts} | {meaning} |" in README
 
 
 def test_the_two_commands_are_one_line_each() -> None:
