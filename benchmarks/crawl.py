@@ -102,7 +102,7 @@ def _table(
             *failed,
             f"Loopback, the server in a process of its own; {CONCURRENCY} requests in flight; "
             f"{rounds} shuffled rounds, each crawler in a fresh process, medians. Start-up and "
-            "imports are not counted, robots.txt is.",
+            "imports are not counted, nor is what they left to be collected; robots.txt is.",
             f"Crawlee and Scrapy were given {_SLOW:,} pages.",
         ),
         figures,

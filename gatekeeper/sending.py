@@ -40,24 +40,25 @@ def url_of(text: str) -> URL:
 class Place:
     """Where a URL leads, as far as its scheme and authority say it."""
 
-    __slots__ = ("known", "origin", "root", "scheme_and_authority")
+    __slots__ = ("anywhere", "known", "origin", "scheme_and_authority")
 
-    def __init__(self, origin: str, root: URL) -> None:
+    def __init__(self, origin: str, anywhere: URL) -> None:
         self.origin = origin
         """As the text has it, without the slash."""
-        self.root = root
-        self.scheme_and_authority = root.scheme, root.raw_authority
-        self.known = _worked_out(root)
+        self.anywhere = anywhere
+        """A URL of it: others differ in what follows."""
+        self.scheme_and_authority = anywhere.scheme, anywhere.raw_authority
+        self.known = _worked_out(anywhere)
         """What every URL of this place has in common, for yarl's own memory of it."""
 
 
-def _worked_out(root: URL) -> dict[str, Any]:
-    """What yarl remembers of the root's authority; nothing, if it does so in another way."""
+def _worked_out(url: URL) -> dict[str, Any]:
+    """What yarl remembers of the URL's authority; nothing, if it does so in another way."""
     try:
-        found = {name: getattr(root, name) for name in _OF_AUTHORITY}
+        found = {name: getattr(url, name) for name in _OF_AUTHORITY}
     except ValueError:  # a host that says to be IDNA, and is not
         return {}
-    memory = getattr(root, "_cache", None)
+    memory = getattr(url, "_cache", None)
     if isinstance(memory, dict) and all(
         name in memory and memory[name] is value for name, value in found.items()
     ):
@@ -107,7 +108,7 @@ class Spelling:
             or len(path) > _LONGEST
         ):
             return url_of(text)
-        self.last = url = place.root.with_path(path, encoded=True)
+        self.last = url = place.anywhere.with_path(path, encoded=True)
         if place.known:
             url._cache.update(place.known)  # type: ignore[typeddict-item]
         self.text = text
@@ -122,5 +123,5 @@ class Spelling:
         if _ROOT.fullmatch(root) and f"{url.scheme}://{url.raw_authority}/" == root:
             if len(self._places) >= _MAX_AUTHORITIES:
                 self._places.clear()
-            self._places[root] = Place(text[:cut], URL(root))
+            self._places[root] = Place(text[:cut], url)
         return url
