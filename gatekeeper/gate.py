@@ -189,13 +189,14 @@ class Gatekeeper(Immediate, Many, Dialling):
         # question before. What it can't answer at a glance is for `check`.
         if user_agent is None:
             try:
-                known = url.startswith(self._authority)
+                if url.startswith(self._authority):
+                    ready, text = self._record.ready, url[self._cut :]
+                else:
+                    ready, text = self._turn_to(url)
             except (AttributeError, TypeError):
+                if isinstance(url, str):
+                    raise
                 raise not_text(url) from None
-            if known:
-                ready, text = self._record.ready, url[self._cut :]
-            else:
-                ready, text = self._turn_to(url)
             if ready is not None:
                 verdict = ready(text)
                 if verdict:
