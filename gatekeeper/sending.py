@@ -56,7 +56,7 @@ def _worked_out(url: URL) -> dict[str, Any]:
     """What yarl remembers of the URL's authority; nothing, if it does so in another way."""
     try:
         found = {name: getattr(url, name) for name in _OF_AUTHORITY}
-    except ValueError:  # a host that says to be IDNA, and is not
+    except (AttributeError, ValueError):  # another yarl; a host that says to be IDNA and is not
         return {}
     memory = getattr(url, "_cache", None)
     if isinstance(memory, dict) and all(

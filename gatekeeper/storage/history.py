@@ -89,8 +89,8 @@ def _drop(connection: sqlite3.Connection, spell: int, body_hash: bytes) -> int:
     """Forget one spell, and the text if it was the last to name it; the bytes set free."""
     connection.execute("DELETE FROM history WHERE id = ?", (spell,))
     freed = connection.execute(
-        "DELETE FROM blobs WHERE hash = ?1"
-        " AND NOT EXISTS (SELECT 1 FROM history WHERE body_hash = ?1)"
+        "DELETE FROM blobs WHERE hash = ?"
+        " AND NOT EXISTS (SELECT 1 FROM history WHERE body_hash = blobs.hash)"
         " RETURNING length(body)",
         (body_hash,),
     ).fetchall()

@@ -270,6 +270,7 @@ async def test_a_failed_look_up_is_no_refusal(world: FakeInternet, step: Fail) -
 
 
 async def test_those_who_share_a_look_up_share_its_refusal(world: FakeInternet) -> None:
+    world.resolver.delay = (1e-6, 1e-6)  # one that takes no time is over before it is shared
     async with guarded(world) as session:
         results = await asyncio.gather(
             *(session.get(f"http://inner.test/{n}") for n in range(5)), return_exceptions=True
