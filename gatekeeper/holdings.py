@@ -34,13 +34,12 @@ class Holdings(Generic[H]):
 
     def __init__(self) -> None:
         self.first: dict[str, H] = {}
-        """Most hosts have one lease at a time: it stands here ..."""
-        self.more: dict[str, list[H]] = {}
-        """... and others behind it."""
+        """Most hosts have one lease at a time: it stands here, and others in `_more`."""
+        self._more: dict[str, list[H]] = {}
         self._crowded = _FEW
 
     def __len__(self) -> int:
-        return len(self.first) + sum(map(len, self.more.values()))
+        return len(self.first) + sum(map(len, self._more.values()))
 
     def add(self, lease: H) -> None:
         """Remember a lease that has an owner."""
@@ -50,7 +49,7 @@ class Holdings(Generic[H]):
         if first.ended:
             self.first[lease.host] = lease
         else:
-            others = self.more.setdefault(lease.host, [])
+            others = self._more.setdefault(lease.host, [])
             others[:] = [other for other in others if not other.ended]
             others.append(lease)
 
@@ -58,33 +57,33 @@ class Holdings(Generic[H]):
         """Forget an ended lease; unknown ones are no error."""
         host = lease.host
         first = self.first.get(host)
-        if first is lease and host not in self.more:
+        if first is lease and host not in self._more:
             del self.first[host]
-        elif (more := self.more.get(host)) is not None:
+        elif (more := self._more.get(host)) is not None:
             if first is lease:
                 self.first[host] = more.pop(0)
             elif lease in more:
                 more.remove(lease)
             if not more:
-                del self.more[host]
+                del self._more[host]
 
     def of(self, task: asyncio.Task[object] | None, host: str | None = None) -> list[H]:
         """The open leases of a task, of that host or of all."""
         self._sweep()
         if host is not None:
             first = self.first.get(host)
-            held = [] if first is None else [first, *self.more.get(host, ())]
+            held = [] if first is None else [first, *self._more.get(host, ())]
         else:
-            held = [*self.first.values(), *(one for more in self.more.values() for one in more)]
+            held = [*self.first.values(), *(one for more in self._more.values() for one in more)]
         return [lease for lease in held if lease.owner is task and not lease.ended]
 
     def _sweep(self) -> None:
         """Forget leases that ended by themselves, in bulk now and then."""
         if len(self.first) <= self._crowded:
             return
-        everybody = [*self.first.values(), *(one for more in self.more.values() for one in more)]
+        everybody = [*self.first.values(), *(one for more in self._more.values() for one in more)]
         self.first.clear()
-        self.more.clear()
+        self._more.clear()
         for lease in everybody:
             if not lease.ended:
                 self.add(lease)

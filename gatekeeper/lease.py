@@ -215,12 +215,7 @@ class Lease(msgspec.Struct, eq=False):
 
     def _drop(self) -> None:
         self.owner = None
-        holdings, host = self._lessor.holdings, self.host
-        first = holdings.first
-        if holdings.more or first.get(host) is not self:
-            holdings.drop(self)
-        else:
-            del first[host]
+        self._lessor.holdings.drop(self)
 
 
 def _as_sent(url: str) -> URL | None:

@@ -34,21 +34,21 @@ def url_of(text: str) -> URL:
     try:
         return URL(text)
     except IndexError as error:  # yarl of `http://[a]@/`
-        raise ValueError(f"{text!r} is no URL") from error
+        raise ValueError("this is no URL") from error  # without it: it may hold a password
 
 
 class Place:
     """Where a URL leads, as far as its scheme and authority say it."""
 
-    __slots__ = ("anywhere", "known", "origin", "scheme_and_authority")
+    __slots__ = ("known", "origin", "root", "scheme_and_authority")
 
-    def __init__(self, origin: str, anywhere: URL) -> None:
+    def __init__(self, origin: str, root: URL) -> None:
         self.origin = origin
         """As the text has it, without the slash."""
-        self.anywhere = anywhere
-        """A URL of it: others differ in what follows."""
-        self.scheme_and_authority = anywhere.scheme, anywhere.raw_authority
-        self.known = _worked_out(anywhere)
+        self.root = root
+        """Its `/`: other URLs differ in what follows."""
+        self.scheme_and_authority = root.scheme, root.raw_authority
+        self.known = _worked_out(root)
         """What every URL of this place has in common, for yarl's own memory of it."""
 
 
@@ -108,7 +108,7 @@ class Spelling:
             or len(path) > _LONGEST
         ):
             return url_of(text)
-        self.last = url = place.anywhere.with_path(path, encoded=True)
+        self.last = url = place.root.with_path(path, encoded=True)
         if place.known:
             url._cache.update(place.known)  # type: ignore[typeddict-item]
         self.text = text
@@ -123,5 +123,5 @@ class Spelling:
         if _ROOT.fullmatch(root) and f"{url.scheme}://{url.raw_authority}/" == root:
             if len(self._places) >= _MAX_AUTHORITIES:
                 self._places.clear()
-            self._places[root] = Place(text[:cut], url)
+            self._places[root] = Place(text[:cut], url.with_path("/"))
         return url

@@ -55,6 +55,11 @@ def add_parser(subparsers: Subparsers) -> None:
         type=_path,
         help="WARC 1.1; compressed if it ends in .gz; resumed by FILE.* beside it, or by -o",
     )
+    _add_limits(parser)
+    parser.add_argument_group("output with --json", _JSON)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency",
         metavar="N",
@@ -90,7 +95,6 @@ def add_parser(subparsers: Subparsers) -> None:
         default=3600.0,
         help="stop when nobody's turn comes within that time (3600); run again to go on",
     )
-    parser.add_argument_group("output with --json", _JSON)
 
 
 def _path(text: str) -> str:

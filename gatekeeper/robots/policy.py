@@ -15,14 +15,7 @@ from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.model import Candidate, Dialect, Match, Rule
 from gatekeeper.robots.ordered import PrefixesInOrder
 from gatekeeper.robots.patterns import squeeze, wild_match
-from gatekeeper.robots.quick import (
-    PlainAnswer,
-    QuickAnswer,
-    at_a_glance,
-    in_general,
-    plainly,
-    welcome,
-)
+from gatekeeper.robots.quick import PlainAnswer, QuickAnswer, Suspects, plainly, quickly
 from gatekeeper.robots.rulesets import ROBOTS_TXT, RuleSet, rules_in, split_url
 from gatekeeper.robots.wishes import FIELDS, Wishes, heard
 
@@ -36,8 +29,6 @@ V2Semantics = Literal["order", "precedence"]
 
 _BIG = 65_536
 """Octets of rules from which their places are looked up at once, not with the first answer."""
-_FEW = 24
-"""Prefixes or pieces up to which trying each in turn is faster than looking them up."""
 _MAX_CANDIDATES = 1_000
 """Rules that are named as candidates: more than anybody reads, fewer than a file may hold."""
 _MAX_RULES = 256
@@ -139,10 +130,7 @@ class Policy:
         >>> answer("/x?y"), answer("/a"), answer("/a/../x")
         (False, True, None)
         """
-        suspects = self._suspects()
-        if suspects is None:
-            return in_general(self.allows_path)
-        return at_a_glance(*suspects, self.allows_path) if any(suspects) else welcome
+        return quickly(self._suspects(), self.allows_path)
 
     def plain_answer(self) -> PlainAnswer:
         """The same for paths that are known to be plain: never None.
@@ -152,16 +140,12 @@ class Policy:
         >>> answer("/x/y"), answer("/a")
         (False, True)
         """
-        suspects = self._suspects()
-        return self.allows_path if suspects is None else plainly(*suspects, self.allows_path)
+        return plainly(self._suspects(), self.allows_path)
 
-    def _suspects(self) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-        """What a denied path has to begin with, or to hold; None where that is too much."""
+    def _suspects(self) -> Suspects | None:
         first = self._readings[0]
         if isinstance(first, LongestMatch) and len(self._readings) == 1:
-            found = first.suspects()
-            if found is not None and len(found[0]) <= _FEW and len(found[1]) <= _FEW:
-                return found
+            return first.suspects()
         return None
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-__all__ = ["PlainAnswer", "QuickAnswer", "at_a_glance", "in_general", "plainly", "welcome"]
+__all__ = ["PlainAnswer", "QuickAnswer", "Suspects", "plainly", "quickly"]
 
 QuickAnswer = Callable[[str], bool | None]
 """Takes what follows the authority in a URL, as written, beginning with `/`. True, False, or
@@ -21,6 +21,11 @@ PlainAnswer = Callable[[str], bool]
 """The verdict about a path that is known to be plain: ASCII, without blanks, escapes, dot
 segments, query or fragment."""
 
+Suspects = tuple[tuple[str, ...], tuple[str, ...]]
+"""What a denied path has to begin with, and else to hold; None stands for too much to say."""
+
+_FEW = 24
+"""Prefixes or pieces up to which trying each in turn is faster than looking them up."""
 _LONG = 8_000
 """Characters that are answered about; the reader of URLs knows their bound."""
 _dot_segment = re.compile(r"/\.\.?(?:[/?#]|\Z)").search
@@ -62,17 +67,23 @@ def at_a_glance(
     return answer
 
 
-def plainly(
-    prefixes: tuple[str, ...], pieces: tuple[str, ...], allows: Callable[[str], bool]
-) -> PlainAnswer:
+def quickly(suspects: Suspects | None, allows: Callable[[str], bool]) -> QuickAnswer:
+    """The answer for such a policy, whose long road is `allows`."""
+    if suspects is None or max(map(len, suspects)) > _FEW:
+        return in_general(allows)
+    return at_a_glance(*suspects, allows) if any(suspects) else welcome
+
+
+def plainly(suspects: Suspects | None, allows: Callable[[str], bool]) -> PlainAnswer:
     """The same for plain paths, which need no look of their own.
 
-    >>> answer = plainly(("/x",), (), lambda path: path == "/x/y")
+    >>> answer = plainly((("/x",), ()), lambda path: path == "/x/y")
     >>> answer("/a"), answer("/x/y"), answer("/xyz")
     (True, True, False)
     """
-    if not pieces:
-        return lambda path: not path.startswith(prefixes) or allows(path)
+    if suspects is None or max(map(len, suspects)) > _FEW:
+        return allows
+    prefixes, pieces = suspects
 
     def answer(path: str) -> bool:
         if path.startswith(prefixes):
