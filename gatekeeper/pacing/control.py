@@ -65,15 +65,6 @@ class Controls(Shell):
             scope.history.unblock()
         self._changed(scope)
 
-    def set_override(
-        self, host: str, *, interval: float | None = None, concurrency: int | None = None
-    ) -> None:
-        """`say` for one host, in short; both None take it back."""
-        if interval is None and concurrency is None:
-            self.unsay(host)
-        else:
-            self.say(HostRule(match=host, interval=interval, concurrency=concurrency))
-
     def say(self, rule: HostRule) -> None:
         """The operator's word about hosts from now on, as a `[[host]]` table says it.
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gatekeeper.clock import VirtualClock
+from gatekeeper.config import HostRule
 from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.queue import PoliteQueue
 from gatekeeper.pacing.scheduler import Scheduler, Wish
@@ -54,7 +55,7 @@ ROADS: dict[str, Callable[[Scheduler], object]] = {
     "none": lambda scheduler: None,
     "when_due": lambda scheduler: scheduler.when_due(VICTIM, lambda: None),
     "pause": _pause_and_resume,
-    "override": lambda scheduler: scheduler.set_override(VICTIM, interval=0.5),
+    "override": lambda scheduler: scheduler.say(HostRule(match=VICTIM, interval=0.5)),
     "block": lambda scheduler: scheduler.block(VICTIM, scheduler._clock.wall() + 0.001),
     "told": lambda scheduler: scheduler.told(VICTIM, Wish(0.1, "crawl-delay")),
     "why": lambda scheduler: scheduler.why(VICTIM),
