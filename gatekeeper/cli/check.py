@@ -22,6 +22,7 @@ from gatekeeper.cli.common import (
     load,
     log_to_stderr,
     open_gate,
+    standard_input_lines,
     warn_if_anonymous,
 )
 from gatekeeper.cli.settings import Settings
@@ -78,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
 def _urls(given: Iterable[str]) -> Iterator[str]:
     for url in given:
         if url == "-":
-            lines = (line.strip() for line in sys.stdin)
-            yield from (line for line in lines if line and not line.startswith("#"))
+            yield from standard_input_lines()
         else:
             yield url
 

@@ -6,8 +6,9 @@ import argparse
 import importlib.metadata
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from gatekeeper.cli.settings import Settings, meant
 from gatekeeper.errors import ConfigError, InvalidURL
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
 
 __all__ = [
+    "BOM",
     "DENIED",
     "NAME",
     "OK",
@@ -27,12 +29,17 @@ __all__ = [
     "hint",
     "load",
     "open_gate",
+    "standard_input",
+    "standard_input_lines",
+    "url_of_line",
     "version",
     "warn_if_anonymous",
 ]
 
 NAME = "gatekeeper"
 OK, DENIED, USAGE = 0, 1, 2
+BOM = b"\xef\xbb\xbf"
+"""Editors that write it mean no part of the first line."""
 
 Subparsers = Any  # argparse's own class for them is private
 
@@ -140,6 +147,39 @@ def warn_if_anonymous(settings: Settings) -> None:
             "the configuration",
             file=sys.stderr,
         )
+
+
+def standard_input() -> BinaryIO:
+    """Its bytes: how a terminal is set up says nothing about a list of URLs, or a robots.txt.
+
+    Raises ConfigError where it is closed.
+    """
+    # Python has None here where the descriptor was closed, and the number may be another
+    # file's by now.
+    if sys.stdin is None or sys.stdin.closed:
+        raise ConfigError("standard input is closed; name a file, or give the URLs as arguments")
+    return cast("BinaryIO", getattr(sys.stdin, "buffer", sys.stdin))
+
+
+def url_of_line(line: bytes) -> str | None:
+    """The URL that a line gives; None for a blank one and for a comment.
+
+    What is not UTF-8 stays what it is: `urls` refuses it, and no other page is asked for in
+    its place.
+
+    >>> url_of_line(b" https://example.org/ \n"), url_of_line(b"# later\n")
+    ('https://example.org/', None)
+    """
+    text = line.decode("utf-8", "surrogateescape").strip()
+    return text if text and not text.startswith("#") else None
+
+
+def standard_input_lines() -> Iterator[str]:
+    """The URLs that stand there, one a line. Raises ConfigError where it is closed."""
+    for number, line in enumerate(standard_input()):
+        url = url_of_line(line if number else line.removeprefix(BOM))
+        if url is not None:
+            yield url
 
 
 def hint(text: str) -> str:

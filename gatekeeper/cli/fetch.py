@@ -23,9 +23,9 @@ __all__ = ["add_parser", "run"]
 _MOST_WORKERS = 10_000
 _JSON = (
     f"stdout: an entry a line, as in {MANIFEST}. stderr: its last line is the summary, "
-    '{"fetched", "denied", "failed", "skipped", "bytes", "unfinished", "complete", '
-    '"stopped": "max_wait" or "interrupted" or null, "held_up": [{"origin", "urls", "reason", '
-    '"why", "retry_at"}, ...]}; unfinished URLs have no entry, and held_up says why'
+    '{"fetched", "denied", "failed", "skipped", "refused_before", "bytes", "unfinished", '
+    '"complete", "stopped": "max_wait" or "interrupted" or null, "held_up": [{"origin", "urls", '
+    '"reason", "why", "retry_at"}, ...]}; unfinished URLs have no entry, and held_up says why'
 )
 
 
@@ -54,6 +54,12 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE",
         type=_path,
         help="WARC 1.1; compressed if it ends in .gz; resumed by FILE.* beside it, or by -o",
+    )
+    parser.add_argument(
+        "--retry-denied",
+        action="store_true",
+        help="ask again for what an earlier run was denied (what the guard or an override of the "
+        "configuration refused is asked about again in any case)",
     )
     _add_limits(parser)
     parser.add_argument_group("output with --json", _JSON)
@@ -151,5 +157,6 @@ def run(args: argparse.Namespace) -> int:
         timeout=args.timeout,
         max_wait=args.max_wait,
         as_json=args.json,
+        retry_denied=args.retry_denied,
     )
     return asyncio.run(crawl(job, watcher(quiet=args.json)))

@@ -19,6 +19,7 @@ from gatekeeper.cli.common import (
     load,
     log_to_stderr,
     open_gate,
+    standard_input,
     warn_if_anonymous,
 )
 from gatekeeper.cli.settings import Settings
@@ -90,7 +91,7 @@ def _read(settings: Settings, source: str) -> tuple[str, RobotsTxt | None]:
         origin = parse(source).origin
         return f"{origin}/robots.txt", asyncio.run(_fetch(settings, origin))
     try:
-        body = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        body = standard_input().read() if source == "-" else Path(source).read_bytes()
     except FileNotFoundError as error:
         raise GatekeeperError(f"{source}: {error.strerror}{hint(source)}") from error
     return source, RobotsTxt.parse(

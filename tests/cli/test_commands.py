@@ -80,11 +80,33 @@ async def test_check_of_an_unreachable_site_defers(
 async def test_check_reads_urls_from_standard_input(
     site: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"# mine\n{site}/a\n\n  {site}/private\n"))
+    lines = f"\ufeff# mine\n{site}/a\n\n  {site}/private\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode()), "ascii"))
 
     assert await command("check", "-", f"{site}/b") == 1
     verdicts = [line for line in capsys.readouterr().out.splitlines() if line[0] != " "]
     assert verdicts == [f"allow  {site}/a", f"deny   {site}/private", f"allow  {site}/b"]
+
+
+async def test_check_of_a_line_that_is_not_utf_8_answers_the_others(
+    site: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = f"{site}/caf".encode() + b"\xe9\n" + f"{site}/a\n".encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines), "utf-8"))
+
+    assert await command("check", "-") == 2
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"allow  {site}/a\n")
+    assert "caf" in captured.err
+
+
+@pytest.mark.parametrize("name", ["check", "lint", "fetch"])
+def test_a_standard_input_that_is_closed_is_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main([name, "-", "--user-agent", "examplebot/1.0"]) == 2
+    assert f"gatekeeper {name}: standard input is closed; " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["check", "lint"])
@@ -169,10 +191,7 @@ def test_lint_gives_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_lint_reads_stdin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Stdin:
-        buffer = io.BytesIO(b"Disallow: /x\n")
-
-    monkeypatch.setattr(sys, "stdin", Stdin())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Disallow: /x\n")))
     assert main(["lint", "-"]) in (0, 1)
     assert "stdin:1:" in capsys.readouterr().out
 

@@ -58,9 +58,26 @@ async def test_a_bad_line_is_said_once_with_its_file_and_number(
     assert f"       1  {listed}:3: 'not a url'  no URL to fetch: " in capsys.readouterr().out
     assert manifest(folder)["not a url"]["where"] == f"{listed}:3"
     before = (folder / "manifest.jsonl").read_bytes()
-    assert await fetch(internet, input=str(listed), output=folder) == 0
+    assert await fetch(internet, input=str(listed), output=folder) == 1
     assert (folder / "manifest.jsonl").read_bytes() == before
-    assert capsys.readouterr().out == "fetched 0, 0 bytes; 3 skipped, done before\n"
+    assert capsys.readouterr().out.startswith("fetched 0, 0 bytes; 3 skipped, done before\n")
+
+
+async def test_a_line_that_is_not_utf_8_is_a_bad_line_and_the_rest_goes_on(
+    internet: FakeInternet, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was asked for as another page, with a replacement character for each octet."""
+    site = internet.site("a.test").robots(OPEN).page("/x")
+    listed = tmp_path / "urls.txt"
+    listed.write_bytes(b"http://a.test/caf\xe9\nhttp://\xff.test/\nhttp://a.test/x\n")
+    assert await fetch(internet, input=str(listed), output=folder) == 1
+    assert site.paths == [ROBOTS, "/x"]
+    out = capsys.readouterr().out
+    assert f"{listed}:1: " in out
+    assert f"{listed}:2: " in out
+    assert {entry.get("where") for entry in manifest(folder).values()} == {
+        f"{listed}:1", f"{listed}:2", None,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("option", ["-i", "-o", "--warc"])

@@ -11,8 +11,9 @@ import pytest
 
 from gatekeeper.cli.crawl.limits import Limits
 from gatekeeper.cli.crawl.runner import INTERRUPTED
+from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError, StorageError
-from tests.cli.crawling import OPEN, ROBOTS, fetch, manifest
+from tests.cli.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest
 from tests.internet import FakeInternet, Hold, Page
 
 
@@ -23,8 +24,55 @@ async def test_the_next_run_asks_for_nothing_that_is_done(
     urls = ("http://a.test/1", "http://a.test/2")
     await fetch(internet, *urls, output=folder)
     asked = len(site.requests)
-    assert await fetch(internet, *urls, output=folder) == 0
+    assert await fetch(internet, *urls, output=folder) == 1  # one of them is refused, still
     assert len(site.requests) == asked
+
+
+async def test_what_was_denied_is_asked_about_again_on_demand(
+    internet: FakeInternet, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nDisallow: /\n").page("/1")
+    assert await fetch(internet, "http://a.test/1", output=folder) == 1
+    capsys.readouterr()
+    assert await fetch(internet, "http://a.test/1", output=folder) == 1
+    assert "not fetched: 1 of those done before" in (out := capsys.readouterr().out)
+    assert "--retry-denied" in out
+    site.robots(OPEN)
+    (folder / "gatekeeper.db").unlink()  # or the old file would speak for a day
+    assert await fetch(internet, "http://a.test/1", output=folder, retry_denied=True) == 0
+    assert await fetch(internet, "http://a.test/1", output=folder) == 0
+    assert site.paths.count("/1") == 1
+
+
+@pytest.mark.parametrize("host", ["a.test", "localhost"])  # by its address, by its name
+async def test_what_the_guard_refused_is_fetched_once_it_is_allowed(
+    internet: FakeInternet, folder: Path, host: str
+) -> None:
+    """It was final: no later run asked for it, whatever --allow-address said."""
+    site, url = internet.site(host).robots(OPEN).page("/1"), f"http://{host}/1"
+    closed = Config(pacing=CONFIG.pacing)
+    opened = Config.from_dict(
+        {"guard": {"allow": ["127.0.0.0/8", "localhost"]}, "pacing": {"default_interval": 0}}
+    )
+    for _ in range(2):
+        assert await fetch(internet, url, output=folder, config=closed) == 1
+        assert manifest(folder)[url]["decision"]["reason"] == "blocked"
+    assert site.paths == []
+    assert await fetch(internet, url, output=folder, config=opened) == 0
+    assert site.paths == [ROBOTS, "/1"]
+    assert manifest(folder)[url]["outcome"] == "fetched"
+
+
+async def test_what_an_override_refused_is_fetched_once_it_is_gone(
+    internet: FakeInternet, folder: Path
+) -> None:
+    site = internet.site("a.test").robots(OPEN).page("/1")
+    ours = Config.from_dict(
+        {"guard": {"allow": ["127.0.0.0/8"]}, "host": [{"match": "a.test", "robots": "deny"}]}
+    )
+    assert await fetch(internet, "http://a.test/1", output=folder, config=ours) == 1
+    assert await fetch(internet, "http://a.test/1", output=folder) == 0
+    assert site.paths == [ROBOTS, "/1"]
 
 
 async def test_a_url_whose_line_was_torn_is_fetched_again(

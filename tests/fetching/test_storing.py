@@ -187,3 +187,15 @@ async def test_each_distinct_body_enters_the_history() -> None:
         await it.get()
     history = await storage.history(ORIGIN)
     assert [await storage.body(entry.body_hash) for entry in history] == [OLD, NEW]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.BLOCKED, Outcome.EGRESS_POLICY])
+async def test_what_the_guard_refused_is_asked_about_again_by_the_next_process(
+    outcome: Outcome,
+) -> None:
+    """It was remembered for a day, whatever the next process was allowed."""
+    storage = MemoryStorage()
+    async with house(Retrieval(outcome=outcome), storage=storage) as first:
+        await first.get()
+    async with house(file(NEW), storage=storage, clock=reborn(first.clock)) as second:
+        assert second.allows(await second.get(), "/old") is True

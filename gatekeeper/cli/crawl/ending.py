@@ -39,6 +39,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     denied: int
     failed: int
     skipped: int
+    refused_before: int
+    """Those of the skipped that an earlier run was denied, or that are no URLs."""
     bytes: int
     unfinished: int
     """URLs that have no entry: the next run asks for them."""
@@ -92,6 +94,7 @@ async def ending(
         denied=tally.outcomes[Outcome.DENIED],
         failed=tally.outcomes[Outcome.FAILED],
         skipped=tally.skipped,
+        refused_before=tally.refused,
         bytes=tally.size,
         unfinished=tally.total - tally.done,
         complete=tally.complete,

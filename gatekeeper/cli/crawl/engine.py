@@ -180,6 +180,7 @@ class Crawl:
             if manifest is None or not manifest.done(url):
                 return False
             self.tally.unarchived += manifest.unarchived(url)
+            self.tally.refused += not manifest.fetched(url)
         self.tally.skipped += 1
         return True
 

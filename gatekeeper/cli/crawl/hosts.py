@@ -33,6 +33,14 @@ class Clockwork(Protocol):
         """Where it comes from."""
 
     @property
+    def seconds(self) -> float | None:
+        """Of an interval: its length."""
+
+    @property
+    def decides(self) -> bool:
+        """Among the intervals: the one in force."""
+
+    @property
     def until(self) -> datetime | None:
         """When it ends; None where an event ends it."""
 
@@ -94,8 +102,10 @@ class Hosts:
 
     async def _turn(self, origin: str, gate: Explains, clock: Clock) -> NextTurn:
         count, url = self._waiting.get(origin, (0, ""))
-        wall, seconds, holdup = clock.wall(), 0.0, None
+        wall, seconds, holdup, interval = clock.wall(), 0.0, None, 0.0
         for view in await gate.why(urls.parse(origin).host):
+            if view.decides:
+                interval = max(interval, view.seconds or 0.0)
             if view.until is None:
                 left = _NEVER if view.kind in _HELD else 0.0
             else:
@@ -110,4 +120,4 @@ class Hosts:
             if left > seconds:
                 seconds, holdup = left, Holdup.of(decision)
         host = origin.partition("://")[2]
-        return NextTurn(host, seconds, count, origin=origin, holdup=holdup)
+        return NextTurn(host, seconds, count, origin=origin, holdup=holdup, interval=interval)

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from gatekeeper.decision import Decision
+from gatekeeper.decision import Decision, Reason
 
 __all__ = ["Entry", "Manifest", "Outcome", "WarcPlace", "digest"]
 
@@ -27,7 +27,8 @@ class Outcome(StrEnum):
     FETCHED = "fetched"
     """An answer came, whatever its status, and its body is stored."""
     DENIED = "denied"
-    """It may not be fetched; the decision says by which line."""
+    """It may not be fetched; the decision says by which line. Final, unless the guard or an
+    override of the operator's refused it: those are asked about again by every run."""
     FAILED = "failed"
     """No answer, one that could not be read, or nothing but requests to wait; tried again by
     the next run. Or no URL at all: that will not change, and is said once."""
@@ -81,6 +82,20 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     where: str | None = None
     """Of a text that is no URL: the file and the line it was read from, "urls.txt:6"."""
 
+    @property
+    def refused(self) -> bool:
+        """Whether it is settled that this will not be fetched: its site's word, or no URL at all.
+
+        What this machine's own configuration refused is not: the next run may have another one.
+        """
+        if not self.tries:
+            return True
+        reason = self.decision.reason if self.decision is not None else None
+        return self.outcome is Outcome.DENIED and reason not in _OUR_OWN
+
+
+_OUR_OWN = frozenset({Reason.BLOCKED, Reason.OPERATOR})
+"""Refusals by the guard and by the operator's overrides: asking again costs no request."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Entry).decode
@@ -90,12 +105,16 @@ class Manifest:
     """The lines written so far, as far as a later run needs to know them.
 
     `archive` is the WARC file of this run, as a WarcPlace names it; "" if it is a new one.
+    `retry_denied`: what an earlier run was denied is not done with.
     Memory: 16 bytes and a set's slot for every URL that is done. Open it with `with`, and
     under a lock.
     """
 
-    def __init__(self, path: Path, *, archive: str | None = None) -> None:
+    def __init__(
+        self, path: Path, *, archive: str | None = None, retry_denied: bool = False
+    ) -> None:
         self.path = path
+        self._retry_denied = retry_denied
         self.unreadable = 0
         """Lines in the middle that are no entries; they are left alone."""
         self.warc_places: dict[str, WarcPlace] = {}
@@ -123,13 +142,16 @@ class Manifest:
             self._file = None
 
     def done(self, url: str) -> bool:
-        """Whether that URL was denied, or fetched, be it as a hop of a redirect; or is none."""
-        key = digest(url)
-        return key in self._fetched or key in self._refused
+        """Whether that URL was refused, or fetched, be it as a hop of a redirect; or is none."""
+        return self.fetched(url) or self.refused(url)
 
     def fetched(self, url: str) -> bool:
         """Whether its page is had."""
         return digest(url) in self._fetched
+
+    def refused(self, url: str) -> bool:
+        """Whether it is settled that its page will not be had."""
+        return digest(url) in self._refused
 
     def unarchived(self, url: str) -> bool:
         """Whether its page was fetched by a run that did not put it into this run's WARC."""
@@ -149,9 +171,13 @@ class Manifest:
     def _learn(self, entry: Entry) -> None:
         if entry.warc is not None:
             self.warc_places[entry.warc.file] = entry.warc
-        if entry.outcome is Outcome.DENIED or not entry.tries:
+        # Of several lines about one URL the last one stands.
+        again = self._retry_denied and entry.tries > 0
+        if entry.refused and not again:
             self._refused.add(digest(entry.url))
-        elif entry.outcome is Outcome.FETCHED:
+        else:
+            self._refused.discard(digest(entry.url))
+        if entry.outcome is Outcome.FETCHED:
             keys = {digest(entry.url)}
             if entry.size is not None:
                 # Only who has the page may vouch for where it was found.

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TextIO
 
 from gatekeeper.cli.crawl.holdups import TURN, Holdup
 from gatekeeper.cli.crawl.manifest import Entry, Outcome
+from gatekeeper.cli.crawl.speed import Speed
 from gatekeeper.cli.crawl.tally import Tally, cause, no_url
 
 __all__ = ["NextTurn", "Plain", "Progress", "Silent", "line_of", "watcher"]
@@ -31,6 +32,8 @@ class NextTurn:
     origin: str = ""
     holdup: Holdup | None = None
     """The last of what it has to wait for, if there is anything."""
+    interval: float = 0.0
+    """Seconds between two of its turns, as far as is known."""
 
     @property
     def problem(self) -> str:
@@ -54,8 +57,8 @@ class Progress(Protocol):
     def entry(self, entry: Entry) -> None:
         """One URL is done with."""
 
-    def show(self, tally: Tally, turns: Sequence[NextTurn]) -> None:
-        """The state of things, and the hosts whose turns come next."""
+    def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
+        """The state of things, the hosts whose turns come next, and how fast it goes."""
 
     def say(self, text: str) -> None:
         """Something that whoever watches asked for; at once."""
@@ -88,7 +91,7 @@ class Silent:
     def entry(self, entry: Entry) -> None:
         """Nothing."""
 
-    def show(self, tally: Tally, turns: Sequence[NextTurn]) -> None:
+    def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
         """Nothing."""
 
     def say(self, text: str) -> None:
@@ -116,7 +119,7 @@ class Plain:
         """Say what came of it."""
         print(line_of(entry), file=self._stream)
 
-    def show(self, tally: Tally, turns: Sequence[NextTurn]) -> None:
+    def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
         """Say how far it is, once there is anything to say; less often while nothing moves."""
         if not (tally.total or tally.skipped or tally.complete):
             return
@@ -125,7 +128,7 @@ class Plain:
             self._left_out += 1
             return
         self._state, self._left_out = state, 0
-        text = f"-- {state}"
+        text = f"-- {state}{_pace(speed)}"
         if turns:
             text += f"; next: {', '.join(str(turn) for turn in turns[:3])}"
         self.say(text)
@@ -164,11 +167,11 @@ class Live:
         """Print it above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def show(self, tally: Tally, turns: Sequence[NextTurn]) -> None:
+    def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
         """Redraw."""
-        self._live.update(self._picture(tally, turns), refresh=True)
+        self._live.update(self._picture(tally, turns, speed), refresh=True)
 
-    def _picture(self, tally: Tally, turns: Sequence[NextTurn]) -> Any:
+    def _picture(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None) -> Any:
         from rich.progress_bar import ProgressBar  # noqa: PLC0415 - an extra
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
@@ -186,7 +189,7 @@ class Live:
                 Text(turn.problem),
             )
         frame = Table.grid()  # a bar alone does not end its line
-        for row in (bar, Text(state_of(tally)), rows):
+        for row in (bar, Text(f"{state_of(tally)}{_pace(speed)}"), rows):
             frame.add_row(row)
         return frame
 
@@ -197,8 +200,16 @@ def state_of(tally: Tally) -> str:
     return (
         f"{tally.done:,}/{total} done: {tally.outcomes[Outcome.FETCHED]:,} fetched, "
         f"{tally.outcomes[Outcome.DENIED]:,} denied, {tally.outcomes[Outcome.FAILED]:,} failed; "
-        f"{tally.waiting:,} waiting, {tally.in_flight:,} in flight"
+        f"{tally.waiting:,} waiting, {tally.in_flight:,} in flight; {octets(tally.size)}"
     )
+
+
+def _pace(speed: Speed | None) -> str:
+    """How fast it goes and how long it takes, as the end of a line."""
+    if speed is None:
+        return ""
+    text = f", {speed.urls:.3g} URLs/s, {octets(speed.size)}/s"
+    return text if speed.left is None else f"{text}, about {duration(speed.left)} left"
 
 
 def line_of(entry: Entry) -> str:
@@ -214,6 +225,21 @@ def _names(entry: Entry) -> str:
     if not entry.tries:
         return no_url(entry)
     return f"{entry.url} -> {entry.final_url}" if entry.final_url else entry.url
+
+
+def octets(number: float) -> str:
+    """A size as people say it, in decimal units.
+
+    >>> octets(999), octets(1_500), octets(2_345_678)
+    ('999 bytes', '1.5 kB', '2.3 MB')
+    """
+    if number < 1_000:
+        return f"{number:.0f} bytes"
+    for unit in ("kB", "MB", "GB"):
+        number /= 1_000
+        if number < 1_000:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1_000:.1f} TB"
 
 
 def duration(seconds: float) -> str:

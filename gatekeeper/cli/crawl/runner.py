@@ -24,6 +24,7 @@ from gatekeeper.cli.crawl.limits import MANIFEST, STATE, Limits
 from gatekeeper.cli.crawl.manifest import Entry, Manifest
 from gatekeeper.cli.crawl.progress import Progress
 from gatekeeper.cli.crawl.sources import Listed, given, opened
+from gatekeeper.cli.crawl.speed import Speedometer
 from gatekeeper.cli.crawl.tally import Tally
 from gatekeeper.cli.crawl.warc import Response, Warc, warc_writer
 from gatekeeper.clock import Clock, SystemClock
@@ -59,6 +60,8 @@ class Job:
     timeout: float = 300.0
     max_wait: float = 3600.0
     as_json: bool = False
+    retry_denied: bool = False
+    """Ask again for what an earlier run was denied."""
 
     @property
     def manifest(self) -> Path | None:
@@ -138,12 +141,14 @@ def _place(job: Job, stack: AsyncExitStack) -> Place:
     path = job.manifest
     if path is None:
         return Place()
+    retry = job.retry_denied
     if job.warc is None:
-        manifest = _told_of(stack.enter_context(Manifest(path)))
+        manifest = _told_of(stack.enter_context(Manifest(path, retry_denied=retry)))
         return Place(manifest, job.output)
     begun = job.warc.exists() and job.warc.stat().st_size > 0
     name = job.archive or ""
-    manifest = _told_of(stack.enter_context(Manifest(path, archive=name if begun else "")))
+    kept = Manifest(path, archive=name if begun else "", retry_denied=retry)
+    manifest = _told_of(stack.enter_context(kept))
     made = Warc(
         job.warc,
         software=f"gatekeeper/{version()}",
@@ -297,12 +302,13 @@ async def _watched(
     clock: Clock,
 ) -> None:
     """Run the crawl, and show how it goes until it ends."""
+    speed = Speedometer()
     try:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(_watch(work, gate, progress, clock, job.max_wait))
+            watching = group.create_task(_watch(work, gate, progress, clock, speed, job.max_wait))
             await work.run(given(job.urls, listed))
             watching.cancel()
-            progress.show(work.tally, ())
+            progress.show(work.tally, (), speed.read(clock.monotonic(), work.tally, ()))
     except BaseExceptionGroup as errors:
         raise _first(errors) from None
 
@@ -315,13 +321,19 @@ def _first(error: BaseException) -> BaseException:
 
 
 async def _watch(
-    work: Crawl, gate: Gatekeeper, progress: Progress, clock: Clock, max_wait: float
+    work: Crawl,
+    gate: Gatekeeper,
+    progress: Progress,
+    clock: Clock,
+    speed: Speedometer,
+    max_wait: float,
 ) -> None:
     """Show the state of things again and again; stop what only waits, and for too long."""
     done = -1
     while True:
         tally = work.tally
-        progress.show(tally, await work.hosts.busiest(gate, clock, _SHOWN_TURNS))
+        turns = await work.hosts.busiest(gate, clock, _SHOWN_TURNS)
+        progress.show(tally, turns, speed.read(clock.monotonic(), tally, turns))
         # Nothing moved since the last look: is there anything that soon will?
         idle = tally.complete and not tally.in_flight and tally.done == done and len(work.hosts)
         if idle and await work.hosts.soonest(gate, clock, max_wait) > max_wait:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from gatekeeper.cli.common import BOM, standard_input, url_of_line
 from gatekeeper.errors import ConfigError
 from gatekeeper.urls import MAX_URL
 
@@ -20,7 +20,6 @@ _BLOCK = 65_536
 _LONGEST_URL = 4 * MAX_URL
 """Bytes: a character of UTF-8 takes four at most, so what is cut here is no URL anyway."""
 _LONGEST_LINE = 16 * 1024 * 1024
-_BOM = b"\xef\xbb\xbf"
 
 
 class Given(NamedTuple):
@@ -80,11 +79,7 @@ async def given(arguments: Iterable[str], listed: Listed | None) -> AsyncIterato
 
 
 def _stdin() -> Listed:
-    # Python has None here where the descriptor was closed, and the number may be another
-    # file's by now.
-    if sys.stdin is None or sys.stdin.closed:
-        raise ConfigError("standard input is closed; give URLs as arguments, or -i FILE")
-    return Listed("standard input", sys.stdin.fileno())
+    return Listed("standard input", standard_input().fileno())
 
 
 async def _urls(listed: Listed) -> AsyncIterator[Given]:
@@ -92,9 +87,9 @@ async def _urls(listed: Listed) -> AsyncIterator[Given]:
     async for block in _blocks(listed.descriptor):
         for line in lines.feed(block):
             number += 1
-            if url := _url(line):
+            if url := url_of_line(line):
                 yield Given(url, name, number)
-    if url := _url(lines.rest()):
+    if url := url_of_line(lines.rest()):
         yield Given(url, name, number + 1)
 
 
@@ -168,8 +163,7 @@ class _Lines:
         """The line that has begun; the next one begins after it."""
         line, self._begun, self._skipped = self._begun, b"", 0
         if self._first:
-            # Editors that write it mean no part of the first URL.
-            self._first, line = False, line.removeprefix(_BOM)
+            self._first, line = False, line.removeprefix(BOM)
         return line
 
     def _add(self, piece: bytes) -> None:
@@ -178,8 +172,3 @@ class _Lines:
         self._skipped += len(piece[room:])
         if self._skipped > _LONGEST_LINE:
             raise ConfigError(f"{self._name}: a line without an end; one URL a line is read")
-
-
-def _url(line: bytes) -> str | None:
-    text = line.decode("utf-8", "replace").strip()
-    return text if text and not text.startswith("#") else None

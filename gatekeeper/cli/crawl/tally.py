@@ -29,6 +29,8 @@ class Tally:
     """URLs of which an earlier run was done, or that were given twice."""
     unarchived: int = 0
     """Those of them whose pages are not in the WARC file of this run."""
+    refused: int = 0
+    """Those of them that an earlier run was denied, or that are no URLs."""
     in_flight: int = 0
     size: int = 0
     """Bytes of bodies."""
@@ -49,8 +51,8 @@ class Tally:
 
     @property
     def clean(self) -> bool:
-        """Whether everything was fetched."""
-        return self.done == self.total == self.outcomes[Outcome.FETCHED]
+        """Whether everything was fetched, now or before."""
+        return self.done == self.total == self.outcomes[Outcome.FETCHED] and not self.refused
 
     def add(self, entry: Entry) -> None:
         """Count one outcome."""
@@ -73,6 +75,11 @@ class Tally:
             lines.append(
                 f"not in the WARC file: {self.unarchived:,} of those done before, by a run "
                 "that wrote none or another one"
+            )
+        if self.refused:
+            lines.append(
+                f"not fetched: {self.refused:,} of those done before, as they were refused or are "
+                "no URLs; --retry-denied asks again for what was refused"
             )
         for outcome in (Outcome.DENIED, Outcome.FAILED):
             causes = self.causes.get(outcome, Counter())

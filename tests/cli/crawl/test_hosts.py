@@ -23,7 +23,9 @@ class Gate:
     def next_turn(self, host: str, seconds: float | None, kind: str = "next") -> None:
         until = None if seconds is None else utc(self.clock.wall() + seconds)
         self.clocks.setdefault(host, []).append(
-            SimpleNamespace(kind=kind, until=until, source=f"source of {kind}")
+            SimpleNamespace(
+                kind=kind, until=until, source=f"source of {kind}", decides=False, seconds=None
+            )
         )
 
     async def why(self, host: str) -> list[Any]:
@@ -129,3 +131,12 @@ async def test_the_latest_of_all_is_what_holds_it_up() -> None:
     gate.deferred["http://a.test/1"] = later = utc(gate.clock.wall() + 600)
     (turn,) = await waiting("http://a.test/1").busiest(gate, gate.clock, 1)
     assert turn.holdup == Holdup("server_error", "server error", later)
+
+
+async def test_the_interval_in_force_is_known() -> None:
+    gate = Gate(VirtualClock())
+    gate.clocks["a.test"] = [
+        SimpleNamespace(kind="interval", until=None, source="", decides=decides, seconds=seconds)
+        for decides, seconds in ((False, 9.0), (True, 3.0))
+    ]
+    assert (await waiting().turn("http://a.test/1", gate, gate.clock)).interval == 3.0

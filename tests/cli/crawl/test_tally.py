@@ -10,6 +10,7 @@ import pytest
 from gatekeeper.cli.crawl.holdups import TURN, Holdup
 from gatekeeper.cli.crawl.manifest import Entry, Outcome
 from gatekeeper.cli.crawl.progress import Live, NextTurn, Plain, Silent, line_of, watcher
+from gatekeeper.cli.crawl.speed import Speed, Speedometer
 from gatekeeper.cli.crawl.tally import Tally
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.robots import Rule
@@ -149,9 +150,41 @@ def test_plain_lines_say_done_denied_waiting_failed_and_the_next_turns() -> None
     with Plain(stream) as progress:
         progress.show(tally(fetched(), total=3), [NextTurn("a.test", 75, 2)])
     assert stream.getvalue() == (
-        "-- 1/3 done: 1 fetched, 0 denied, 0 failed; 2 waiting, 0 in flight; "
+        "-- 1/3 done: 1 fetched, 0 denied, 0 failed; 2 waiting, 0 in flight; 10 bytes; "
         "next: a.test in 1:15 (2 waiting)\n"
     )
+
+
+def test_plain_lines_say_how_fast_it_goes_and_how_long_it_takes() -> None:
+    stream = io.StringIO()
+    with Plain(stream) as progress:
+        made = tally(*(fetched(f"https://a.test/{n}", size=1_000) for n in range(20)), total=50)
+        progress.show(made, [], Speed(2.0, 2_000.0, 75.0))
+    assert stream.getvalue().endswith("20.0 kB, 2 URLs/s, 2.0 kB/s, about 1:15 left\n")
+
+
+def test_the_rate_is_that_of_the_last_minute() -> None:
+    meter, made = Speedometer(), Tally(total=1_000)
+    assert meter.read(100.0, made, []) is None
+    for second in range(1, 201):
+        if second <= 100:
+            made.add(fetched(size=50))
+        speed = meter.read(100.0 + second, made, [])
+        if second == 100:
+            assert speed == Speed(1.0, 50.0, None)  # the list has not come to its end
+    assert speed == Speed(0.0, 0.0, None)
+
+
+def test_a_crawl_takes_at_least_as_long_as_its_slowest_host() -> None:
+    meter, made = Speedometer(), Tally(total=110, complete=True)
+    slow = NextTurn("slow.test", 4.0, 10, interval=30.0)
+    meter.read(0.0, made, [])
+    for _ in range(100):
+        made.add(fetched())
+    assert meter.read(10.0, made, []) == Speed(10.0, 100.0, 1.0)
+    assert meter.read(10.0, made, [slow]) == Speed(10.0, 100.0, 4.0 + 9 * 30.0)
+    paused = NextTurn("paused.test", float("inf"), 1)
+    assert meter.read(10.0, made, [paused]) == Speed(10.0, 100.0, None)
 
 
 def test_plain_lines_begin_when_there_is_anything_to_say() -> None:
