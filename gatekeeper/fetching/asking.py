@@ -20,6 +20,7 @@ from gatekeeper.config import FetchConfig
 from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.content import is_binary, is_media, judge
 from gatekeeper.fetching.decoding import BadEncoding, Decoder
+from gatekeeper.fetching.interim import limit_interim
 from gatekeeper.fetching.outcomes import Outcome, classify
 from gatekeeper.fetching.watching import Alarm, Watch
 from gatekeeper.urls import Target
@@ -186,6 +187,7 @@ class _Request(aiohttp.ClientRequest):
 
     def send(self, conn: Connection) -> Coroutine[Any, Any, aiohttp.ClientResponse]:
         """Called by aiohttp with the connection, a new one or one from the pool."""
+        limit_interim(conn.protocol)  # of a connector that is not ours, too
         if self.watch is not None:
             self.watch.sending()
         return super().send(conn)

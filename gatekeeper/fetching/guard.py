@@ -31,6 +31,7 @@ from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, Verdict
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.addresses import Kind
+from gatekeeper.fetching.interim import limit_interim
 from gatekeeper.fetching.judging import Guard, GuardStats, Refusal
 from gatekeeper.robots import product_token
 from gatekeeper.sending import Spelling
@@ -179,7 +180,9 @@ class GuardedConnector(aiohttp.TCPConnector):
         attempt = _Attempt(req.url.raw_host or "", proxied=req.proxy is not None)
         token = _attempt.set(attempt)
         try:
-            return await super()._create_connection(req, traces, timeout)
+            protocol = await super()._create_connection(req, traces, timeout)
+            limit_interim(protocol)
+            return protocol
         except aiohttp.ClientConnectorError as error:
             # Nothing was dialled, and not for want of an address: the guard's refusal, however
             # the errors were merged on their way here. The resolver's error is typed where a

@@ -11,10 +11,15 @@ from aiohttp import web
 
 from gatekeeper.decision import Decision
 
-__all__ = ["Problem", "ProblemDocument", "retry_after"]
+__all__ = ["SANDBOXED", "Problem", "ProblemDocument", "retry_after"]
 
 CONTENT_TYPE = "application/problem+json"
 _PREFIX = "urn:gatekeeper:problem:"
+SANDBOXED = {
+    "Content-Security-Policy": "sandbox; default-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+"""On every answer that may quote what a site says: a browser runs nothing of it (T12)."""
 
 
 class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,7 +79,7 @@ class Problem(Exception):
             status=self.status,
             body=msgspec.json.encode(self.document(request_id)),
             content_type=CONTENT_TYPE,
-            headers={"Server": "gatekeeper", **self.headers},
+            headers={"Server": "gatekeeper", **SANDBOXED, **self.headers},
         )
 
 

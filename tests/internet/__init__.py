@@ -40,6 +40,7 @@ text, bytes, one of the classes below, or an `async def act(exchange)` of your o
     Truncated(body, missing)  BrokenChunk(body)  CloseSilently()  Reset(after)
     Encoded(body, encoding, damage)  Bomb(size)
     Raw(data, then)                           any bytes: bad heads, 1xx, status 700
+    Interim(status, times)                    1xx before the answer; without times for ever
     Custom(choose=lambda request: behaviour)
 
 Names. `internet.dns(name, *steps)`: each step an address, a list of them, or `Fail.NXDOMAIN`,
@@ -70,6 +71,7 @@ from tests.internet.behaviours import (
     Drip,
     Encoded,
     Hold,
+    Interim,
     NeverAnswer,
     Page,
     Raw,
@@ -98,6 +100,7 @@ __all__ = [
     "Fail",
     "FakeInternet",
     "Hold",
+    "Interim",
     "Listener",
     "Names",
     "NeverAnswer",

@@ -26,6 +26,7 @@ __all__ = [
     "Drip",
     "Encoded",
     "Hold",
+    "Interim",
     "NeverAnswer",
     "Page",
     "Raw",
@@ -214,6 +215,29 @@ class Hold(Behaviour):
         await exchange.send(reply[0])
         if not reply[1]:
             exchange.close()
+
+
+@dataclass(frozen=True)
+class Interim(Behaviour):
+    """Interim answers (1xx), `times` of them and then an answer, or again and again for ever."""
+
+    status: int = 100
+    times: int | None = None
+    then: Behaviour = field(default_factory=lambda: Page("welcome"))
+    headers: Headers = ()
+    at_once: int = 10_000
+    """Of an endless flood: so many are written before it looks whether anybody reads."""
+
+    async def __call__(self, exchange: Exchange) -> None:
+        one = head(self.status, merged({}, self.headers))
+        if self.times is None:
+            while True:
+                await exchange.send(one * self.at_once)
+                await asyncio.sleep(0)
+        await exchange.send(one * self.times)
+        reply = self.then.chosen(exchange.request).reply(exchange.request)
+        assert reply is not None
+        await exchange.send(reply[0])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
 from gatekeeper.sidecar.decisionlog import DecisionLog
-from tests.internet import FakeInternet, NeverAnswer, Page, Raw, redirect
+from tests.internet import FakeInternet, Interim, NeverAnswer, Page, Raw, redirect
 
 OPEN = "User-agent: *\nDisallow: /private\n"
 
@@ -206,3 +206,78 @@ async def test_a_page_that_breaks_off_resets_the_connection_of_its_reader(
             service.base + "/v1/fetch", params={"url": "http://a.test/big"}
         ) as response:
             await response.read()
+
+
+@pytest.mark.parametrize("status", [101, 199, 600, 700, 999])
+async def test_a_status_that_is_no_answer_is_502(door: Any, site: Any, status: int) -> None:
+    site.on("/odd", Raw(b"HTTP/1.1 %d Odd\r\nContent-Length: 0\r\n\r\n" % status, "close"))
+    service = await door()
+    asked = {"url": "http://a.test/odd"}
+    async with service.session.get(service.base + "/v1/fetch", params=asked) as response:
+        assert response.status == 502
+        assert response.content_type == "application/problem+json"
+    assert service.service.metrics.requests["/v1/fetch", "GET", 502] == 1
+
+
+@pytest.mark.parametrize("status", [200, 204, 205, 299, 304, 400, 599])
+async def test_any_other_status_is_passed_on(door: Any, site: Any, status: int) -> None:
+    site.on("/page", Page("" if status in (204, 205, 304) else "text", status=status))
+    service = await door()
+    asked = {"url": "http://a.test/page"}
+    async with service.session.get(service.base + "/v1/fetch", params=asked) as response:
+        assert response.status == status
+        await response.read()
+
+
+@pytest.mark.parametrize("name", ["ETag", "Content-Type", "Retry-After", "X-Robots-Tag"])
+@pytest.mark.parametrize("value", [b"caf\xe9", b"\xff\xfe", b"a\x7fb", b"\xed\xa0\x80"])
+async def test_a_header_that_cannot_be_sent_is_502(
+    door: Any, site: Any, name: str, value: bytes
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n" + name.encode() + b": " + value
+    site.on("/odd", Raw(head + b"\r\n\r\n", "close"))
+    service = await door()
+    assert (await service.get("/v1/fetch", params={"url": "http://a.test/odd"}))[0] == 502
+
+
+async def test_a_header_in_utf_8_is_passed_on(door: Any, site: Any) -> None:
+    head = 'HTTP/1.1 200 OK\r\nContent-Length: 0\r\nETag: "café"\r\n\r\n'
+    site.on("/page", Raw(head.encode(), "close"))
+    service = await door()
+    asked = {"url": "http://a.test/page"}
+    async with service.session.get(service.base + "/v1/fetch", params=asked) as response:
+        assert (response.status, response.headers["ETag"]) == (200, '"café"')
+
+
+async def test_t12_nothing_of_an_answer_runs_or_stays_in_a_browser(door: Any, site: Any) -> None:
+    cookies = [("Set-Cookie", "a=1"), ("Set-Cookie2", "b=2"), ("Content-Type", "text/html")]
+    headers = [*cookies, ("Content-Security-Policy", "script-src *")]
+    site.on("/page", Page("<script>", headers=headers)).on("/busy", Page("x", status=700))
+    service = await door()
+    for path, status in (("/page", 200), ("/busy", 502), ("/private", 403)):
+        asked = {"url": "http://a.test" + path}
+        async with service.session.get(service.base + "/v1/fetch", params=asked) as response:
+            assert response.status == status
+            [policy] = response.headers.getall("Content-Security-Policy")
+            assert policy.split(";")[0] == "sandbox"
+            assert response.headers.getall("X-Content-Type-Options") == ["nosniff"]
+            assert not [name for name in response.headers if name.lower().startswith("set-")]
+
+
+async def test_a_flood_of_interim_answers_costs_nobody_else_anything(
+    door: Any, site: Any, internet: FakeInternet
+) -> None:
+    """Endless ones, of a page and of robots.txt; both end, and probes are answered meanwhile."""
+    site.on("/flood", Interim(100))
+    internet.site("b.test").on("/robots.txt", Interim(103))
+    service = await door()
+    async with asyncio.timeout(30.0):  # an endless one that is read never ends
+        page = asyncio.create_task(service.get("/v1/fetch", params={"url": "http://a.test/flood"}))
+        check = asyncio.create_task(service.get("/v1/check", params={"url": "http://b.test/"}))
+        answered = 0
+        while not (page.done() and check.done()):
+            assert (await service.get("/healthz"))[0] == 200
+            answered += 1
+        assert (await page)[0] == 502
+        assert (await check)[1]["verdict"] == "defer"
+    assert answered

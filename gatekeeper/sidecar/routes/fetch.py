@@ -14,7 +14,7 @@ from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout
 from gatekeeper.leasing import Lease, refuse
-from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.problems import SANDBOXED, Problem
 from gatekeeper.sidecar.routing import Call, Route
 from gatekeeper.sidecar.waiting import Wanted
 from gatekeeper.sidecar.wire import read_query
@@ -51,13 +51,15 @@ _ANSWERED = (
     "X-Robots-Tag",
 )
 # A page that a browser opens here would run as a page of this service, and could speak to
-# it (T12): it is sandboxed, never sniffed, and saved instead of shown.
+# it (T12): it is sandboxed, never sniffed, and saved instead of shown. Problem documents are
+# sandboxed as well: they may quote what a site or a URL says.
 _HARMLESS = {
-    "Content-Security-Policy": "sandbox; default-src 'none'",
-    "X-Content-Type-Options": "nosniff",
+    **SANDBOXED,
     "Content-Disposition": "attachment",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_UNSENDABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+"""What no header may hold: controls (RFC 9110 section 5.5), and octets that were no UTF-8."""
 _SAID = (
     "X-Gatekeeper-Verdict",
     "X-Gatekeeper-Reason",
@@ -212,6 +214,8 @@ async def _pass_on(
     length = page.content_length
     if length is not None and length > most and call.request.method != "HEAD":
         raise Problem(502, "too-large", f"the page has {length} bytes; {most} may pass")
+    if not 200 <= page.status <= 599:
+        raise Problem(502, "bad-answer", f"the site answered with the status {page.status}")
     response = web.StreamResponse(status=page.status, headers=_head(page, decision))
     response.headers["X-Request-Id"] = call.id
     if length is not None:
@@ -228,7 +232,11 @@ async def _pass_on(
 
 
 def _head(page: aiohttp.ClientResponse, decision: Decision) -> dict[str, str]:
+    """Raises Problem 502 for a header of the site that can't be passed on."""
     headers = {name: page.headers[name] for name in _ANSWERED if name in page.headers}
+    for name, value in headers.items():
+        if _UNSENDABLE.search(value):
+            raise Problem(502, "bad-answer", f"the site's {name} header holds what none may hold")
     headers.update(_HARMLESS)
     headers.update(decision_headers(decision))
     headers["Content-Location"] = str(page.url)

@@ -1,0 +1,243 @@
+"""Interim answers (1xx): a flood of them ends with its connection, and holds nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_exceptions import HttpProcessingError
+
+from gatekeeper import Gatekeeper
+from gatekeeper.config import Config
+from gatekeeper.decision import Verdict
+from gatekeeper.fetching import interim
+from gatekeeper.fetching.interim import MOST_INTERIM, MOST_OCTETS, limit_interim
+from gatekeeper.session import guarded_connector, polite_session
+from tests.internet import FakeInternet, Interim
+
+CONFIG = Config.from_dict(
+    {
+        "guard": {"allow": ["127.0.0.0/8", "*.test"]},
+        "pacing": {"default_interval": 0, "min_interval": 0},
+    }
+)
+FLOODS = (100, 102, 103)
+ENDLESS = 20.0
+"""Seconds, as a backstop: an endless flood that is read never ends by itself."""
+
+
+@asynccontextmanager
+async def a_polite_session(net: FakeInternet) -> AsyncIterator[aiohttp.ClientSession]:
+    async with polite_session("testbot/1.0", config=CONFIG, resolver=net.resolver) as session:
+        yield session
+
+
+@asynccontextmanager
+async def the_middleware(net: FakeInternet) -> AsyncIterator[aiohttp.ClientSession]:
+    async with AsyncExitStack() as stack:
+        gate = await stack.enter_async_context(
+            Gatekeeper("testbot/1.0", config=CONFIG, resolver=net.resolver)
+        )
+        yield await stack.enter_async_context(
+            aiohttp.ClientSession(
+                connector=gate.guarded_connector(),
+                middlewares=(gate.middleware,),
+                headers={"User-Agent": "testbot/1.0"},
+            )
+        )
+
+
+@asynccontextmanager
+async def the_connector_alone(net: FakeInternet) -> AsyncIterator[aiohttp.ClientSession]:
+    connector = guarded_connector(CONFIG, resolver=net.resolver)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        yield session
+
+
+SESSIONS = {one.__name__: one for one in (a_polite_session, the_middleware, the_connector_alone)}
+
+
+@pytest.mark.parametrize("status", FLOODS)
+@pytest.mark.parametrize("kind", SESSIONS)
+async def test_a_page_that_is_a_flood_fails(internet: FakeInternet, kind: str, status: int) -> None:
+    internet.site("a.test").robots("").on("/flood", Interim(status)).page("/", "still there")
+    async with SESSIONS[kind](internet) as session, asyncio.timeout(ENDLESS):
+        with pytest.raises(aiohttp.ClientResponseError, match="interim answers"):
+            await session.get("http://a.test/flood")
+        async with session.get("http://a.test/") as response:
+            assert await response.text() == "still there"
+
+
+@pytest.mark.parametrize("kind", SESSIONS)
+async def test_as_many_as_are_allowed_pass(internet: FakeInternet, kind: str) -> None:
+    site = internet.site("a.test").robots("")
+    site.on("/few", Interim(103, MOST_INTERIM, headers={"Link": "</s.css>; rel=preload"}))
+    site.on("/many", Interim(103, MOST_INTERIM + 1))
+    async with SESSIONS[kind](internet) as session, asyncio.timeout(ENDLESS):
+        for _ in range(2):  # the second one over the same connection, counted anew
+            async with session.get("http://a.test/few") as response:
+                assert await response.text() == "welcome"
+        with pytest.raises(aiohttp.ClientResponseError):
+            await session.get("http://a.test/many")
+    assert len({id(request.connection) for request in site.requests if request.path == "/few"}) == 1
+
+
+@pytest.mark.parametrize(("size", "passes"), [(6_000, True), (8_000, False)])
+async def test_few_but_large_ones_are_bounded_by_their_octets(
+    internet: FakeInternet, size: int, passes: bool
+) -> None:
+    large = Interim(103, 10, headers={"Link": "x" * size})
+    internet.site("a.test").robots("").on("/large", large)
+    assert (10 * size < MOST_OCTETS) is passes
+    async with a_polite_session(internet) as session, asyncio.timeout(ENDLESS):
+        if passes:
+            async with session.get("http://a.test/large") as response:
+                assert response.status == 200
+        else:
+            with pytest.raises(aiohttp.ClientResponseError, match="octets"):
+                await session.get("http://a.test/large")
+
+
+@pytest.mark.parametrize("status", FLOODS)
+async def test_a_robots_txt_that_is_a_flood_could_not_be_had(
+    internet: FakeInternet, status: int
+) -> None:
+    internet.site("a.test").on("/robots.txt", Interim(status))
+    async with Gatekeeper("testbot/1.0", config=CONFIG, resolver=internet.resolver) as gate:
+        async with asyncio.timeout(ENDLESS):
+            decision = await gate.check("http://a.test/")
+        assert decision.verdict is Verdict.DEFER
+
+
+@pytest.mark.parametrize("status", FLOODS)
+async def test_nor_could_it_through_a_session_that_was_handed_in(
+    internet: FakeInternet, status: int
+) -> None:
+    site = internet.site("a.test").on("/robots.txt", Interim(status))
+    internet.site("b.test").on("/robots.txt", Interim(status, MOST_INTERIM))
+    async with internet.session() as session:
+        gate = Gatekeeper("testbot/1.0", config=CONFIG, session=session)
+        async with gate, asyncio.timeout(ENDLESS):
+            assert (await gate.check("http://a.test/")).verdict is Verdict.DEFER
+            assert (await gate.check("http://b.test/")).robots_status == 200
+    assert len(site.requests) == 1
+
+
+class Closed(asyncio.Transport):
+    """A transport that takes note of being closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+@pytest.fixture
+async def asked() -> AsyncIterator[Callable[[], tuple[Any, Closed]]]:
+    """`asked()`: a protocol whose request was sent, and its transport."""
+    made: list[ResponseHandler] = []
+
+    def make() -> tuple[Any, Closed]:
+        protocol, transport = ResponseHandler(asyncio.get_running_loop()), Closed()
+        made.append(protocol)
+        protocol.connection_made(transport)
+        limit_interim(protocol)
+        protocol.set_response_params()
+        return protocol, transport
+
+    yield make
+    for protocol in made:
+        protocol.connection_lost(None)
+
+
+FLOOD = b"HTTP/1.1 100 Continue\r\n\r\n" * 100_000
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+async def test_however_much_comes_at_once_only_a_little_of_a_flood_is_read(
+    asked: Callable[[], tuple[Any, Closed]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def count(protocol: ResponseHandler, data: bytes) -> None:
+        read.append(len(data))
+        ResponseHandler.data_received(protocol, data)
+
+    monkeypatch.setattr(interim, "_received", count)
+    protocol, transport = asked()
+    protocol.data_received(FLOOD)
+    protocol.data_received(FLOOD)
+
+    assert transport.closed
+    assert sum(read) <= 4_096
+    assert len(protocol) == MOST_INTERIM  # what is queued for the request
+    for _ in range(MOST_INTERIM):
+        await protocol.read()
+    with pytest.raises(HttpProcessingError):
+        await protocol.read()
+
+
+@pytest.mark.parametrize("more", [FLOOD, ANSWER * 1000])
+async def test_nothing_is_kept_of_what_comes_after_the_answer(
+    asked: Callable[[], tuple[Any, Closed]], more: bytes
+) -> None:
+    protocol, transport = asked()
+    protocol.data_received(ANSWER + more[:65_536])
+    message, payload = await protocol.read()
+
+    assert (message.code, await payload.read()) == (200, b"ok")
+    assert transport.closed
+    assert len(protocol) == 0
+
+
+async def test_nor_of_what_comes_while_the_connection_waits_for_the_next_request(
+    asked: Callable[[], tuple[Any, Closed]],
+) -> None:
+    protocol, transport = asked()
+    protocol.data_received(ANSWER)
+    await protocol.read()
+    assert not transport.closed
+    protocol.data_received(FLOOD[:65_536])
+
+    assert transport.closed
+    assert protocol.should_close
+    assert len(protocol) == 0
+
+
+async def test_a_protocol_of_another_kind_is_left_alone() -> None:
+    class Other(ResponseHandler):
+        pass
+
+    other = Other(asyncio.get_running_loop())
+    limit_interim(other)
+    limit_interim(object())
+    assert type(other) is Other
+
+
+def test_it_holds_on_uvloop_which_keeps_the_method_of_the_class_before() -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> None:
+        async with FakeInternet() as net:
+            net.site("a.test").robots("").on("/flood", Interim())
+            async with the_connector_alone(net) as session, asyncio.timeout(ENDLESS):
+                with pytest.raises(aiohttp.ClientResponseError, match="interim answers"):
+                    await session.get("http://a.test/flood")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
