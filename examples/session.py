@@ -1,0 +1,43 @@
+"""A crawler round aiohttp: `polite_session` asks, waits and reports on every hop.
+
+python examples/session.py https://example.org/ https://example.org/about
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import aiohttp
+
+from gatekeeper import Config, Denied
+from gatekeeper.session import polite_session
+
+
+async def fetch(session: aiohttp.ClientSession, url: str) -> str:
+    """The outcome in words. Redirects are followed, each hop decided and paced."""
+    try:
+        async with session.get(url) as response:
+            body = await response.read()
+            return f"{response.status}, {len(body)} bytes"
+    except Denied as error:
+        return f"{error.decision.verdict} ({error.decision.reason})"
+    except aiohttp.ClientError as error:
+        return f"failed ({type(error).__name__})"
+
+
+async def main(urls: list[str]) -> None:
+    """Fetch them side by side; one host's URLs keep its pace."""
+    path = os.environ.get("GATEKEEPER_CONFIG")
+    config = Config.load(path) if path else Config()
+    async with polite_session(
+        "examplebot/1.0 (+https://example.org/bot)", config=config
+    ) as session:
+        outcomes = await asyncio.gather(*(fetch(session, url) for url in urls))
+    for url, outcome in zip(urls, outcomes, strict=True):
+        print(url, outcome)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))

@@ -1,0 +1,52 @@
+"""The crawler of `embedded.py`, with the gate in another process: `gatekeeper serve`.
+
+python examples/sidecar_client.py https://example.org/ https://example.org/about
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+
+import aiohttp
+
+from gatekeeper import Denied, LeaseTimeout, RemoteGatekeeper
+
+USER_AGENT = "examplebot/1.0 (+https://example.org/bot)"
+
+
+async def fetch(gate: RemoteGatekeeper, session: aiohttp.ClientSession, url: str) -> str:
+    """The outcome in words."""
+    try:
+        async with gate.lease(url, timeout=30) as lease:
+            began = time.monotonic()
+            async with session.get(url, allow_redirects=False) as response:
+                lease.report(
+                    status=response.status,
+                    elapsed=time.monotonic() - began,
+                    retry_after=response.headers.get("Retry-After"),
+                )
+                body = await response.read()
+                return f"{response.status}, {len(body)} bytes"
+    except Denied as error:  # Deferred is one, too: error.retry_at says when to come back
+        return f"{error.decision.verdict} ({error.decision.reason})"
+    except LeaseTimeout:
+        return "no turn within 30 s"
+
+
+async def main(urls: list[str]) -> None:
+    """Fetch them side by side; every client of the sidecar keeps one pace."""
+    sidecar = os.environ.get("GATEKEEPER_URL", "http://127.0.0.1:8750")
+    async with (
+        RemoteGatekeeper(sidecar, USER_AGENT, token=os.environ.get("GATEKEEPER_TOKEN")) as gate,
+        aiohttp.ClientSession(headers={"User-Agent": USER_AGENT}) as session,
+    ):
+        outcomes = await asyncio.gather(*(fetch(gate, session, url) for url in urls))
+    for url, outcome in zip(urls, outcomes, strict=True):
+        print(url, outcome)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))

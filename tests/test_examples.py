@@ -1,0 +1,161 @@
+"""Each program of `examples/` run as a user would run it, against servers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.internet import FakeInternet, Page
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+NODE = shutil.which("node")
+CURL = shutil.which("curl")
+ROBOTS = "User-agent: examplebot\nDisallow: /private\n"
+INTERVAL = 0.2
+
+
+async def run(*command: str, config: Path | None = None, **environ: str) -> tuple[int, str]:
+    """The program's exit code and what it printed, on both streams."""
+    settings = {} if config is None else {"GATEKEEPER_CONFIG": str(config)}
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, **settings, **environ, "PYTHONWARNINGS": "error"},
+    )
+    output, _ = await process.communicate()
+    return process.returncode or 0, output.decode()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "gatekeeper.toml"
+    path.write_text(
+        f"[guard]\nallow = ['127.0.0.0/8']\n[pacing]\ndefault_interval = {INTERVAL}\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+@pytest.fixture
+def base(internet: FakeInternet) -> str:
+    """A site: two pages, one that is denied, one that redirects to that, one that limits."""
+    site = internet.site("127.0.0.1").robots(ROBOTS)
+    site.page("/a", "the first").page("/b", "the second").page("/private", "a secret")
+    site.redirect("/moved", "/private").on("/busy", Page(status=429, headers={"Retry-After": "1"}))
+    return f"http://127.0.0.1:{internet.listener().port()}"
+
+
+@asynccontextmanager
+async def sidecar(config: Path) -> AsyncIterator[str]:
+    """`gatekeeper serve` as a process, on a port of its own."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gatekeeper", "serve", "--config", str(config)),
+        *("--port", "0", "--storage", "memory"),
+        stderr=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        first = (await process.stdout.readline()).decode().strip()
+        yield first.removeprefix("gatekeeper: listening on ")
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+def gaps(internet: FakeInternet) -> list[float]:
+    return internet.sites["127.0.0.1"].gaps()
+
+
+@pytest.mark.parametrize("program", ["embedded.py", "session.py", "polite_queue.py"])
+async def test_a_crawler_in_this_process_is_polite(
+    internet: FakeInternet, base: str, config: Path, program: str
+) -> None:
+    urls = [f"{base}/a", f"{base}/b", f"{base}/private"]
+    code, output = await run(sys.executable, str(EXAMPLES / program), *urls, config=config)
+
+    assert code == 0, output
+    said = dict(line.split(" ", 1) for line in output.splitlines())
+    assert said[urls[0]].startswith("200")
+    assert said[urls[1]].startswith("200")
+    assert said[urls[2]].startswith(("deny", "denied"))
+    assert sorted(internet.sites["127.0.0.1"].paths) == ["/a", "/b", "/robots.txt"]
+    assert min(gaps(internet)) >= INTERVAL * 0.95
+
+
+async def test_the_session_decides_each_redirect_hop(
+    internet: FakeInternet, base: str, config: Path
+) -> None:
+    code, output = await run(
+        sys.executable, str(EXAMPLES / "session.py"), f"{base}/moved", config=config
+    )
+
+    assert code == 0, output
+    assert "deny (rule)" in output
+    assert internet.sites["127.0.0.1"].paths == ["/robots.txt", "/moved"]
+
+
+async def test_python_asks_a_sidecar(internet: FakeInternet, base: str, config: Path) -> None:
+    urls = [f"{base}/a", f"{base}/b", f"{base}/private"]
+    async with sidecar(config) as url:
+        code, output = await run(
+            sys.executable, str(EXAMPLES / "sidecar_client.py"), *urls, GATEKEEPER_URL=url
+        )
+
+    assert code == 0, output
+    assert "/private deny (rule)" in output
+    assert sorted(internet.sites["127.0.0.1"].paths) == ["/a", "/b", "/robots.txt"]
+    assert min(gaps(internet)) >= INTERVAL * 0.95
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+async def test_node_asks_a_sidecar(internet: FakeInternet, base: str, config: Path) -> None:
+    assert NODE is not None
+    urls = [f"{base}/a", f"{base}/b", f"{base}/private", f"{base}/busy"]
+    async with sidecar(config) as url:
+        code, output = await run(
+            NODE, str(EXAMPLES / "sidecar_node.mjs"), *urls, GATEKEEPER_URL=url
+        )
+
+    assert code == 0, output
+    said = dict(line.split(" ", 1) for line in output.splitlines())
+    assert said[urls[0]] == "200, 9 bytes"
+    assert said[urls[1]] == "200, 10 bytes"
+    assert said[urls[2]].startswith("denied")
+    assert said[urls[3]] == "429, 0 bytes"
+    assert "/private" not in internet.sites["127.0.0.1"].paths
+    assert min(gaps(internet)) >= INTERVAL * 0.95
+
+
+@pytest.mark.skipif(CURL is None, reason="curl is not installed")
+async def test_curl_asks_a_sidecar(
+    internet: FakeInternet, base: str, config: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    script = str(EXAMPLES / "sidecar_curl.sh")
+    async with sidecar(config) as url:
+        done = await run("sh", script, f"{base}/a", str(page), GATEKEEPER_URL=url)
+        refused = await run("sh", script, f"{base}/private", str(page), GATEKEEPER_URL=url)
+
+    assert done == (0, f"{base}/a 200\n")
+    assert page.read_text(encoding="utf-8") == "the first"
+    assert refused[0] == 1
+    assert refused[1].startswith("no turn: {")
+    assert internet.sites["127.0.0.1"].paths == ["/robots.txt", "/a"]
+
+
+def test_every_example_is_listed_and_run() -> None:
+    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    here = Path(__file__).read_text(encoding="utf-8")
+    for path in EXAMPLES.glob("*.*"):
+        if path.name != "README.md":
+            assert f"({path.name})" in listed
+            assert f'"{path.name}"' in here
