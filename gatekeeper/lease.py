@@ -57,6 +57,8 @@ class Lease(msgspec.Struct, eq=False):
     _number: int = 0
     _head_at: float | None = None
     _claimed: bool = False
+    _left: bool = False
+    """Its block was left while the connection was in use."""
     _then: Callable[[], None] | None = None
     """Called when the connection is free."""
 
@@ -110,7 +112,10 @@ class Lease(msgspec.Struct, eq=False):
             open_leases.set((*held, self))
 
     def leave(self) -> None:
-        """Undo `enter`, and end it. Without a report it counts as sent and unanswered."""
+        """Undo `enter`, and end it. Without a report it counts as sent and unanswered.
+
+        Where the body of its response still comes, the slot is held until the connection is free.
+        """
         held = open_leases.get()
         if held[-1:] == (self,):
             open_leases.set(held[:-1])
@@ -120,7 +125,9 @@ class Lease(msgspec.Struct, eq=False):
             if not self._grant.reported:
                 self.report()  # fail closed
         finally:
-            self.end()
+            self._left = self._grant.in_use
+            if not self._left:
+                self.end()
 
     def head(self) -> None:
         """The head of the response is here: the interval counts from now."""
@@ -195,6 +202,32 @@ class Lease(msgspec.Struct, eq=False):
             # Weakly: to drop a response without a word frees its connection as well.
             self._grant.held_by = ref(connection)
             connection.add_callback(self._freed if then is not None else self.end)
+
+    def lasts_with(
+        self, connection: Connection | None, then: Callable[[], None] | None = None
+    ) -> None:
+        """The slot is held until that connection is free, even if the block of the lease is
+        left before; a block that is left later ends it then.
+
+        `then` is called when the connection is free, at once if it is None.
+        """
+        if connection is None:
+            if then is not None:
+                then()
+            return
+        self._then = then
+        self._grant.held_by = ref(connection)
+        connection.add_callback(self._unused)
+
+    def _unused(self) -> None:
+        """The connection is free: the block may still be open."""
+        self._grant.held_by = None
+        if self._left:
+            self._freed()
+            return
+        then, self._then = self._then, None
+        if then is not None:
+            then()
 
     def _freed(self) -> None:
         """The connection is free: one callback for both, since each request has it."""

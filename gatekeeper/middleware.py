@@ -91,6 +91,15 @@ class HeldLease(Protocol):
         `then` is called at that moment, before the slot is given on.
         """
 
+    def lasts_with(
+        self, connection: Connection | None, then: Callable[[], None] | None = None
+    ) -> None:
+        """The slot is held until that connection is free, even if the block of the lease is
+        left before; a block that is left later ends it then.
+
+        `then` is called when the connection is free, at once if it is None.
+        """
+
     def end(self) -> None:
         """The connection is free again: the slot goes to the next in line."""
 
@@ -224,8 +233,8 @@ def gate_passage(
             raise
         redirected = status in _REDIRECTS
         # The next hop takes a turn of its own; to hold this one meanwhile could wait for ever.
-        # Else the owner's block ends an adopted one: that may outlive the connection.
-        _until_free(response, own, lease if adopted is None or redirected else None)
+        # Else an adopted lease lasts until both its block and its connection are done with.
+        _until_free(response, own, lease, in_block=adopted is not None and not redirected)
         if redirected:
             offered.note(response)
         return response
@@ -234,16 +243,19 @@ def gate_passage(
 
 
 def _until_free(
-    response: ClientResponse, own: Allowance | Unlimited, lease: HeldLease | None
+    response: ClientResponse, own: Allowance | Unlimited, lease: HeldLease, *, in_block: bool
 ) -> None:
-    """Let the allowance run, and the lease last, until the response's connection is free."""
+    """Let the allowance run, and the lease last, until the response's connection is free.
+
+    `in_block`: the lease belongs to a block, which may be left later.
+    """
     connection = response.connection
     counted = connection is not None and response.status != _SWITCHING
     stop = own.stop if counted else None
-    if lease is not None:
+    if in_block:
+        lease.lasts_with(connection, stop)
+    else:
         lease.ends_with(connection, stop)
-    elif connection is not None and stop is not None:
-        connection.add_callback(stop)
     if counted:
         own.watch(response)  # it may close the connection, so it comes last
     else:

@@ -463,3 +463,42 @@ async def test_the_total_holds_for_a_body_that_outlives_its_lease(
             assert internet.clock.monotonic() - began == pytest.approx(5, abs=0.1)
 
     await internet.drive(crawl())
+
+
+async def test_an_adopted_lease_outlives_its_block_while_the_body_comes(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    hold = Hold(Page("next"))
+    site = internet.site("a.test").robots("").on("/slow", Stall("half")).on("/next", hold)
+    gate = session_gate(session)
+    async with gate.lease("http://a.test/slow") as lease:
+        response = await session.get("http://a.test/slow")
+    assert not lease.ended
+
+    async def get_next() -> str:
+        async with session.get("http://a.test/next") as other:
+            return await other.text()
+
+    following = asyncio.create_task(get_next())
+    await internet.settle()
+    assert "/next" not in site.paths
+    with pytest.raises(LeaseTimeout, match=r"http://a\.test/slow"):
+        await session.get("http://a.test/next")  # the response is this task's, still
+    response.close()
+    assert lease.ended
+    hold.release()
+    assert await following == "next"
+    assert site.most_concurrent == 1
+
+
+async def test_an_adopted_lease_whose_body_came_ends_with_its_block(
+    internet: FakeInternet, session: aiohttp.ClientSession
+) -> None:
+    internet.site("a.test").robots("").page("/x", "whole")
+    gate = session_gate(session)
+    async with gate.lease("http://a.test/x") as lease:
+        async with session.get("http://a.test/x") as response:
+            await response.read()
+        assert not lease.ended
+    assert lease.ended
+    assert gate.stats().pacing.in_flight == 0

@@ -57,6 +57,7 @@ class RemoteLease:
         "_head_at",
         "_held",
         "_held_by",
+        "_left",
         "_told",
         "decision",
         "host",
@@ -85,6 +86,8 @@ class RemoteLease:
         self._held_by: Callable[[], Connection | None] | None = None
         self._claimed = False
         self._ended = False
+        self._left = False
+        """Its block was left while the connection was in use."""
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else f"until {self.expires_at:%H:%M:%SZ}"
@@ -102,10 +105,15 @@ class RemoteLease:
 
     def goes_on(self, now: float) -> bool:
         """Whether the sidecar is to be told so at that monotonic moment."""
-        connection = None if self._held_by is None else self._held_by()
-        if connection is not None and not connection.closed:
+        if self._in_use:
             self.lasts_until = max(self.lasts_until, now + _LONGEST)
         return now < self.lasts_until
+
+    @property
+    def _in_use(self) -> bool:
+        """The request is known to be under way."""
+        connection = None if self._held_by is None else self._held_by()
+        return connection is not None and not connection.closed
 
     def claim(self, url: str) -> bool:
         """Take the lease for a request to `url`; true for the first matching claim."""
@@ -187,6 +195,36 @@ class RemoteLease:
         finally:
             self.end()
 
+    def lasts_with(
+        self, connection: Connection | None, then: Callable[[], None] | None = None
+    ) -> None:
+        """The slot is held until that connection is free, even if the block of the lease is
+        left before; a block that is left later ends it then.
+
+        `then` is called when the connection is free, at once if it is None.
+        """
+        if connection is not None:
+            self._held_by = ref(connection)
+            connection.add_callback(self._unused)
+            if then is not None:
+                connection.add_callback(then)
+        elif then is not None:
+            then()
+
+    def _unused(self) -> None:
+        """The connection is free: the block may still be open."""
+        self._held_by = None
+        if self._left:
+            self.end()
+
+    def leave(self) -> None:
+        """Its block is left: end it, now or as soon as the connection is free. Without a
+        report it counts as sent and unanswered."""
+        self.report()
+        self._left = self._in_use
+        if not self._left:
+            self.end()
+
     def end(self) -> None:
         """The connection is free again: the slot goes to the next in line."""
         if not self._ended:
@@ -223,8 +261,7 @@ class RemoteLeaseRequest:
         if lease is None:
             return
         open_leases.set(tuple(held for held in open_leases.get() if held is not lease))
-        lease.report()
-        lease.end()
+        lease.leave()
 
 
 class Held:

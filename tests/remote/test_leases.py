@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import aiohttp
 import msgspec
 import pytest
 
@@ -18,7 +19,7 @@ from gatekeeper import (
     Verdict,
 )
 from tests.conformance.ways import World, decided, until
-from tests.internet import Hold, NeverAnswer, Page
+from tests.internet import Hold, NeverAnswer, Page, Stall
 
 TOKEN = "s3cr3t" * 8
 
@@ -284,3 +285,20 @@ async def test_the_body_of_a_poll_says_what_was_asked(world: World) -> None:
         "priority": 1000,
         "user_agent": "mybot/1.0",
     }
+
+
+async def test_an_adopted_lease_outlives_its_block_while_the_body_comes(world: World) -> None:
+    world.internet.site("a.test").robots("").on("/slow", Stall("half"))
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(resolver=world.internet.resolver),
+        middlewares=(gate.middleware,),
+    ) as session:
+        async with gate.lease("http://a.test/slow"):
+            response = await session.get("http://a.test/slow")
+        await world.clock.settle()
+        assert len(sidecar.service.leases) == 1
+        response.close()
+        await until(lambda: not len(sidecar.service.leases))
+    assert sidecar.service.leases.ended == {"reported": 1, "given_back": 0, "expired": 0}
