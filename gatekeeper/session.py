@@ -1,6 +1,6 @@
 """An aiohttp session that asks first and waits its turn: `polite_session`.
 
-Also the names of the guard, for sessions of one's own: `guarded_connector`, `Guard`.
+`plain_session` is one for requests whose leases are taken by hand. Also the names of the guard, for sessions of one's own: `guarded_connector`, `Guard`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,21 @@ from gatekeeper.allowance import Allowance, Allowances
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config, as_config
 from gatekeeper.errors import ConfigError, Denied
+from gatekeeper.fetching.asking import send_once
 from gatekeeper.fetching.guard import Guard, Refusal, guarded_connector
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.sending import Spelling, url_of
 from gatekeeper.storage.base import Storage
 
-__all__ = ["Guard", "Refusal", "guarded_connector", "polite_session", "session_gate"]
+__all__ = [
+    "Guard",
+    "Refusal",
+    "guarded_connector",
+    "plain_session",
+    "polite_session",
+    "send_once",
+    "session_gate",
+]
 
 _gates: WeakKeyDictionary[aiohttp.ClientSession, Gatekeeper] = WeakKeyDictionary()
 
@@ -91,6 +100,46 @@ async def polite_session(
                 yield session
         finally:
             times.cancel()
+
+
+def plain_session(
+    user_agent: str,
+    *,
+    config: Config | None = None,
+    resolver: aiohttp.abc.AbstractResolver | None = None,
+    **session_arguments: Any,
+) -> aiohttp.ClientSession:
+    """A guarded session for leases that you take by hand: one lease is one request.
+
+    A session of aiohttp's own sends a GET a second time by itself where its connection breaks
+    before the head, as kept ones do that the server just closed; behind `async with
+    gate.lease(url)` that would be two requests in one turn. This one raises
+    `aiohttp.ClientConnectionError` instead (the middleware `send_once`); take another lease and
+    try again. Neither a connector's `force_close` nor any other public setting does the same:
+    aiohttp repeats after a break of a new connection as well.
+
+    Each redirect hop is a request, too: pass `allow_redirects=False`, and take a lease for the
+    URL that `Location` names. A request's own `middlewares` replace the session's: add
+    `send_once` to them. `user_agent` is the whole User-Agent header, as the gate's; further
+    arguments go to ClientSession. Call it in a running loop, and close it, or use it as a
+    context manager. Raises ConfigError as `polite_session` does.
+
+    >>> async def main(gate) -> None:
+    ...     async with plain_session("examplebot/1.0 (+https://example.org)") as session:
+    ...         async with gate.lease("https://example.org/") as lease:
+    ...             async with session.get(lease.url, allow_redirects=False) as response:
+    ...                 lease.report(status=response.status)
+    """
+    config = as_config(config)
+    _refuse_ways_round(config, session_arguments)
+    headers = _signed(user_agent, session_arguments.pop("headers", None))
+    inner = tuple(session_arguments.pop("middlewares", ()))
+    return aiohttp.ClientSession(
+        connector=guarded_connector(config, resolver=resolver),
+        headers=headers,
+        middlewares=(*inner, send_once),
+        **session_arguments,
+    )
 
 
 def _signed(user_agent: str, headers: Any) -> list[tuple[str, str]]:

@@ -19,11 +19,13 @@ from gatekeeper import (
     Gatekeeper,
     LeaseTimeout,
     Reason,
+    guarded_connector,
     polite_session,
     session_gate,
     signals,
 )
 from gatekeeper.clock import VirtualClock
+from gatekeeper.session import plain_session
 from tests.internet import Drip, FakeInternet, Hold, Page, Reset, Stall, Truncated, redirect
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
@@ -502,3 +504,64 @@ async def test_an_adopted_lease_whose_body_came_ends_with_its_block(
         assert not lease.ended
     assert lease.ended
     assert gate.stats().pacing.in_flight == 0
+
+
+def repeated(internet: FakeInternet) -> Any:
+    """A site that resets the kept connection on which the second request comes."""
+    return internet.site("a.test").robots("").on("/x", Page("first"), Reset(), Page("again"))
+
+
+async def visit_twice(gate: Gatekeeper, session: aiohttp.ClientSession) -> None:
+    for _ in range(2):
+        async with gate.lease("http://a.test/x"), session.get("http://a.test/x") as response:
+            await response.read()
+
+
+async def test_a_session_of_aiohttps_own_sends_again_without_a_turn(
+    internet: FakeInternet,
+) -> None:
+    """What `plain_session` is for; should aiohttp change this, the README has to."""
+    site = repeated(internet)
+    connector = guarded_connector(config(), resolver=internet.resolver)
+    async with (
+        Gatekeeper(AGENT, config=config(), resolver=internet.resolver) as gate,
+        aiohttp.ClientSession(connector=connector) as session,
+    ):
+        await visit_twice(gate, session)
+        assert gate.stats().pacing.granted == 3
+    assert site.paths == ["/robots.txt", "/x", "/x", "/x"]
+
+
+async def test_a_plain_session_sends_each_request_once(internet: FakeInternet) -> None:
+    site = repeated(internet)
+    async with (
+        Gatekeeper(AGENT, config=config(), resolver=internet.resolver) as gate,
+        plain_session(AGENT, config=config(), resolver=internet.resolver) as session,
+    ):
+        with pytest.raises(aiohttp.ClientConnectionError) as caught:
+            await visit_twice(gate, session)
+        assert isinstance(caught.value.__cause__, aiohttp.ClientOSError)
+        assert site.paths == ["/robots.txt", "/x", "/x"]
+        kept = [one for one in internet.connections if len(one.requests) > 1]
+        assert kept  # it was a kept connection that broke
+        async with session.get("http://a.test/x") as response:
+            assert await response.text() == "again"
+    assert f"user-agent: {AGENT}".encode() in site.requests[-1].head.lower()
+
+
+async def test_a_plain_session_is_guarded_and_keeps_its_own_middlewares(
+    internet: FakeInternet,
+) -> None:
+    internet.site("a.test").robots("").page("/", "x")
+    seen: list[str] = []
+
+    async def note(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+        seen.append(str(request.url))
+        return await handler(request)
+
+    async with plain_session(AGENT, resolver=internet.resolver, middlewares=(note,)) as session:
+        with pytest.raises(aiohttp.ClientError):
+            await session.get("http://a.test/")
+    assert seen == ["http://a.test/"]
+    with pytest.raises(ConfigError):
+        plain_session(AGENT, trust_env=True)

@@ -25,7 +25,7 @@ from gatekeeper.fetching.outcomes import Outcome, classify
 from gatekeeper.fetching.watching import Alarm, Watch
 from gatekeeper.urls import Target
 
-__all__ = ["Asker", "Reply"]
+__all__ = ["Asker", "Reply", "send_once"]
 
 _NO_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=None)
 
@@ -193,22 +193,35 @@ class _Request(aiohttp.ClientRequest):
         return super().send(conn)
 
 
-class _Lost(aiohttp.ClientConnectionError):
-    """The connection broke before the head."""
+async def send_once(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """A client middleware: aiohttp never sends a request of this session a second time by itself.
+
+    It does so otherwise with GET, HEAD, OPTIONS, TRACE, PUT and DELETE where the connection
+    breaks before the head (RFC 9112 section 9.3.1 allows it), a millisecond later and in the
+    same turn. Here that raises `aiohttp.ClientConnectionError`; the error as it was is its cause.
+
+    >>> async def main() -> None:
+    ...     async with aiohttp.ClientSession(middlewares=(send_once,)) as session:
+    ...         ...
+    """
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise  # no connection came about: aiohttp does not try again
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        # aiohttp knows those two by their classes, and repeats after no other.
+        raise aiohttp.ClientConnectionError(str(error)) from error
 
 
 async def _ask_once(
     watch: Watch, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Keep aiohttp from sending a GET again by itself: each request has a turn of its own."""
+    """Each request for a robots.txt has a turn of its own, and time of its own."""
     if isinstance(request, _Request):
         request.watch = watch
-    try:
-        return await handler(request)
-    except aiohttp.ClientConnectorError:
-        raise
-    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-        raise _Lost(str(error)) from error
+    return await send_once(request, handler)
 
 
 async def _read(
