@@ -1,6 +1,7 @@
 """An aiohttp session that asks first and waits its turn: `polite_session`.
 
-`plain_session` is one for requests whose leases are taken by hand. Also the names of the guard, for sessions of one's own: `guarded_connector`, `Guard`.
+`plain_session` is one for requests whose leases are taken by hand. Also the names of the
+guard, for sessions of one's own: `guarded_connector`, `Guard`.
 """
 
 from __future__ import annotations
