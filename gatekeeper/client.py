@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import random
 import secrets
@@ -46,8 +47,12 @@ from gatekeeper.remote.turns import Turns
 
 __all__ = ["RemoteGatekeeper", "RemoteStats"]
 
+_log = logging.getLogger(__name__)
+
 _ASK_AGAIN = 5.0
 """Seconds after which a sidecar that could not be asked may be asked again."""
+_AFTER_AN_ERROR = 60.0
+"""The same for a URL whose question met an error of this client's."""
 _FAREWELL = 5.0
 """Seconds that closing waits for the last reports."""
 _WINDOW = 1000
@@ -312,6 +317,20 @@ class RemoteGatekeeper(Controlled):
             self._admit(agent)
             return self._decision(
                 Verdict.DENY, Reason.INVALID_URL, raw, "", agent, note=error.problem
+            )
+        except Exception as error:
+            if not isinstance(raw, str):
+                raise
+            # One URL's error is not its batch's.
+            _log.exception("%s can't be asked about", urls.mask(raw, query=False))
+            return self._decision(
+                Verdict.DEFER,
+                Reason.INTERNAL,
+                raw,
+                "",
+                agent,
+                note=f"an error of this client's ({type(error).__name__}); its log says more",
+                retry_at=utc(self._clock.wall() + _AFTER_AN_ERROR),
             )
         return self._ask(raw, origin, agent)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import secrets
 from collections import Counter
@@ -21,11 +22,16 @@ from gatekeeper.urls import Target, mask
 
 __all__ = ["ON_THE_WAY", "Decider"]
 
+_log = logging.getLogger(__name__)
+
 ON_THE_WAY = 1.0
 """Seconds for which a granted request may be on its way: it must be welcome then as well."""
 
 _SOON = 1.0
 """Seconds until a question is worth asking again that nothing but its asker holds up."""
+
+_AFTER_AN_ERROR = 60.0
+"""Seconds until a question that met an error of ours is worth asking again."""
 
 _DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
 
@@ -61,6 +67,21 @@ class Decider:
             origin="",
             user_agent=agent,
             note=problem,
+            id=self.next_id(),
+        )
+
+    def failed(self, raw: str, agent: str, error: Exception) -> Decision:
+        """DEFER for a URL that an error of ours kept from being decided; it is logged."""
+        _log.error("no decision about %s", mask(raw, query=False), exc_info=error)
+        self.counts[Verdict.DEFER, Reason.INTERNAL] += 1
+        return Decision(
+            verdict=Verdict.DEFER,
+            reason=Reason.INTERNAL,
+            url=mask(raw),
+            origin="",
+            user_agent=agent,
+            note=f"an error of gatekeeper's own ({type(error).__name__}); its log says more",
+            retry_at=utc(self._clock.wall() + _AFTER_AN_ERROR),
             id=self.next_id(),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from gatekeeper.decision import Decision
@@ -10,6 +11,8 @@ from gatekeeper.operating import token_of
 from gatekeeper.prepared import Given, PreparedAnswers
 
 __all__ = ["Immediate"]
+
+_log = logging.getLogger(__name__)
 
 
 class Immediate:
@@ -33,7 +36,14 @@ class Immediate:
     ) -> list[str | None]:
         """The same for many, as JSON; `given`, if any, takes what was written."""
         agent = self._agent if user_agent is None else token_of(user_agent)
-        return self._answers.write_all(raws, agent, given)
+        try:
+            return self._answers.write_all(raws, agent, given)
+        except Exception:  # noqa: BLE001 - one URL's error is its own
+            # One URL's error is not its batch's: each is looked at by itself then.
+            _log.exception("many URLs can't be answered at once")
+            if given is not None:
+                given.clear()
+            return [None] * len(raws)
 
     def take(self, url: str) -> Lease | None:
         """The lease that `acquire` gives with `owned=False`, if its turn is free."""

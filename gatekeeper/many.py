@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 from gatekeeper.batching import in_order
 from gatekeeper.decision import Decision
-from gatekeeper.errors import InvalidURL
+from gatekeeper.errors import GatekeeperError, InvalidURL
 from gatekeeper.fetching.records import Record
 from gatekeeper.operating import Operated
 from gatekeeper.urls import Target, parse
 
 __all__ = ["Many"]
+
+_log = logging.getLogger(__name__)
 
 
 class Many(Operated):
@@ -36,7 +39,12 @@ class Many(Operated):
     ) -> list[Decision]:
         """What `check_many` gives, as a list: warm origins are answered in one go."""
         urls = list(urls)
-        answers = self._answers.recall_all(urls, self._token_of(user_agent))
+        agent = self._token_of(user_agent)
+        try:
+            answers = self._answers.recall_all(urls, agent)
+        except Exception:  # noqa: BLE001 - one URL's error is its own
+            _log.exception("many URLs can't be looked up at once")
+            answers = [None] * len(urls)  # each is looked at by itself
         missing = [url for url, known in zip(urls, answers, strict=True) if known is None]
         async with aclosing(self.check_many(missing, user_agent=user_agent)) as rest:
             return [await anext(rest) if known is None else known for known in answers]
@@ -52,30 +60,49 @@ class Many(Operated):
         if self._lessor.foresees:  # `answer` could not tell which file waits for the asker
             for url in urls:
                 try:
-                    yield await self.check(url, user_agent=user_agent)
-                except InvalidURL as error:
-                    yield self._decider.invalid(url, error.problem, agent)
+                    decision = await self.check(url, user_agent=user_agent)
+                except Exception as error:  # noqa: BLE001 - see `_instead`
+                    decision = self._instead(url, agent, error)
+                yield decision
             return
 
         def answer(url: str) -> Decision | str:
-            decision = self._answers.recall(url, agent)
-            if decision is not None:
-                return decision
             try:
-                target = parse(url)
-            except InvalidURL as error:
-                return self._decider.invalid(url, error.problem, agent)
-            decision = self._decider.outright(url, target, agent)
-            if decision is not None:
-                return decision
-            record = self._fresh(target.origin)
-            if record is None:
-                held = self._held_back(url, target, agent)
-                return target.origin if held is None else held
-            return self._decide(url, target, record, agent)
+                return self._answer(url, agent)
+            except Exception as error:  # noqa: BLE001 - see `_instead`
+                return self._instead(url, agent, error)
 
         def settle(url: str, record: Record) -> Decision:
-            return self._decide(url, parse(url), record, agent)
+            try:
+                return self._decide(url, parse(url), record, agent)
+            except Exception as error:  # noqa: BLE001 - see `_instead`
+                return self._instead(url, agent, error)
 
         async for decision in in_order(urls, answer, self._open.get, settle):
             yield decision
+
+    def _answer(self, url: str, agent: str) -> Decision | str:
+        """The decision, or the origin that has to be asked first. Raises InvalidURL."""
+        decision = self._answers.recall(url, agent)
+        if decision is not None:
+            return decision
+        target = parse(url)
+        decision = self._decider.outright(url, target, agent)
+        if decision is not None:
+            return decision
+        record = self._fresh(target.origin)
+        if record is None:
+            held = self._held_back(url, target, agent)
+            return target.origin if held is None else held
+        return self._decide(url, target, record, agent)
+
+    def _instead(self, url: str, agent: str, error: Exception) -> Decision:
+        """The decision about a URL of many whose question failed: none of the others is lost.
+
+        Raises what is not about this URL: the gate is shut, or the caller gave no text.
+        """
+        if isinstance(error, InvalidURL):
+            return self._decider.invalid(url, error.problem, agent)
+        if isinstance(error, GatekeeperError) or not isinstance(url, str):
+            raise error
+        return self._decider.failed(url, agent, error)

@@ -9,29 +9,47 @@ import re
 
 __all__ = ["mask", "not_text", "printable"]
 
-_AUTHORITY_END = re.compile(r"[/?#\\]")
-_NO_PORT = re.compile(r":[0-9]*[^0-9]")
+# `@`, what IDNA maps to it, and its escapes, however often they were escaped again.
+_AT = r"(?:[@\ufe6b\uff20]|%(?:25)*+40)"
+_SIGN = re.compile(_AT)
+_START = re.compile(r"(?:(?:https?:|[a-z][a-z0-9+.\-]*+:(?=//))?[/\\]*+)", re.IGNORECASE)
+# An authority in which nothing can be a password, and what may follow one.
+_PLAIN = re.compile(
+    r"https?://(?:[^\s/?#\\:@\[\]%\ufe6b\uff20]++|\[[0-9a-f:.]++\])(?::[0-9]*+)?(?:[/?#]|\Z)",
+    re.IGNORECASE,
+)
+# Another URL's authority within a path or a query, escaped or not, to its last `@`.
+_SLASH = r"%(?:25)*+2f"
+_WITHIN = re.compile(rf"(//|{_SLASH}{_SLASH})(?:[^/?#\\%]|%(?!(?:25)*+2f))*{_AT}", re.IGNORECASE)
 _QUERY = re.compile(r"([?#]).+\Z", re.DOTALL)
 
 
 def mask(raw: str, *, query: bool = True, limit: int = 200) -> str:
     """The text for people and logs: credentials masked, controls escaped, cut to `limit`.
 
+    Where the authority is a plain host and port, what follows it is shown, but for URLs within
+    it that hold credentials. Of any other text everything up to its last `@` is masked: where
+    the text is no URL, nobody can say where a password ends.
+
     With `query=False` the query is masked too, and the fragment (T11).
 
     >>> mask("https://ann:secret@example.com/a?token=1", query=False)
     'https://***@example.com/a?***'
     """
-    start = raw.find("//") + 2 if "//" in raw else 0
-    after = _AUTHORITY_END.search(raw, start)
-    end = after.start() if after else len(raw)
-    at = raw.rfind("@", start, end)
-    if at < 0 and _NO_PORT.search(raw, max(start, raw.rfind("]", start, end)), end):
-        at = raw.rfind("@", end)  # `user:pa/ss@host`: no URL, but still somebody's secret
-    shown = raw if at < 0 else f"{raw[:start]}***{raw[at:]}"
+    shown = raw
+    if _SIGN.search(raw):
+        shown = _without_userinfo(raw)
     if not query:
         shown = _QUERY.sub(r"\1***", shown, count=1)
     return printable(shown, limit)
+
+
+def _without_userinfo(raw: str) -> str:
+    if plain := _PLAIN.match(raw):
+        return raw[: plain.end()] + _WITHIN.sub(r"\1***@", raw[plain.end() :])
+    start = _START.match(raw)
+    *_, last = _SIGN.finditer(raw)
+    return f"{raw[: start.end() if start else 0]}***@{raw[last.end() :]}"
 
 
 def printable(text: str, limit: int) -> str:

@@ -29,6 +29,7 @@ from gatekeeper.decision import Decision
 from gatekeeper.errors import Denied
 from gatekeeper.robots import PageSignals, page_signals, product_token
 from gatekeeper.sending import Spelling, url_of
+from gatekeeper.urls import sendable
 
 __all__ = [
     "Gate",
@@ -178,7 +179,8 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
     waiting; `polite_session` leaves it out.
 
     Raises Denied or Deferred before a byte is sent, LeaseTimeout where waiting could
-    never end, InvalidURL for a URL that is not http or https.
+    never end, InvalidURL for a URL that is not http or https, or that would be sent to
+    another host than its text names (`yarl.URL(..., encoded=True)`).
     """
 
     def wait(url: str, _task: asyncio.Task[object] | None) -> Coroutine[Any, Any, HeldLease]:
@@ -211,7 +213,7 @@ def gate_passage(
             text = spelt.text
             lease = take(text, task, spelt.place.origin, spelt.path)
         else:
-            text = offered.taken_by(request) or str(url)
+            text = offered.taken_by(request) or sendable(url)
             adopted = adopt(text)
             lease = adopted or take(text, task)
         if lease is None:

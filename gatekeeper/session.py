@@ -15,11 +15,13 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp import ClientResponse
+from yarl import URL
 
+from gatekeeper import urls
 from gatekeeper.allowance import Allowance, Allowances
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config, as_config
-from gatekeeper.errors import ConfigError, Denied
+from gatekeeper.errors import ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.asking import send_once
 from gatekeeper.fetching.guard import Guard, Refusal, guarded_connector
 from gatekeeper.gate import Gatekeeper
@@ -94,7 +96,8 @@ async def polite_session(
             **session_arguments,
         )
         times = Allowances(clock)
-        _keep_to_the_gate(session, gate, times, inner)
+        base = _base_of(session_arguments.get("base_url"))
+        _keep_to_the_gate(session, gate, times, inner, base)
         _gates[session] = gate
         try:
             async with session:
@@ -179,7 +182,11 @@ def _refuse_proxy(config: Config, proxy: object) -> None:
 
 
 def _keep_to_the_gate(
-    session: aiohttp.ClientSession, gate: Gatekeeper, times: Allowances, inner: tuple[Any, ...]
+    session: aiohttp.ClientSession,
+    gate: Gatekeeper,
+    times: Allowances,
+    inner: tuple[Any, ...],
+    base: URL | None,
 ) -> None:
     """See every request's own timeout, proxy and middlewares before aiohttp does.
 
@@ -210,15 +217,15 @@ def _keep_to_the_gate(
         if timeout is not _NOT_GIVEN:
             wanted = _as_timeout(timeout, usual)
             total, unhurried = wanted.total or None, _unhurried(wanted)
+        if url.__class__ is not str or base is not None or "@" in url:
+            refused = _refused_text(url, base)
+            if refused is not None:
+                return _denied(gate, refused)
         if url.__class__ is str:
-            if "@" in url and _holds_credentials(url):
-                return _denied(gate, url)
             try:  # noqa: SIM105 - each request comes this way
                 url = read(url)
             except ValueError:
                 pass  # aiohttp has its own words for it
-        elif "@" in str(url) and _holds_credentials(str(url)):
-            return _denied(gate, str(url))
         passage = partial(pass_gate, Allowance(times, total))
         outer = inner if middlewares is None else middlewares
         return plain(
@@ -234,16 +241,41 @@ def _keep_to_the_gate(
 
 
 async def _denied(gate: Gatekeeper, url: str) -> ClientResponse:
-    """aiohttp takes credentials out of a URL before any middleware sees it: ask as it stands."""
+    """aiohttp takes credentials out of a URL before any middleware sees it: ask as it stands.
+
+    Raises InvalidURL for text that is no URL.
+    """
     raise Denied(await gate.check(url))
 
 
-def _holds_credentials(url: str) -> bool:
+def _refused_text(given: Any, base: URL | None) -> str | None:
+    """The whole text of a URL that holds credentials, or that yarl stumbles over, where they
+    may be; None: aiohttp and the middlewares see all there is.
+
+    `base` is the session's `base_url`, to which aiohttp joins what names no host.
+    """
     try:
-        read = url_of(url)
+        url = given if isinstance(given, URL) else url_of(given)
+        text = str(given)
+        if base is not None and not url.absolute:
+            text = str(base.join(url))
     except ValueError:
-        return False  # aiohttp has its own words for it
-    return read.raw_user is not None or read.raw_password is not None
+        if isinstance(given, URL):  # a port that is no number, left as it is
+            return f"{given.scheme}://{given.raw_authority}/"
+        return given if "@" in given else None  # aiohttp has its own words for the others
+    except TypeError:
+        return None  # for these too: it is no URL at all
+    if "@" not in text:
+        return None
+    try:
+        return text if urls.parse(text).userinfo else None
+    except InvalidURL:
+        return text if url.absolute else None
+
+
+def _base_of(given: str | URL | None) -> URL | None:
+    """A `base_url` as it was written: yarl drops the `@` of empty credentials."""
+    return None if given is None else URL(str(given), encoded=True)
 
 
 _NOT_GIVEN: Final = object()

@@ -34,6 +34,7 @@ __all__ = [
     "mask",
     "parse",
     "path_of",
+    "sendable",
     "split",
     "split_ordinary",
 ]
@@ -66,6 +67,8 @@ _PORT = re.compile(r"[0-9]{0,5}\Z")  # yarl takes `:+80` and `:０８０`, being
 _NOT_A_NAME = re.compile(r"[^a-z0-9\-._~!$&'()*+,;=]")
 _NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
 _LABEL_ENDS = re.compile("[.\u3002\uff0e\uff61]")
+_HALF_MAPPED = re.compile(r"[xX][nN]--.*[^\x00-\x7f]")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _WHOLE_AUTHORITY = re.compile(r"[A-Za-z]+://[^/?#@]+/\Z")
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 # A last label that begins with a letter is no number; nothing here is tried twice.
@@ -147,11 +150,22 @@ def join(base: Target, reference: str) -> Target:
     'https://example.com/robots.txt'
     """
     _refuse_text(reference)
-    try:
-        url = URL(base.url, encoded=True).join(URL(reference, encoded=True))
-    except (ValueError, IndexError) as error:
-        raise _invalid(reference, _UNREADABLE) from error
-    return parse(str(url))
+    named = _SCHEME.match(reference)
+    # A scheme of the base's own that no authority follows is passed over, as browsers do and
+    # RFC 3986 section 5.2.2 permits.
+    if named and (named[1].lower() != base.scheme or reference.startswith("//", named.end())):
+        return parse(reference)
+    relative = reference[named.end() :] if named else reference
+    if relative.startswith("//"):
+        return parse(f"{base.scheme}:{relative}")
+    if relative.startswith("/"):
+        return parse(base.origin + relative)
+    if not relative or relative.startswith("#"):
+        return parse(base.url)
+    path = base.path.partition("?")[0]
+    if not relative.startswith("?"):
+        path = path[: path.rindex("/") + 1]
+    return parse(base.origin + path + relative)
 
 
 def path_of(raw: str) -> str:
@@ -166,6 +180,36 @@ def path_of(raw: str) -> str:
     if not url.raw_authority:
         raise _invalid(raw, _NO_HOST)
     return _path(url, raw)
+
+
+def sendable(url: URL) -> str:
+    """The text of a URL that a session is about to send, as `parse` and `split` take it.
+
+    What yarl was told to leave as it is (`encoded=True`) may lead elsewhere than its text says,
+    or end the request line early. Raises InvalidURL where the host that would be dialled is
+    not the one that is read here, or where the request line would hold a blank.
+
+    >>> sendable(URL("https://example.com/a%20b"))
+    'https://example.com/a%20b'
+    """
+    try:
+        raw, dialled, requested = str(url), url.raw_host or "", url.raw_path_qs
+    except (ValueError, IndexError) as error:
+        written = f"{url.scheme}://{url.raw_authority}{url.raw_path}"
+        raise _invalid(written, _UNREADABLE) from error
+    host = host_of(split(raw)[0])
+    if dialled != host and _as_read(raw, dialled) != host:
+        raise _invalid(raw, f"it would be sent to another host, {printable(dialled, 120)!r}")
+    if " " in requested:
+        raise _invalid(raw, "a blank in the path; escape it as %20")
+    return raw
+
+
+def _as_read(raw: str, dialled: str) -> str:
+    """The host in the form of `Target.host`, of one that means the same to any resolver."""
+    if ":" in dialled:
+        return _ipv6(raw, dialled)
+    return dialled.lower().removesuffix(".")
 
 
 def split(raw: str) -> tuple[str, str]:
@@ -330,6 +374,8 @@ def _name(raw: str, written: str, mapped: str) -> str:
         raise _invalid(raw, f"{found[0]!r} in the host")
     if _NUMBER.match(host.rpartition(".")[2]) and not _is_dotted_quad(mapped):
         raise _invalid(raw, "a numeric host that is no canonical dotted quad")
+    if any(_HALF_MAPPED.match(label) for label in _LABEL_ENDS.split(written)):
+        raise _invalid(raw, "an xn-- label that is not ASCII; write it in ASCII")
     # Where IDNA2008 knows no answer yarl falls back to IDNA2003, which turns ß into ss and ς
     # into σ: another host than the browser's (URL-05).
     if not written.isascii() and _deviations(written) != _deviations(host):
@@ -351,11 +397,17 @@ def _deviations(host: str) -> tuple[int, int]:
 
 
 def _decoded(host: str) -> str:
-    """A-labels as Unicode, by Punycode alone."""
-    return ".".join(
-        label[4:].encode().decode("punycode", "replace") if label.startswith("xn--") else label
-        for label in _LABEL_ENDS.split(host)
-    )
+    """A-labels as Unicode, by Punycode alone; a label that is none stays as it is."""
+    return ".".join(map(_decoded_label, _LABEL_ENDS.split(host)))
+
+
+def _decoded_label(label: str) -> str:
+    if not label.startswith("xn--"):
+        return label
+    try:
+        return label[4:].encode("ascii").decode("punycode", "replace")
+    except ValueError:  # some versions raise it of what holds no Punycode, "replace" or not
+        return label
 
 
 def _path(url: URL, raw: str) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
-from gatekeeper import Config, Denied, Gatekeeper, Reason, polite_session
+from gatekeeper import Config, Denied, Gatekeeper, InvalidURL, Reason, polite_session
 from tests.internet import FakeInternet, Page, redirect
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
@@ -114,3 +115,93 @@ async def test_a_redirect_that_yarl_stumbles_over_costs_its_turn_alone(
         await session.get("http://a.test/odd")
     async with session.get("http://a.test/page") as response:
         assert await response.text() == "the page"
+
+
+@pytest.mark.parametrize("base", ["http://u:p@a.test/", "http://u@a.test", "http://@a.test/x/"])
+async def test_credentials_in_a_base_url_are_refused(
+    site: Any, internet: FakeInternet, base: str
+) -> None:
+    for given in (base, URL(base, encoded=True)):
+        async with polite_session(
+            AGENT, config=CONFIG, resolver=internet.resolver, base_url=given
+        ) as session:
+            for path in ("/page", URL("/page"), "/@ann"):
+                with pytest.raises(Denied) as caught:
+                    await session.get(path)
+                assert caught.value.decision.reason is Reason.BLOCKED
+                assert "u:p" not in str(caught.value)
+            async with session.get("http://a.test/page") as response:  # it names a host itself
+                assert response.status == 200
+    assert "/page" in site.paths
+
+
+async def test_a_base_url_without_credentials_serves_its_paths(
+    site: Any, internet: FakeInternet
+) -> None:
+    site.page("/@ann", "hers")
+    async with polite_session(
+        AGENT, config=CONFIG, resolver=internet.resolver, base_url="http://a.test/"
+    ) as session:
+        for path, text in (("/page", "the page"), ("/@ann", "hers"), (URL("/page"), "the page")):
+            async with session.get(path) as response:
+                assert await response.text() == text
+
+
+@pytest.mark.parametrize("url", ["http://@a.test/page", "http://:@a.test/page"])
+async def test_empty_credentials_are_refused_by_a_polite_session(
+    site: Any, polite: aiohttp.ClientSession, url: str
+) -> None:
+    for given in (url, URL(url, encoded=True)):
+        with pytest.raises(Denied):
+            await polite.get(given)
+    assert site.paths == []
+
+
+@pytest.mark.parametrize("url", ["http://[::1]@/", "http://u:secret@a b/", "http://[a]@a.test/"])
+async def test_what_yarl_stumbles_over_is_no_url_to_a_polite_session(
+    polite: aiohttp.ClientSession, url: str
+) -> None:
+    with pytest.raises(InvalidURL) as caught:
+        await polite.get(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://A.TEST%2e/page",
+        "http://ａ.test/page",
+        "http://a。test/page",
+        "http://a.test/page HTTP/1.1\r\nX-Smuggled: 1",
+        "http://a.test/a page",
+        "http://a.test/?a b",
+        "http://①②⑦.0.0.1/page",
+        "http://2130706433/page",
+    ],
+    ids=ascii,
+)
+async def test_what_would_be_sent_elsewhere_than_it_reads_is_refused(
+    site: Any, session: aiohttp.ClientSession, text: str
+) -> None:
+    """yarl was told to leave the text alone, so aiohttp would dial and send it as it stands."""
+    async with session.get("http://a.test/page") as response:  # the host and its guard are known
+        assert response.status == 200
+    with pytest.raises(InvalidURL):
+        await session.get(URL(text, encoded=True))
+    assert site.paths == ["/robots.txt", "/page"]
+
+
+@pytest.mark.parametrize("text", ["http://a.test/%70age", "http://A.Test/%70age"])
+async def test_what_was_left_as_it_is_but_leads_where_it_says_is_sent(
+    site: Any, session: aiohttp.ClientSession, text: str
+) -> None:
+    async with session.get(URL(text, encoded=True)) as response:
+        assert response.status == 404
+    assert site.paths[-1] == "/%70age"
+
+
+async def test_a_port_that_is_no_number_is_no_url_to_a_polite_session(
+    polite: aiohttp.ClientSession,
+) -> None:
+    with pytest.raises(InvalidURL):
+        await polite.get(URL("http://a.test:-/", encoded=True))

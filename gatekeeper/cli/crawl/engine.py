@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -26,12 +27,14 @@ from gatekeeper.cli.crawl.trails import Trails
 from gatekeeper.cli.crawl.warc import Warc
 from gatekeeper.clock import Clock, deadline, utc
 from gatekeeper.decision import Decision
-from gatekeeper.errors import Deferred, Denied, InvalidURL
+from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
 
 if TYPE_CHECKING:
     from gatekeeper.pacing.queue import PoliteQueue, Turn
 
 __all__ = ["Crawl", "Place"]
+
+_log = logging.getLogger(__name__)
 
 _ASKED_TO_WAIT = frozenset({429, 503})
 
@@ -123,7 +126,13 @@ class Crawl:
 
     async def _feed(self, source: AsyncIterator[Given]) -> None:
         async for given in source:
-            url = self._take(given)
+            try:
+                url = self._take(given)
+            except GatekeeperError:
+                raise  # the manifest, say: nothing that one URL brought about
+            except Exception as error:  # noqa: BLE001 - one URL's error is its own
+                url = None
+                self._refuse(_own_error(given.text, error), given.where)
             if url is not None:
                 # What is under way goes first, so that it never piles up.
                 await self._calm.wait()
@@ -233,8 +242,14 @@ class Crawl:
                 await self._settle_failure(url, story, error)
             except Denied as error:  # the file changed between the turn and the request
                 self._finish(story.denied(error.decision, self._now()))
+            except InvalidURL as error:
+                self._fail(story, str(error))
             except (aiohttp.ClientError, OSError) as error:
                 await self._settle_failure(url, story, error)
+            except GatekeeperError:
+                raise  # the disk, say: nothing that one URL brought about
+            except Exception as error:  # noqa: BLE001 - one URL's error is its own
+                self._fail(story, _own_error(url, error).problem)
             else:
                 await self._settle(url, story, answer, decision, body)
 
@@ -260,10 +275,17 @@ class Crawl:
             self._fail(story, f"more than {self._limits.redirects} redirects")
             return
         try:
-            target = urls.join(urls.parse(url), answer.location or "").url
+            led_to = urls.join(urls.parse(url), answer.location or "")
         except InvalidURL as error:
             self._fail(story, f"redirected to no URL: {error.problem}")
             return
+        except Exception as error:  # noqa: BLE001 - one URL's error is its own
+            self._fail(story, _own_error(answer.location or "", error).problem)
+            return
+        if led_to.userinfo:  # refused, and never sent (T1), as everywhere
+            self._fail(story, f"redirected to {led_to.origin} with credentials in the URL")
+            return
+        target = led_to.url
         if story.passed(target):
             self._fail(story, f"redirected in a circle, back to {target}")
             return
@@ -358,6 +380,12 @@ class Crawl:
             self._on_entry(entry)
             ended.extend(self._trails.end(entry))
         self._stop_if_done()
+
+
+def _own_error(url: str, error: Exception) -> InvalidURL:
+    """What nobody foresaw, as an error of that URL alone: the crawl goes on."""
+    _log.error("%s: an error of gatekeeper's own", urls.mask(url, query=False), exc_info=error)
+    return InvalidURL(urls.mask(url), f"an error of gatekeeper's own ({type(error).__name__})")
 
 
 def _shown(url: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -13,6 +14,7 @@ from gatekeeper.cli.crawl.bodies import Body
 from gatekeeper.cli.crawl.story import Answer
 from gatekeeper.cli.crawl.warc import WarcHead
 from gatekeeper.clock import Clock, utc
+from gatekeeper.masking import mask
 from gatekeeper.middleware import signals
 from gatekeeper.robots.headers import from_headers
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from gatekeeper.leasing import Lease
 
 __all__ = ["exchange"]
+
+_log = logging.getLogger(__name__)
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _ACCEPT = "text/html, application/xhtml+xml, */*;q=0.8"
@@ -81,7 +85,12 @@ _SILENT = from_headers({}, "")
 
 def _said(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
     """What its header says about the use of the page; None where it says nothing."""
-    found = signals(response)
+    try:
+        found = signals(response)
+    except Exception:  # noqa: BLE001 - one URL's error is its own
+        # A field that can't be read is not the end of its page.
+        _log.exception("%s: its header fields can't be read", mask(str(response.url), query=False))
+        return None
     if found == _SILENT:
         return None
     plain: dict[str, Any] = msgspec.to_builtins(found)

@@ -1,0 +1,109 @@
+"""One URL's error never fails its batch, however the gate is reached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gatekeeper import InvalidURL, urls
+from tests.internet import FakeInternet
+
+ODD = [
+    *("http://xn--\u00df.com/", "http://xn--\u2167", "http://xn--\u017f/", "http://xn--\u2460/x"),
+    *(
+        "//:-",
+        "http://:-",
+        "http://[::1]@/",
+        "http:/u:secret@h/",
+        "\ud800",
+        "",
+        "\x00",
+        "http://[/",
+    ),
+]
+FAULTY = "http://a.test/%62oom"
+
+
+@pytest.fixture
+def world(internet: FakeInternet) -> FakeInternet:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
+    internet.site("b.test").robots("")
+    return internet
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader with an error of its own, which nobody foresaw."""
+    read, ordinary = urls._read, urls.split_ordinary
+
+    def fail(raw: str) -> Any:
+        if "%62oom" in raw:
+            raise UnicodeDecodeError("punycode", b"", 0, 1, "injected")
+        return read(raw)
+
+    def fail_too(raw: str) -> Any:
+        if "%62oom" in raw:
+            raise UnicodeDecodeError("punycode", b"", 0, 1, "injected")
+        return ordinary(raw)
+
+    monkeypatch.setattr(urls, "_read", fail)
+    monkeypatch.setattr(urls, "split_ordinary", fail_too)
+    monkeypatch.setattr(urls, "all_plain", lambda _: False)
+
+
+async def test_text_that_is_no_url_is_denied_among_the_others(
+    world: FakeInternet, open_gate: Any
+) -> None:
+    gate = await open_gate(world)
+    given = ["http://a.test/", *ODD, "http://a.test/no", "http://b.test/x"]
+    for _ in range(2):  # cold and warm
+        decisions = await gate.check_all(given)
+        assert [d.verdict for d in decisions] == ["allow", *["deny"] * len(ODD), "deny", "allow"]
+        assert {d.reason for d in decisions[1:-2]} == {"invalid_url"}
+        assert not any("secret" in d.url for d in decisions)
+    for odd in ODD:
+        with pytest.raises(InvalidURL):
+            await gate.check(odd)
+
+
+@pytest.mark.usefixtures("faulty")
+async def test_an_error_of_ours_defers_its_url_alone(world: FakeInternet, open_gate: Any) -> None:
+    gate = await open_gate(world)
+    given = ["http://a.test/", FAULTY, "http://b.test/x", f"{FAULTY}?2"]
+    for _ in range(2):
+        decisions = await gate.check_all(given)
+        assert [d.verdict for d in decisions] == ["allow", "defer", "allow", "defer"]
+        for decision in decisions[1::2]:
+            assert decision.reason == "internal"
+            assert decision.retry_at is not None
+            assert "UnicodeDecodeError" in decision.note
+
+
+@pytest.mark.usefixtures("faulty")
+async def test_an_error_of_ours_defers_its_url_alone_within_a_lease(
+    world: FakeInternet, open_gate: Any
+) -> None:
+    gate = await open_gate(world)
+    async with gate.lease("http://b.test/y"):
+        decisions = await gate.check_all(["http://a.test/", FAULTY, ODD[0]])
+    assert [d.reason for d in decisions] == ["no_rule", "internal", "invalid_url"]
+
+
+@pytest.mark.usefixtures("faulty")
+async def test_a_posted_batch_is_answered_whole(world: FakeInternet, sidecar_on: Any) -> None:
+    """As a client in another language posts it: nothing is looked at before it is sent."""
+    sidecar = await sidecar_on(world)
+    odd = [text for text in ODD if text != "\ud800"]  # no JSON may hold it
+    given = ["http://a.test/", FAULTY, *odd, "http://b.test/x"]
+    async with aiohttp.ClientSession() as session:
+        for _ in range(2):
+            async with session.post(f"{sidecar.where}/v1/check", json={"urls": given}) as response:
+                assert response.status == 200
+                told = (await response.json())["decisions"]
+            reasons = [decision["reason"] for decision in told]
+            assert reasons == ["no_rule", "internal", *["invalid_url"] * len(odd), "empty_file"]
+        for one in odd:
+            async with session.get(f"{sidecar.where}/v1/check", params={"url": one}) as response:
+                assert response.status == 400
