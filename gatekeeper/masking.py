@@ -48,8 +48,10 @@ def _without_userinfo(raw: str) -> str:
     if plain := _PLAIN.match(raw):
         return raw[: plain.end()] + _WITHIN.sub(r"\1***@", raw[plain.end() :])
     start = _START.match(raw)
-    *_, last = _SIGN.finditer(raw)
-    return f"{raw[: start.end() if start else 0]}***@{raw[last.end() :]}"
+    end = 0
+    for sign in _SIGN.finditer(raw):
+        end = sign.end()
+    return f"{raw[: start.end() if start else 0]}***@{raw[end:]}"
 
 
 def printable(text: str, limit: int) -> str:
