@@ -77,8 +77,7 @@ class RemoteGatekeeper(Controlled):
     where its server.max_wait is less; `most_polls` how many may wait at once. `remember`: for
     how many seconds at most a decision is repeated, `remember_most` how many are kept (0: none).
 
-    It is no gate for a `PoliteQueue`, which has to hear at once whose turn it is: the line of
-    waiting leases is the sidecar's own.
+    A `PoliteQueue` works over it as over a gate of this process.
 
     Raises ConfigError for an address, token or name that can't be used. Every method raises
     SidecarError where the sidecar refuses the client (a wrong token, say).
@@ -276,6 +275,23 @@ class RemoteGatekeeper(Controlled):
             user_agent=user_agent or self.user_agent,
             owned=owned,
         )
+
+    at_a_glance = False
+    """For a `PoliteQueue`: whose turn it is, the sidecar has to be asked."""
+
+    async def look(self, url: str, *, priority: int = 0) -> RemoteLease:
+        """The lease, if its turn is now, in one round trip; it belongs to no task yet.
+
+        What a `PoliteQueue` asks. Raises as `acquire` does; LeaseTimeout says in `retry_at`
+        from when on it is worth while to ask again.
+        """
+        self._admit(None)
+        return await self._turns.look(url, priority=priority, user_agent=self.user_agent)
+
+    @property
+    def clock(self) -> Clock:
+        """Where it reads the time."""
+        return self._clock
 
     @property
     def middleware(self) -> ClientMiddlewareType:

@@ -61,6 +61,8 @@ class Lease(msgspec.Struct, eq=False):
     """Its block was left while the connection was in use."""
     _then: Callable[[], None] | None = None
     """Called when the connection is free."""
+    data: Any = None
+    """The payload of a URL that came out of a `PoliteQueue`; yours to use otherwise."""
 
     @property
     def decision(self) -> Decision:

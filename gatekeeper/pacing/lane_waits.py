@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from datetime import datetime
 from functools import partial
 
 from gatekeeper.decision import Decision, Verdict
@@ -19,14 +20,17 @@ from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.lanes import Hand, Lane, Lanes, LaneState
 from gatekeeper.pacing.overflow import Entry
 from gatekeeper.pacing.queue_gate import (
+    FAR_PATIENCE,
     FIRST_PAUSE,
     HOLD,
     LAST_PAUSE,
     MAX_ASKING,
     MAX_STANDING,
+    NEAR,
     PATIENCE,
     RETRY,
     STANDS,
+    DistantGate,
     QueueGate,
     QueueLease,
 )
@@ -40,8 +44,10 @@ _DOUBLINGS = 16
 class LaneWaits:
     """Every lane that is not ready. An entry handed over is kept, whatever happens."""
 
-    def __init__(self, gate: QueueGate, lanes: Lanes) -> None:
+    def __init__(self, gate: QueueGate | DistantGate, near: QueueGate | None, lanes: Lanes) -> None:
+        """`near`: the gate, where it tells at a glance what is known; None: it is distant."""
         self._gate = gate
+        self._near = near
         self._clock = gate.clock
         self._lanes = lanes
         self._cold: deque[Lane] = deque()
@@ -96,6 +102,9 @@ class LaneWaits:
         """Have the scheduler say when its host is due."""
         if self._closed:
             return
+        if self._near is None:  # it can only be asked
+            self._lanes.ready(lane)
+            return
         lane.state = LaneState.WATCHED
 
         def due() -> None:
@@ -104,7 +113,7 @@ class LaneWaits:
                 self._lanes.ready(lane, announced=True)
 
         try:
-            unwatch = self._gate.when_due(lane.host, due, priority=-lane.rank())
+            unwatch = self._near.when_due(lane.host, due, priority=-lane.rank())
         except (LeaseTimeout, StorageError):  # no room for the host, or not to be read now
             self.back_off(lane)
             return
@@ -117,11 +126,13 @@ class LaneWaits:
     def _room(self) -> bool:
         return len(self._standing) + self._hands < MAX_STANDING
 
-    def missed(self, lane: Lane, entry: Entry) -> None:
-        """It could not have its turn."""
+    def missed(self, lane: Lane, entry: Entry, retry_at: datetime | None = None) -> None:
+        """It could not have its turn, which comes at `retry_at` as far as the gate knows."""
         if self._closed:
             return
-        if not lane.announced:
+        if self._far_off(lane, entry, retry_at):
+            return
+        if self._near is not None and not lane.announced:
             lane.backlog.put_back(entry)
             self.watch(lane)  # it may not have been due
         elif self._room:
@@ -131,6 +142,16 @@ class LaneWaits:
             lane.backlog.put_back(entry)
             self.back_off(lane)
 
+    def _far_off(self, lane: Lane, entry: Entry, retry_at: datetime | None) -> bool:
+        """Whether a distant gate says that its turn does not come soon: no place in the
+        sidecar's line is taken for it then, and the lane waits here."""
+        left = 0.0 if retry_at is None else retry_at.timestamp() - self._clock.wall()
+        if self._near is not None or left <= NEAR:
+            return False
+        lane.backlog.put_back(entry)
+        self._lanes.defer(lane, self._clock.monotonic() + left - NEAR / 2)
+        return True
+
     def overtaken(self, lane: Lane) -> None:
         """A URL was put that goes before the one which stands in line: let it stand there."""
         if lane.stand is not None and lane.backlog.rank() < lane.stand[0][0]:
@@ -139,18 +160,24 @@ class LaneWaits:
 
     def _stand_in_line(self, lane: Lane, entry: Entry) -> None:
         lane.state = LaneState.STANDING
+        patience = PATIENCE if self._near is not None else FAR_PATIENCE
         turn = self._gate.acquire(
-            entry[2], priority=round(-entry[0]), timeout=PATIENCE, owned=False
+            entry[2], priority=round(-entry[0]), timeout=patience, owned=False
         )
         task = asyncio.ensure_future(turn)
         lane.stand = entry, task
         self._standing.add(task)
         # A callback, not code behind an await: a task may be cancelled before it begins.
-        task.add_done_callback(partial(self._stood, lane, entry))
+        began = self._clock.monotonic()
+        task.add_done_callback(partial(self._stood, lane, entry, began))
 
-    def _stood(self, lane: Lane, entry: Entry, task: asyncio.Task[QueueLease]) -> None:
+    def _stood(
+        self, lane: Lane, entry: Entry, began: float, task: asyncio.Task[QueueLease]
+    ) -> None:
         self._standing.discard(task)
         lane.stand = None
+        if self._near is None and self._clock.monotonic() - began > NEAR:
+            lane.stands = 0  # its next turn is as far off: then it is asked when
         error = None if task.cancelled() else task.exception()
         lease = None if task.cancelled() or error is not None else task.result()
         if self._closed:
@@ -158,7 +185,7 @@ class LaneWaits:
                 lease.give_back()
         elif lease is not None:
             self._hold(lane, entry, lease)
-        else:
+        elif not (isinstance(error, LeaseTimeout) and self._far_off(lane, entry, error.retry_at)):
             overtaken = task.cancelled() and lane.backlog.rank() < entry[0]
             lane.backlog.put_back(entry)
             if overtaken:
@@ -209,8 +236,10 @@ class LaneWaits:
         self._ask_more()
 
     def _ask_more(self) -> None:
-        while self._cold and len(self._asking) < MAX_ASKING and not self._closed:
-            task = asyncio.get_running_loop().create_task(self._ask_for(self._cold.popleft()))
+        near = self._near
+        while near and self._cold and len(self._asking) < MAX_ASKING and not self._closed:
+            asking = self._ask_for(self._cold.popleft(), near)
+            task = asyncio.get_running_loop().create_task(asking)
             self._asking.add(task)
             task.add_done_callback(self._asked)
 
@@ -218,9 +247,9 @@ class LaneWaits:
         self._asking.discard(task)
         self._ask_more()
 
-    async def _ask_for(self, lane: Lane) -> None:
+    async def _ask_for(self, lane: Lane, near: QueueGate) -> None:
         try:
-            decision = await self._gate.check(f"{lane.origin}/")
+            decision = await near.check(f"{lane.origin}/")
         except Exception as error:  # noqa: BLE001 - whatever it is, the lane comes back
             _log.warning("asking %s for its robots.txt failed: %r", lane.origin, error)
             self._lanes.defer(lane, self._clock.monotonic() + RETRY)

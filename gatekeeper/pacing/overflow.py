@@ -9,13 +9,20 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from gatekeeper.errors import StorageError
 
-__all__ = ["IN_MEMORY", "Backlog", "Entry", "Overflow"]
+__all__ = ["IN_MEMORY", "MAX_OBJECTS", "Backlog", "Entry", "Overflow"]
 
-Entry = tuple[float, int, str]
-"""Rank (the negated priority), order of arrival, URL: sorts as it is to be served."""
+Entry = tuple[float, int, str, Any]
+"""Rank (the negated priority), order of arrival, URL, payload: sorts as it is to be served, as
+no two have one order of arrival."""
+
+MAX_OBJECTS = 100_000
+"""Payloads that can't go to the file, of URLs that do: they stay in memory, and no more of them."""
 
 IN_MEMORY = 32
 """URLs of one lane in memory; from the next on they wait in a file."""
@@ -28,13 +35,20 @@ class Overflow:
     The file is scratch: made empty at the first need, deleted when closed. Writing is
     batched; reading is by primary key, some dozens of microseconds for a chunk. An
     operation that fails raises StorageError and has changed nothing: it may be tried again.
+
+    A payload of plain values goes to the file as MessagePack, and an equal one comes back.
+    Any other object stays in memory, `max_objects` at most: to write it would take pickle, and
+    then whoever can write to the folder of scratch files could run code here.
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, max_objects: int = MAX_OBJECTS) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._pending: list[tuple[int, float, int, str]] = []
+        self._pending: list[tuple[int, float, int, str, bytes | None]] = []
+        self._objects: dict[int, Any] = {}
+        """Order of arrival -> payload."""
+        self._max_objects = max_objects
         self.rows = 0
 
     def _open(self) -> sqlite3.Connection:
@@ -73,28 +87,42 @@ class Overflow:
                 with suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
 
-    def make_room(self) -> None:
-        """Write what is to be written, if that is much. Raises StorageError."""
+    def make_room(self, data: Any) -> None:
+        """Write what is to be written, if that is much; see that one more payload has a place.
+
+        Raises StorageError.
+        """
+        if len(self._objects) >= self._max_objects and _packed(data) is None:
+            raise StorageError(
+                f"the queue keeps {self._max_objects:,} payloads in memory already that can't go "
+                f"to its scratch file, as this {type(data).__name__} can't: give plain values "
+                "(None, bool, int, float, str, bytes, lists and dicts of them), or fewer URLs at "
+                "a time (maxsize)"
+            )
         if len(self._pending) >= _BATCH:
             self._flush()
 
     def add(self, lane: int, entry: Entry) -> None:
         """Put one URL of a lane away, at first in memory: this can't fail."""
-        self._pending.append((lane, *entry))
+        rank, arrival, url, data = entry
+        packed = None if data is None else _packed(data)
+        if data is not None and packed is None:
+            self._objects[arrival] = data
+        self._pending.append((lane, rank, arrival, url, packed))
         self.rows += 1
 
     def _flush(self) -> None:
         if self._pending:
             with self._usable() as connection:
-                connection.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?)", self._pending)
+                connection.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?, ?)", self._pending)
             self._pending.clear()
 
     def take(self, lane: int, count: int) -> list[Entry]:
         """The first URLs of a lane, which are gone from here then. Raises StorageError."""
         self._flush()
         with self._usable() as connection:
-            found: list[Entry] = connection.execute(
-                "SELECT rank, arrival, url FROM waiting WHERE lane = ?"
+            found: list[tuple[float, int, str, bytes | None]] = connection.execute(
+                "SELECT rank, arrival, url, data FROM waiting WHERE lane = ?"
                 " ORDER BY rank, arrival LIMIT ?",
                 (lane, count),
             ).fetchall()
@@ -104,11 +132,15 @@ class Overflow:
                     (lane, *found[-1][:2]),
                 )
         self.rows -= len(found)
-        return found
+        return [
+            (rank, arrival, url, self._objects.pop(arrival, None) if data is None else _read(data))
+            for rank, arrival, url, data in found
+        ]
 
     def close(self) -> None:
         """Delete the file. Idempotent."""
         self._pending.clear()
+        self._objects.clear()
         # What can't be deleted now is not worth an error to anybody.
         with suppress(sqlite3.Error, OSError):
             if self._connection is not None:
@@ -128,9 +160,31 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous = OFF")
     connection.execute("DROP TABLE IF EXISTS waiting")
     connection.execute(
-        "CREATE TABLE waiting (lane INTEGER, rank REAL, arrival INTEGER, url TEXT,"
+        "CREATE TABLE waiting (lane INTEGER, rank REAL, arrival INTEGER, url TEXT, data BLOB,"
         " PRIMARY KEY (lane, rank, arrival)) WITHOUT ROWID"
     )
+
+
+_read = msgspec.msgpack.Decoder().decode
+_write = msgspec.msgpack.Encoder().encode
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def _packed(data: Any) -> bytes | None:
+    """The payload as MessagePack; None where what is read back would not be the same."""
+    try:
+        return _write(data) if _is_plain(data) else None
+    except (OverflowError, UnicodeError, RecursionError, msgspec.MsgspecError):
+        return None  # an integer of more than 64 bits, half a character, a list in itself
+
+
+def _is_plain(data: Any) -> bool:
+    kind = type(data)  # not isinstance: a subclass would come back as what it is made of
+    if kind is list:
+        return all(map(_is_plain, data))
+    if kind is dict:
+        return all(type(key) is str for key in data) and all(map(_is_plain, data.values()))
+    return kind in _PLAIN
 
 
 class Backlog:
@@ -155,12 +209,12 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._here) + self._away
 
-    def put(self, url: str, priority: float) -> None:
+    def put(self, url: str, priority: float, data: Any = None) -> None:
         """Add at the end of its priority. Raises StorageError; then it is not added."""
-        entry = (-priority, next(self._arrivals), url)
+        entry = (-priority, next(self._arrivals), url, data)
         late = self._is_late(entry)
         if late or len(self._here) >= 2 * self._limit:
-            self._overflow.make_room()
+            self._overflow.make_room(data)
         self._add(entry, late=late)
 
     def put_back(self, entry: Entry) -> None:

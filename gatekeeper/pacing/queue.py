@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from gatekeeper import urls
 from gatekeeper.decision import Decision, Verdict
@@ -20,7 +20,7 @@ from gatekeeper.errors import Denied, GateClosed, LeaseTimeout
 from gatekeeper.pacing.lane_waits import LaneWaits
 from gatekeeper.pacing.lanes import Lane, Lanes, LaneState
 from gatekeeper.pacing.overflow import IN_MEMORY, Entry
-from gatekeeper.pacing.queue_gate import QueueGate, QueueLease, QueueStats, must_be_gate
+from gatekeeper.pacing.queue_gate import DistantGate, QueueGate, QueueLease, QueueStats, is_distant
 from gatekeeper.pacing.sleepers import Sleepers
 from gatekeeper.pacing.telling import Telling
 
@@ -46,12 +46,18 @@ class Turn:
         self._lane = lane
         self._entry = entry
         self._over = False
+        lease.data = entry[3]
         self.lease = lease
 
     @property
     def url(self) -> str:
         """As it was put."""
         return self._entry[2]
+
+    @property
+    def data(self) -> Any:
+        """The payload that was put with it, or None."""
+        return self._entry[3]
 
     async def __aenter__(self) -> Any:
         # Here, not in `get`: whoever only hands turns on does not collect their leases.
@@ -92,8 +98,15 @@ class PoliteQueue:
     scratch file of long lanes goes; None: the system's temporary folder. Close the queue,
     or use it as an async context manager.
 
-    Not safe to use from several event loops, like asyncio.Queue. Raises TypeError for a gate
-    that can't say at once whose turn it is, such as a RemoteGatekeeper.
+    `data` given to `put` comes back as `lease.data` with its URL, whatever it had to wait for.
+    In a lane that is too long for memory, plain values (None, bool, int, float, str, bytes,
+    lists, and dicts with text as keys) wait in the scratch file and come back as equal copies;
+    any other object stays in memory, 100,000 of them at most: `put` raises StorageError then.
+
+    The gate may be a RemoteGatekeeper: the sidecar then says whose turn it is, and up to 100
+    origins wait in its line at once.
+
+    Not safe to use from several event loops, like asyncio.Queue.
 
     >>> async def main(gate) -> None:
     ...     async with PoliteQueue(gate) as queue:
@@ -105,18 +118,20 @@ class PoliteQueue:
 
     def __init__(
         self,
-        gate: QueueGate,
+        gate: QueueGate | DistantGate,
         *,
         maxsize: int = 0,
         on_denied: Callable[[Decision], object] | None = None,
         path: str | Path | None = None,
         in_memory: int = IN_MEMORY,
     ) -> None:
-        must_be_gate(gate)
-        self._gate = gate
+        distant = is_distant(gate)
+        self._near = None if distant else cast("QueueGate", gate)
+        """The gate, where it tells at a glance what is known."""
+        self._far = cast("DistantGate", gate) if distant else None
         self._maxsize = maxsize
         self._lanes = Lanes(gate.clock, path, max(1, in_memory))
-        self._waits = LaneWaits(gate, self._lanes)
+        self._waits = LaneWaits(gate, self._near, self._lanes)
         self._getters = Sleepers(in_vain=self._nothing_to_get)
         self._putters = Sleepers(in_vain=self.full)
         self._lanes.on_ready = self._getters.wake
@@ -169,29 +184,29 @@ class PoliteQueue:
         """Would `put` wait?"""
         return 0 < self._maxsize <= self._size
 
-    async def put(self, url: str, priority: int = 0) -> None:
-        """Add a URL; a higher priority goes first.
+    async def put(self, url: str, priority: int = 0, data: Any = None) -> None:
+        """Add a URL; a higher priority goes first. `data` comes back as `lease.data`.
 
         Raises InvalidURL, GateClosed, or StorageError where its lane is too long for memory
-        and the scratch file can't be written. Then it was not added.
+        and the scratch file can't be written, or has no place for `data`. Then it was not added.
         """
         target = urls.parse(url)
         while self.full() and not self._closed:
             await self._putters.sleep()
-        self._add(target, url, priority)
+        self._add(target, url, priority, data)
 
-    def put_nowait(self, url: str, priority: int = 0) -> None:
+    def put_nowait(self, url: str, priority: int = 0, data: Any = None) -> None:
         """The same without waiting. Raises asyncio.QueueFull as well."""
         target = urls.parse(url)
         if self.full() and not self._closed:
             raise asyncio.QueueFull
-        self._add(target, url, priority)
+        self._add(target, url, priority, data)
 
-    def _add(self, target: urls.Target, url: str, priority: float) -> None:
+    def _add(self, target: urls.Target, url: str, priority: float, data: Any) -> None:
         self._refuse_if_closed()
         lane, new = self._lanes.get(target.origin, target.host)
         before = lane.rank()
-        lane.backlog.put(url, priority)  # first of all: it may fail, though not in a new lane
+        lane.backlog.put(url, priority, data)  # first of all: it may fail, though not in a new lane
         self._size += 1
         self._unfinished += 1
         self._idle.clear()
@@ -289,9 +304,12 @@ class PoliteQueue:
         except BaseException:
             self._waits.back_off(lane)
             raise
+        near = self._near
+        if near is None:
+            return entry, None
         try:
-            lease = self._gate.take(entry[2])
-            decision = None if lease is not None else self._gate.peek(entry[2])
+            lease = near.take(entry[2])
+            decision = None if lease is not None else near.peek(entry[2])
         except BaseException:
             lane.backlog.put_back(entry)
             self._waits.back_off(lane)
@@ -307,15 +325,18 @@ class PoliteQueue:
         """Ask the scheduler, which answers without waiting for the turn."""
         lease = None
         try:
-            lease = await self._gate.acquire(
-                entry[2], priority=round(-entry[0]), timeout=0.0, owned=False
-            )
+            if self._far is not None:
+                lease = await self._far.look(entry[2], priority=round(-entry[0]))
+            elif self._near is not None:
+                lease = await self._near.acquire(
+                    entry[2], priority=round(-entry[0]), timeout=0.0, owned=False
+                )
         except Denied as error:
             if not self._closed:
                 self._refused(lane, entry, error.decision)
-        except LeaseTimeout:
+        except LeaseTimeout as error:
             self._missed += 1
-            self._waits.missed(lane, entry)
+            self._waits.missed(lane, entry, error.retry_at)
         except BaseException as error:
             if not self._closed:
                 lane.backlog.put_back(entry)

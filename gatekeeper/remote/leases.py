@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from aiohttp.connector import Connection
@@ -59,6 +59,7 @@ class RemoteLease:
         "_held_by",
         "_left",
         "_told",
+        "data",
         "decision",
         "host",
         "id",
@@ -74,6 +75,8 @@ class RemoteLease:
         self.host = host
         self.decision: Decision = given.decision
         self.owner: asyncio.Task[object] | None = None
+        self.data: Any = None
+        """The payload of a URL that came out of a `PoliteQueue`; yours to use otherwise."""
         self._held = held
         self._clock = clock
         self._granted_at = clock.monotonic()
@@ -125,6 +128,24 @@ class RemoteLease:
             return False
         self._claimed = matches
         return matches
+
+    def enter(self) -> None:
+        """Let requests of this context adopt it; the current task is its owner from now on."""
+        if self.ended:
+            return
+        self.owner = asyncio.current_task()
+        held = open_leases.get()
+        if self not in held:
+            open_leases.set((*held, self))
+
+    def leave(self) -> None:
+        """Undo `enter`, and end it: now, or as soon as the connection is free. Without a report
+        it counts as sent and unanswered."""
+        open_leases.set(tuple(held for held in open_leases.get() if held is not self))
+        self.report()
+        self._left = self._in_use
+        if not self._left:
+            self.end()
 
     def head(self) -> None:
         """The head of the response is here; `elapsed` is measured to this moment."""
@@ -217,14 +238,6 @@ class RemoteLease:
         if self._left:
             self.end()
 
-    def leave(self) -> None:
-        """Its block is left: end it, now or as soon as the connection is free. Without a
-        report it counts as sent and unanswered."""
-        self.report()
-        self._left = self._in_use
-        if not self._left:
-            self.end()
-
     def end(self) -> None:
         """The connection is free again: the slot goes to the next in line."""
         if not self._ended:
@@ -246,9 +259,8 @@ class RemoteLeaseRequest:
         self._lease: RemoteLease | None = None
 
     async def __aenter__(self) -> RemoteLease:
-        lease = await self._acquire()
-        self._lease = lease
-        open_leases.set((*open_leases.get(), lease))
+        lease = self._lease = await self._acquire()
+        lease.enter()
         return lease
 
     async def __aexit__(
@@ -257,11 +269,8 @@ class RemoteLeaseRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        lease = self._lease
-        if lease is None:
-            return
-        open_leases.set(tuple(held for held in open_leases.get() if held is not lease))
-        lease.leave()
+        if self._lease is not None:
+            self._lease.leave()
 
 
 class Held:

@@ -92,6 +92,22 @@ class Turns:
         # No await between the arrival and the books: the lease is never nobody's.
         return self.held.take(given, target.host, owned=owned)
 
+    async def look(self, url: str, *, priority: int, user_agent: str | None) -> RemoteLease:
+        """The lease, if its turn is now: one round trip, which may take its time.
+
+        `acquire` with a timeout of 0 would hang up where the answer takes longer, and waste
+        the turn that it brings.
+        """
+        asked = _Asked(url, urls.parse(url), priority, user_agent, _INF)
+        try:
+            answer = await self._asking(asked, 0.0)
+        except Unreached as error:
+            raise self._deferred(asked, str(error)) from None
+        if answer.status != 201:
+            raise self._refusal(asked, answer)
+        self.granted += 1
+        return self.held.take(read(answer, LeaseGiven), asked.target.host, owned=False)
+
     async def _slot(self, asked: _Asked) -> None:
         left = None if asked.end == _INF else asked.end - self._clock.monotonic()
         try:

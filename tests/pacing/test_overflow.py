@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gatekeeper.decision import Reason
 from gatekeeper.errors import StorageError
 from gatekeeper.pacing.overflow import Backlog, Overflow
 
@@ -135,3 +136,65 @@ def test_an_entry_that_is_put_back_needs_no_file(tmp_path: Path) -> None:
 def test_an_empty_backlog_has_nothing(overflow: Overflow) -> None:
     with pytest.raises(IndexError):
         Backlog(1, overflow, limit=1).pop()
+
+
+class Thing:
+    """What nobody can write down."""
+
+
+PLAIN = [None, True, 0, -(2**63), 2**64 - 1, 1.5, "é", b"\x00", [1, [2.0]], {"a": {"b": [None]}}]
+OBJECTS = [
+    (1, 2),
+    2**70,
+    {1: "x"},
+    {"a": (1,)},
+    "\ud800",
+    Thing(),
+    Thing,
+    {1, 2},
+    print,
+    Reason.RULE,
+]
+
+
+def test_payloads_come_back_with_their_urls_as_what_they_were(overflow: Overflow) -> None:
+    backlog = Backlog(1, overflow, limit=2)
+    given = [*PLAIN, *OBJECTS] * 100
+    for number, data in enumerate(given):
+        backlog.put(f"u{number}", 0, data)
+    assert overflow.rows > 1900
+    assert len(overflow._objects) <= 100 * len(OBJECTS)  # the plain ones take no memory
+    for number, data in enumerate(given):
+        entry = backlog.pop()
+        assert entry[2] == f"u{number}"
+        assert entry[3] == data
+        assert type(entry[3]) is type(data)
+        if number % 7 == 0:  # put back, it keeps its payload
+            backlog.put_back(entry)
+            assert backlog.pop()[3] == data
+    assert not overflow._objects
+
+
+def test_a_payload_that_holds_itself_stays_in_memory(overflow: Overflow) -> None:
+    backlog = Backlog(1, overflow, limit=1)
+    endless: list[object] = []
+    endless.append(endless)
+    for _ in range(3):
+        backlog.put("u", 0, endless)
+    assert [backlog.pop()[3] is endless for _ in range(3)] == [True] * 3
+
+
+def put_many(backlog: Backlog, count: int) -> None:
+    for _ in range(count):
+        backlog.put("u", 0, Thing())
+
+
+def test_what_can_t_be_written_down_is_bounded(overflow: Overflow) -> None:
+    few = Overflow(max_objects=10)
+    backlog = Backlog(1, few, limit=2)
+    with pytest.raises(StorageError, match=r"keeps 10 payloads .* this Thing can't: give plain"):
+        put_many(backlog, 100)
+    before = len(backlog)
+    backlog.put("u", 0, {"plain": 1})
+    assert len(backlog) == before + 1
+    few.close()

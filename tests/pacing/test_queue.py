@@ -43,6 +43,27 @@ async def test_more_urls_than_fit_in_memory_come_in_order(
     assert crawl.urls == [page("a", number) for number in range(100)]
 
 
+async def test_payloads_come_with_their_urls_from_memory_and_from_the_file(
+    queue: PoliteQueue, clock: VirtualClock
+) -> None:
+    for number in range(100):
+        queue.put_nowait(page("a", number), data={"n": number} if number % 2 else (number,))
+    assert queue.stats().overflowed > 90
+    for number in range(100):
+        getting = asyncio.create_task(queue.get())
+        await clock.elapse(1.0)
+        turn = await getting
+        if number % 3 == 0:  # not used after all, nor lost
+            await turn.give_back()
+            getting = asyncio.create_task(queue.get())
+            await clock.elapse(1.0)
+            turn = await getting
+        expected = {"n": number} if number % 2 else (number,)
+        assert turn.data == expected
+        async with turn as lease:
+            assert lease.data == expected
+
+
 async def test_priority_goes_first_within_and_across_hosts(
     queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
 ) -> None:
