@@ -170,7 +170,8 @@ class ServerConfig(_Section, frozen=True):
     socket: Place | None = None
     """A unix socket to listen on instead of `host` and `port`."""
     token_file: Place | None = None
-    """Bearer tokens, one a line; at most two, so that one can be replaced (T6)."""
+    """Bearer tokens, one a line, or `name:role:token`; at most two of a client, so that one
+    can be replaced (T6)."""
     tls_cert: Place | None = None
     tls_key: Place | None = None
     tls_client_ca: Place | None = None
@@ -181,6 +182,8 @@ class ServerConfig(_Section, frozen=True):
     max_body: Size = 1_048_576
     max_header: Annotated[int, msgspec.Meta(ge=1024, le=65536)] = 16_384
     max_leases: Count = 10_000
+    client_leases: Count | None = None
+    """Leases out at once to one client (token, or address); None: half of max_leases."""
     max_waiting: Count = 10_000
     """Long polls at once; further ones get 503."""
     max_wait: Positive = 300.0
@@ -192,6 +195,8 @@ class ServerConfig(_Section, frozen=True):
     fetch_timeout: Positive = 300.0
     forward_auth: bool = False
     forward_auth_wait: Annotated[float, msgspec.Meta(ge=0, le=0.15)] = 0.0
+    forward_auth_hosts: tuple[str, ...] = ()
+    """Host headers that /v1/forward-auth answers to; empty: any (Envoy sends the visitor's)."""
     trusted_peers: tuple[str, ...] = ("127.0.0.1/32", "::1/128")
     """Who may ask /v1/forward-auth (T7)."""
     drain_grace: Seconds = 1.0

@@ -18,6 +18,7 @@ __all__ = [
     "IPV4_TABLE",
     "IPV6_TABLE",
     "NAT64",
+    "NEEDS_RANGE",
     "TABLE_VERSION",
     "Kind",
     "address_kind",
@@ -195,6 +196,9 @@ def inner_name(host: str) -> bool:
 
 _INNER_ENDS = tuple(f".{name}" for name in INNER_NAMES)
 
+
+NEEDS_RANGE = frozenset({Kind.LINK_LOCAL, Kind.LOOPBACK, Kind.THIS_NETWORK, Kind.TRANSITION})
+"""What a name in guard.allow does not open, whatever it resolves to; a CIDR range does."""
 
 _UNHELPED = frozenset({Kind.MALFORMED, Kind.USERINFO, Kind.OPERATOR, Kind.SELF})
 

@@ -30,6 +30,7 @@ from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.fetching.addresses import (
     BAD_PORTS,
     NAT64,
+    NEEDS_RANGE,
     TABLE_VERSION,
     Kind,
     address_kind,
@@ -98,7 +99,8 @@ class Guard:
 
     The operator's `deny` is stronger than his `allow`, and both are stronger than the tables.
     A CIDR range in `allow` opens addresses; a name (or `*.example.org`) opens that name, and
-    whatever it resolves to. Our own listeners stay closed in any case (T3).
+    what it resolves to: but never a link-local address, nor, unless the name is `localhost`
+    itself, one of this machine. Our own listeners stay closed in any case (T3).
 
     >>> guard = Guard(Config())
     >>> guard.refuses_url("http://example.com/") is None
@@ -251,6 +253,8 @@ class Guard:
         shown = f"{name} -> {ip} port {port}" if name else f"{ip} port {port}"
         if kind is Kind.MALFORMED:
             shown = f"{shown!r:.200}"
+        elif kind in NEEDS_RANGE and _listed(_folded(name), self._allowed_names):
+            return Refusal(kind, f"{shown}: {kind} address, which no name opens, but a CIDR range")
         return Refusal(kind, f"{shown}: {_REASONS.get(kind, f'{kind} address')}")
 
     def _kind_of(self, ip: _Address, port: int, name: str) -> Kind | None:
@@ -262,8 +266,10 @@ class Guard:
             return Kind.OPERATOR
         # The allow list is asked about the address that is really reached: `::/0` on it does
         # not open ::ffff:127.0.0.1.
-        if _within(judged, self._allowed) or _listed(_folded(name), self._allowed_names):
+        if _within(judged, self._allowed):
             return None
+        if _listed(_folded(name), self._allowed_names):
+            return _beyond_a_name(_unmapped(ip, nat64=True), _folded(name))
         if isinstance(judged, IPv6Address) and judged in NAT64:
             return Kind.NAT64
         return address_kind(judged)
@@ -331,6 +337,19 @@ def _as_address(text: str) -> _Address | None:
 def _unmapped(ip: _Address, *, nat64: bool = False) -> _Address:
     inner = ipv4_within(ip, nat64=nat64) if isinstance(ip, IPv6Address) else None
     return ip if inner is None else inner
+
+
+def _beyond_a_name(ip: _Address, name: str) -> Kind | None:
+    """Why a listed name does not open the address; None: it does.
+
+    Whoever runs the zone of a listed name chooses its addresses. Link-local ones are where
+    clouds keep credentials, and those of this machine have services that trust whoever
+    reaches them; the forms that carry an IPv4 address inside may lead to either (T1).
+    """
+    kind = address_kind(ip)
+    if kind is Kind.LOOPBACK and name == "localhost":
+        return None
+    return kind if kind in NEEDS_RANGE else None
 
 
 def _within(ip: _Address, networks: tuple[_Network, ...]) -> bool:

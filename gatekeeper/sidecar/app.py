@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import aiohttp
 from aiohttp import web
 
+from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, deadline
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision
 from gatekeeper.errors import ConfigError, Deferred, Denied, GateClosed, InvalidURL, LeaseTimeout
 from gatekeeper.sidecar.atonce import AtOnce
-from gatekeeper.sidecar.auth import Door, Networks, Tokens
+from gatekeeper.sidecar.auth import Door, Networks, Role, Tokens
 from gatekeeper.sidecar.clients import Clients
 from gatekeeper.sidecar.decisionlog import DecisionLog
 from gatekeeper.sidecar.gatemetrics import gate_samples
@@ -32,7 +33,7 @@ from gatekeeper.sidecar.learning import Learning
 from gatekeeper.sidecar.leasebook import LeaseBook
 from gatekeeper.sidecar.leases import LeaseTable
 from gatekeeper.sidecar.metrics import Metrics
-from gatekeeper.sidecar.problems import Problem, retry_after
+from gatekeeper.sidecar.problems import Holder, Problem, retry_after
 from gatekeeper.sidecar.routes import (
     admin,
     check,
@@ -137,6 +138,9 @@ class Service:
         # No await from here on: no request sees half of the new settings (T17).
         self.config = config
         self.trusted_peers = trusted
+        self.forward_auth_hosts = frozenset(
+            host.lower() for host in config.server.forward_auth_hosts
+        )
         self.door = Door(config.server, tokens=tokens, hosts=self._hosts)
         self.clients.adjust(config.server)
         self.leases.adjust(config.server)
@@ -235,15 +239,16 @@ class Service:
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         request_id = self.new_id()
-        where = "unmatched"
+        where, call = "unmatched", None
         try:
             path, _, query = _target(request)
             route, params = self.router.find(request.method, path)
             where = route.path
             if route.probe:
-                response = await route.handler(self, Call(request, request_id, "", query, params))
+                call = Call(request, request_id, "", query, params)
+                response = await route.handler(self, call)
             else:
-                client = self.door.admit(request)
+                client = self.door.admit(request, route.needs)
                 self.clients.enter(client)
                 try:
                     call = Call(request, request_id, client, query, params)
@@ -254,7 +259,7 @@ class Service:
             if _begun(request):
                 _break_off(request)
                 raise ConnectionResetError("the answer broke off") from error
-            response = self._problem(error, request_id).response(request_id)
+            response = self._problem(error, request_id, call).response(request_id)
         except asyncio.CancelledError:
             if _begun(request):
                 _break_off(request)
@@ -277,7 +282,7 @@ class Service:
             [((), float(self.ready))],
         )
 
-    def _problem(self, error: Exception, request_id: str) -> Problem:
+    def _problem(self, error: Exception, request_id: str, call: Call | None) -> Problem:
         """What an exception says to a client; what nobody foresaw is logged, not told."""
         if isinstance(error, Problem):
             return error
@@ -290,7 +295,7 @@ class Service:
         if isinstance(error, Denied):
             return self.refusal(error)
         if isinstance(error, LeaseTimeout):
-            return self.too_late(error)
+            return self.too_late(error, call)
         if isinstance(error, GateClosed):
             return Problem(
                 503, "closing", "the service is shutting down", headers={"Retry-After": "5"}
@@ -313,14 +318,29 @@ class Service:
             decision=decision,
         )
 
-    def too_late(self, error: LeaseTimeout) -> Problem:
-        """429 for a turn that did not come within `wait`."""
+    def too_late(self, error: LeaseTimeout, call: Call | None = None) -> Problem:
+        """429 for a turn that did not come within `wait`; it says what holds the host."""
+        holder = self._holder(error.url, call)
         return Problem(
             429,
             "not-yet",
-            str(error),
+            f"{error}{holder}",
             headers={"Retry-After": self.seconds_until(error.retry_at)},
+            held=holder,
         )
+
+    def _holder(self, url: str, call: Call | None) -> Holder:
+        """The lease that holds the URL's host; whose it is only for whom that concerns (T15)."""
+        try:
+            held = self.leases.holding(urls.parse(url).url)
+        except InvalidURL:
+            held = None
+        if held is None:
+            return Holder()
+        told = call is not None and (
+            held.client == call.client or Role.ADMIN in self.door.roles(call.request.headers)
+        )
+        return Holder(held.granted_at, held.expires_at, held.client if told else None)
 
     def seconds_until(self, moment: object) -> str:
         """A moment as a Retry-After header; 1 where none is known."""

@@ -112,7 +112,7 @@ class AtOnce:
             route, params = service.router.find(message.method, path)
             if route.at_once is None or message.method != route.method:
                 return None
-            client = service.door.admit_by(message.headers, remote, transport)
+            client = service.door.admit_by(message.headers, remote, transport, route.needs)
             if not service.clients.passes(client):
                 return None
             glance = Glance(

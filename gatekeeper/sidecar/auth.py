@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
+import hashlib
 import ipaddress
+import logging
+import os
+import re
+import secrets
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import stat
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
 
 from aiohttp import web
 
@@ -16,9 +23,27 @@ from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.problems import Problem
 
-__all__ = ["ANY_LITERAL", "Door", "Networks", "Tokens", "is_loopback", "read_tokens"]
+__all__ = [
+    "ANY_LITERAL",
+    "ANY_ROLE",
+    "Door",
+    "Networks",
+    "Role",
+    "Token",
+    "Tokens",
+    "is_loopback",
+    "read_tokens",
+]
+
+logger = logging.getLogger(__name__)
 
 MIN_TOKEN = 32
+_MOST_OF_ONE = 2
+_MOST_TOKENS = 1000
+_MAX_FILE = 1_048_576
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
+_RESERVED = re.compile(r"token-[0-9]+|local|earlier|certificate")
+"""What clients without a name of their own are called."""
 ANY_LITERAL = "*"
 """Among the accepted hosts: any IP address is, as it is no name that could be rebound."""
 _SAME_SITE = (None, "same-origin", "none")
@@ -45,49 +70,154 @@ class Networks:
         return any(ip.version == net.version and ip in net for net in self._ranges)
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Bearer tokens, at most two: one in use and the one that replaces it (T6)."""
+class Role(StrEnum):
+    """What a token may be used for. The table of routes says which one a path needs."""
 
-    tokens: tuple[bytes, ...] = ()
+    CHECK = "check"
+    """Ask about URLs: check, explain, robots, history."""
+    CRAWL = "crawl"
+    """Take leases and fetch pages; `check` as well."""
+    ADMIN = "admin"
+    """See and hold back every host, reload; `check` as well."""
+
+
+ANY_ROLE: Final = frozenset(Role)
+_ALSO: Final = {Role.CRAWL: {Role.CHECK}, Role.ADMIN: {Role.CHECK}}
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A bearer token: whose it is, and what for."""
+
+    value: bytes = field(repr=False)
+    name: str
+    roles: frozenset[Role] = ANY_ROLE
+
+
+class Tokens:
+    """Bearer tokens. Of each client at most two: one in use, and its successor (T6).
+
+    A token given as bytes alone is a client called `token-1`, `token-2`, with every role.
+
+    >>> tokens = Tokens((b"t" * 32,))
+    >>> token = tokens.match("Bearer " + "t" * 32)
+    >>> token.name, len(token.roles)
+    ('token-1', 3)
+    """
+
+    __slots__ = ("_by_digest", "_key", "tokens")
+
+    def __init__(self, tokens: Iterable[bytes | Token] = ()) -> None:
+        self.tokens = tuple(
+            one if isinstance(one, Token) else Token(one, f"token-{number}")
+            for number, one in enumerate(tokens, 1)
+        )
+        self._key = secrets.token_bytes(32)
+        self._by_digest = {self._digest(token.value): token for token in self.tokens}
 
     def __bool__(self) -> bool:
         return bool(self.tokens)
 
-    def match(self, header: str) -> int | None:
-        """Which token an Authorization header carries; compared in constant time."""
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokens) and self.tokens == other.tokens
+
+    def __hash__(self) -> int:
+        return hash(self.tokens)
+
+    def match(self, header: str) -> Token | None:
+        """The token that an Authorization header carries; None for any other.
+
+        Looked up by a digest whose key nobody knows: how long that takes says nothing of how
+        much of a token was right (T6), nor does it grow with their number.
+        """
         scheme, _, given = header.partition(" ")
         if scheme.lower() != "bearer":
             return None
         text = given.strip().encode("utf-8", "surrogateescape")
-        found = None
-        for number, token in enumerate(self.tokens):
-            # No early end: the time must not tell which token was nearly right.
-            if hmac.compare_digest(text, token):
-                found = number
-        return found
+        return self._by_digest.get(self._digest(text))
+
+    def _digest(self, text: bytes) -> bytes:
+        return hashlib.blake2b(text, key=self._key, digest_size=32).digest()
 
     def __repr__(self) -> str:
         return f"Tokens({len(self.tokens)} of them)"
 
 
-def read_tokens(path: str | None) -> Tokens:
-    """The tokens in a file, one a line, `#` begins a comment. Raises ConfigError."""
+def read_tokens(path: str | None, *, warn: bool = False) -> Tokens:
+    """The tokens in a file, one a line; `#` begins a comment. Raises ConfigError.
+
+    A line is a token, or `name:role:token`; several roles are joined by commas. A file that
+    anybody but its owner may write to is refused; with `warn`, it is logged where others may
+    read it, as secrets that are mounted often are.
+    """
     if path is None:
         return Tokens()
     try:
-        lines = Path(path).read_bytes().splitlines()
+        with open(path, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            lines = [line.strip() for line in file.read(_MAX_FILE + 1).splitlines()]
     except OSError as error:
         raise ConfigError(f"server.token_file: {path}: {error.strerror}") from error
-    found = tuple(line.strip() for line in lines if line.strip() and not line.startswith(b"#"))
-    if not 1 <= len(found) <= 2:
-        raise ConfigError(f"server.token_file: {path}: {len(found)} tokens; one or two may stand")
-    if any(len(token) < MIN_TOKEN for token in found):
+    try:
+        if os.name == "posix" and mode & 0o022:
+            raise ConfigError(f"others may write to it (mode {mode:04o}): `chmod go-w` it")
+        found = _tokens_of(lines)
+    except ConfigError as error:
+        raise ConfigError(f"server.token_file: {path}: {error}") from None
+    if warn and os.name == "posix" and mode & 0o044:
+        logger.warning(
+            "server.token_file: %s: others may read it (mode %04o); `chmod go-r` keeps it secret",
+            *(path, mode),
+        )
+    return found
+
+
+def _tokens_of(lines: list[bytes]) -> Tokens:
+    """Raises ConfigError, which never holds a token."""
+    found: list[bytes | Token] = []
+    names: Counter[str] = Counter()
+    for number, line in enumerate(lines, 1):
+        if line and not line.startswith(b"#"):
+            token = _token_of(line, number) if b":" in line else line
+            names[token.name if isinstance(token, Token) else ""] += 1
+            found.append(token)
+    values = [one.value if isinstance(one, Token) else one for one in found]
+    if not found:
+        raise ConfigError("0 tokens; one or two may stand for each client")
+    for name, count in names.items():
+        if count > _MOST_OF_ONE:
+            whose = f" of {name!r}" if name else ""
+            raise ConfigError(f"{count} tokens{whose}; one or two may stand for each client")
+    if len(found) > _MOST_TOKENS:
+        raise ConfigError(f"{len(found)} tokens; at most {_MOST_TOKENS} may stand")
+    if len(set(values)) < len(values):
+        raise ConfigError("a token stands there twice")
+    if any(len(value) < MIN_TOKEN for value in values):
         raise ConfigError(
-            f"server.token_file: {path}: a token is shorter than {MIN_TOKEN} characters; "
-            "make one with `openssl rand -hex 32`"
+            f"a token is shorter than {MIN_TOKEN} characters; make one with `openssl rand -hex 32`"
         )
     return Tokens(found)
+
+
+def _token_of(line: bytes, number: int) -> Token:
+    """A line `name:role:token`. Bearer tokens hold no colon (RFC 6750 section 2.1)."""
+    name, _, rest = line.decode("utf-8", "replace").partition(":")
+    roles, _, value = rest.partition(":")
+    known = {role.value: role for role in Role}
+    wanted = [known.get(role.strip()) for role in roles.split(",")]
+    if ":" in value or not value or None in wanted:
+        raise ConfigError(
+            f"line {number}: write `token`, or `name:role:token` with the roles "
+            f"{', '.join(known)} (several with commas)"
+        )
+    if not _NAME.fullmatch(name) or _RESERVED.fullmatch(name):
+        raise ConfigError(
+            f"line {number}: a client's name begins with a letter, holds letters, digits, `.`, "
+            "`_` and `-`, at most 64, and is none of `token-N`, `local`, `earlier`, `certificate`"
+        )
+    given = {role for role in wanted if role is not None}
+    also = {more for role in given for more in _ALSO.get(role, ())}
+    return Token(value.strip().encode(), name, frozenset(given | also))
 
 
 class Door:
@@ -104,12 +234,19 @@ class Door:
         self._certificates = server.tls_client_ca is not None
         self._hosts = hosts
 
-    def admit(self, request: web.BaseRequest) -> str:
-        """The client's name, for its bounds and the log. Raises Problem 401 or 403."""
-        return self.admit_by(request.headers, request.remote, request.transport)
+    def admit(self, request: web.BaseRequest, needs: frozenset[Role] = ANY_ROLE) -> str:
+        """The client's name, for its bounds and the log. Raises Problem 401 or 403.
+
+        `needs`: the roles of which a token must have one. Without tokens everybody has all.
+        """
+        return self.admit_by(request.headers, request.remote, request.transport, needs)
 
     def admit_by(
-        self, headers: Mapping[str, str], remote: str | None, transport: asyncio.Transport | None
+        self,
+        headers: Mapping[str, str],
+        remote: str | None,
+        transport: asyncio.Transport | None,
+        needs: frozenset[Role] = ANY_ROLE,
     ) -> str:
         """The same by a request's headers, where it came from, and its connection."""
         if self._hosts is not None:
@@ -118,12 +255,19 @@ class Door:
             return self._by_certificate(transport)
         if not self._tokens:
             return remote or "local"
-        number = self._tokens.match(headers.get("Authorization", ""))
-        if number is not None:
-            return f"token-{number + 1}"
+        token = self._tokens.match(headers.get("Authorization", ""))
+        if token is not None:
+            if token.roles.isdisjoint(needs):
+                raise _no_role(token, needs)
+            return token.name
         if self._certificates:
             return self._by_certificate(transport)
         raise _no_token(headers)
+
+    def roles(self, headers: Mapping[str, str]) -> frozenset[Role]:
+        """What somebody who was admitted with these headers may do."""
+        token = self._tokens.match(headers.get("Authorization", "")) if self._tokens else None
+        return ANY_ROLE if token is None else token.roles
 
     def _judge_browser(self, headers: Mapping[str, str], hosts: frozenset[str]) -> None:
         """T4: a page whose name was rebound to us has its own name in Host and Origin."""
@@ -156,6 +300,20 @@ def _no_token(headers: Mapping[str, str]) -> Problem:
         detail = "the bearer token is none of server.token_file's"
         challenge += ', error="invalid_token"'  # RFC 6750 section 3.1
     return Problem(401, "unauthorized", detail, headers={"WWW-Authenticate": challenge})
+
+
+def _no_role(token: Token, needs: frozenset[Role]) -> Problem:
+    wanted = " or ".join(sorted(needs))
+    return Problem(
+        403,
+        "role",
+        f"the token of {token.name} is for {', '.join(sorted(token.roles))}; this needs {wanted}",
+        # RFC 6750 section 3.1
+        headers={
+            "WWW-Authenticate": 'Bearer realm="gatekeeper", error="insufficient_scope", '
+            f'scope="{" ".join(sorted(needs))}"'
+        },
+    )
 
 
 def _is_literal(host: str) -> bool:

@@ -12,6 +12,7 @@ from gatekeeper.config import Config, ServerConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.sidecar.auth import ANY_LITERAL, Networks, Tokens, is_loopback, read_tokens
+from gatekeeper.sidecar.listening import UNIX
 
 __all__ = [
     "accepted_hosts",
@@ -46,15 +47,21 @@ def check_server(config: Config) -> None:
 
 
 def demand_credentials(server: ServerConfig, tokens: Tokens, *, where: str) -> None:
-    """T5: who listens where other machines can reach it asks who they are.
+    """T5: who listens where other machines, or other users, can reach it asks who they are.
 
     Raises ConfigError that begins with `where`.
     """
-    if not tokens and server.tls_client_ca is None:
+    if tokens or server.tls_client_ca is not None:
+        return
+    if where.startswith(UNIX):
         raise ConfigError(
-            f"{where} can be reached from other machines: set server.token_file or "
-            "server.tls_client_ca, or listen on 127.0.0.1 or a socket"
+            f"{where} can be written to by other users: set SocketMode=0600 in its unit, or "
+            "server.token_file"
         )
+    raise ConfigError(
+        f"{where} can be reached from other machines: set server.token_file or "
+        "server.tls_client_ca, or listen on 127.0.0.1 or a socket"
+    )
 
 
 def exposed(names: Iterable[tuple[str, int]]) -> str | None:

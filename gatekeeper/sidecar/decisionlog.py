@@ -186,7 +186,9 @@ class DecisionLog:
             # T11: a JSON encoder escapes every control that a URL could smuggle in.
             return self._encoder.encode(record).decode() + "\n"
         shown = f" (line {record.line}: {record.rule})" if rule is not None else ""
-        text = f"{record.verdict} {record.url} [{record.reason}]{shown} id={record.id}"
+        text = (
+            f"{record.verdict} {record.url} [{record.reason}]{shown} id={record.id} client={client}"
+        )
         return f"{record.time:%H:%M:%S} {_printable(text)}\n"
 
     def _shown(self, url: str) -> str:

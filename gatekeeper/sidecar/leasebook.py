@@ -5,14 +5,16 @@ comes. So each grant and each end is a line, written before the answer (kill -9 
 write that the system has taken), and on start the leases without an end are taken up
 again: their hosts' slots stay taken until the report, or the end they were given.
 
-    + ID EXPIRES URL [AGENT]    granted; wall seconds; for another agent than the service's
-    - ID                        ended
+    + ID EXPIRES URL [AGENT [CLIENT]]   granted; wall seconds; AGENT is empty for the service's
+                                        own; CLIENT is who holds it
+    - ID                                ended
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,8 @@ class OpenLease:
     url: str
     agent: str | None = None
     """None: the service's own."""
+    client: str | None = None
+    """Who holds it; None where nobody said."""
 
 
 class LeaseBook:
@@ -141,8 +145,15 @@ def _line(lease: OpenLease) -> str:
     url = lease.url
     if not url.isprintable() or " " in url:
         url = quote(url, safe=_PUNCTUATION)  # a blank or a line end would make another line of it
-    agent = "" if lease.agent is None else " " + quote(lease.agent, safe="")
-    return f"+ {lease.id} {lease.expires_at:.3f} {url}{agent}\n"
+    line = f"+ {lease.id} {lease.expires_at:.3f} {url}"
+    if lease.client is not None:
+        return f"{line} {_quoted(lease.agent or '')} {_quoted(lease.client)}\n"
+    return f"{line}\n" if lease.agent is None else f"{line} {_quoted(lease.agent)}\n"
+
+
+@functools.lru_cache(maxsize=1024)  # few clients, and fewer agents, of many leases
+def _quoted(text: str) -> str:
+    return quote(text, safe="")
 
 
 def _read(path: Path) -> dict[str, OpenLease]:
@@ -156,10 +167,10 @@ def _read(path: Path) -> dict[str, OpenLease]:
         parts = line.split(" ")
         if parts[0] == "-" and len(parts) == 2:
             found.pop(parts[1], None)
-        elif parts[0] == "+" and len(parts) in (4, 5) and len(found) < _MAX_OPEN:
-            agent = unquote(parts[4]) if len(parts) == 5 else None
+        elif parts[0] == "+" and 4 <= len(parts) <= 6 and len(found) < _MAX_OPEN:
+            agent, client = (*(unquote(part) or None for part in parts[4:]), None, None)[:2]
             try:
-                found[parts[1]] = OpenLease(parts[1], float(parts[2]), parts[3], agent)
+                found[parts[1]] = OpenLease(parts[1], float(parts[2]), parts[3], agent, client)
             except ValueError:
                 continue
     return found

@@ -6,7 +6,8 @@ Invariants
     * a client that hangs up while it waits has no lease: its place in the queue goes with
       its cancelled handler; one that hangs up at the grant gives the lease back unused;
     * a lease that is neither reported nor renewed ends by itself and counts as used;
-    * `held + waiting` never exceeds `max_leases`, `waiting` never `max_waiting`;
+    * `held + waiting` never exceeds `max_leases`, `waiting` never `max_waiting`, and what one
+      client holds never `client_leases` (T15);
     * what the journal can't take was not granted, and not reported: the turn goes back, the
       report can be said again.
 """
@@ -37,13 +38,15 @@ if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
     from gatekeeper.sidecar.metrics import Sample
 
-__all__ = ["Held", "LeaseTable"]
+__all__ = ["EARLIER", "Held", "LeaseTable"]
 
 logger = logging.getLogger(__name__)
 
 _SLACK = 1000
 _IDS = 256
 """Ids made at once: to ask the system costs more than all the rest of one."""
+EARLIER = "earlier"
+"""The client of a lease that an earlier process gave out, where the journal does not name it."""
 _REMEMBERED = 10_000
 """Ended leases whose late or repeated report is still understood."""
 
@@ -72,6 +75,8 @@ class LeaseTable:
         self.room = WaitingRoom(server, clock)
         self.adjust(server)
         self._held: dict[str, Held] = {}
+        self._by_host: dict[str, list[Held]] = {}
+        self._by_client: dict[str, int] = {}
         self._ended: OrderedDict[str, Lease] = OrderedDict()
         self._ids: list[str] = []
         self._due: list[tuple[float, str]] = []
@@ -82,11 +87,13 @@ class LeaseTable:
         self._unwritten = False
         """The journal took no line when it was last tried."""
         self.ended = {"reported": 0, "given_back": 0, "expired": 0}
-        self.refused = {"leases": 0, "journal": 0}
+        self.refused = {"leases": 0, "journal": 0, "client": 0}
 
     def adjust(self, server: ServerConfig) -> None:
         """Put other bounds in force, for the leases to come."""
         self._max_leases = server.max_leases
+        half = (server.max_leases + 1) // 2
+        self._client_leases = half if server.client_leases is None else server.client_leases
         self.room.adjust(server)
 
     def __len__(self) -> int:
@@ -101,10 +108,14 @@ class LeaseTable:
         """Wait for the turn and hand out the lease.
 
         `gone` says whether the client hung up meanwhile. Raises what `gate.lease` raises,
-        or Problem 503 when a bound is reached, the service drains, or the disk is full.
+        Problem 429 where the client holds as many as it may, or Problem 503 when another
+        bound is reached, the service drains, or the disk is full.
         """
         self._admit(client)
         lease = await self.room.turn(gate, wanted, client)
+        if self._by_client.get(client, 0) >= self._client_leases:  # others of its came meanwhile
+            lease.give_back()
+            raise self._too_many_of_one()
         # No await between the grant and the table: the lease is never nobody's.
         if gone():
             lease.give_back()
@@ -115,6 +126,8 @@ class LeaseTable:
         """The lease that can be had without waiting; None says nothing: `acquire` knows."""
         room = self.room
         if room.closed or self._unwritten or len(self._held) + len(room) >= self._max_leases:
+            return None
+        if self._by_client.get(client, 0) >= self._client_leases:
             return None
         lease = gate.take(url)
         return None if lease is None else self._hold(lease, ttl, client, None)
@@ -136,7 +149,7 @@ class LeaseTable:
         except (GatekeeperError, OSError):
             return
         self._left_over.pop(left.id, None)
-        self._enter(left.id, lease, ttl, "earlier", left.agent)
+        self._enter(left.id, lease, ttl, left.client or EARLIER, left.agent)
 
     def renew(self, lease_id: str, ttl: float | None) -> Held:
         """Put the end `ttl` seconds from now (as at first if None). Raises Problem 404, 503."""
@@ -144,7 +157,7 @@ class LeaseTable:
         if held is None:
             raise _unknown(lease_id)
         ttl = held.ttl if ttl is None else ttl
-        self._write(lease_id, held.lease, ttl, held.user_agent)
+        self._write(lease_id, held.lease, ttl, held.user_agent, held.client)
         held.ttl = ttl
         held.lease.renew(ttl)
         held.expires_at = self._moment(ttl)
@@ -262,26 +275,42 @@ class LeaseTable:
                 # No turn is taken that could not be kept.
                 self.refused["journal"] += 1
                 raise _no_room_on_disk("the journal of leases takes no line")
+        too_many = self._by_client.get(client, 0) >= self._client_leases
         if len(self._held) + len(self.room) >= self._max_leases:
             self.refused["leases"] += 1
             why = full("leases are out or waited for already", self._max_leases)
-            if not self.room.make_way(client, why):
+            if too_many or not self.room.make_way(client, why):
                 raise why
+        if too_many:
+            raise self._too_many_of_one()
+
+    def _too_many_of_one(self) -> Problem:
+        self.refused["client"] += 1
+        return Problem(
+            429,
+            "too-many-leases",
+            f"{self._client_leases} leases are allowed to one client (server.client_leases): "
+            "report those that are done with",
+            headers={"Retry-After": "1"},
+            most=self._client_leases,
+        )
 
     def _hold(self, lease: Lease, ttl: float, client: str, agent: str | None) -> Held:
         lease_id = self._new_id()
         try:
-            self._write(lease_id, lease, ttl, agent)
+            self._write(lease_id, lease, ttl, agent, client)
         except Problem:
             lease.give_back()
             raise
         return self._enter(lease_id, lease, ttl, client, agent)
 
-    def _write(self, lease_id: str, lease: Lease, ttl: float, agent: str | None) -> None:
+    def _write(
+        self, lease_id: str, lease: Lease, ttl: float, agent: str | None, client: str
+    ) -> None:
         """A grant or a renewal, for a process that comes after this one. Raises Problem 503."""
         end = self._clock.wall() + ttl
         try:
-            self._book.granted(OpenLease(lease_id, end, lease.url, agent))
+            self._book.granted(OpenLease(lease_id, end, lease.url, agent, client))
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -307,8 +336,36 @@ class LeaseTable:
             user_agent=agent,
         )
         self._held[lease_id] = held
+        self._by_client[client] = self._by_client.get(client, 0) + 1
+        host = _host_of(lease.url)
+        of_host = self._by_host.get(host)
+        if of_host is None:
+            self._by_host[host] = [held]
+        else:
+            of_host.append(held)
         self._idle.clear()
         return held
+
+    def holding(self, url: str) -> Held | None:
+        """Of the leases that hold the host of a URL in its normal form, the one that ends first;
+        None where none does."""
+        held = self._by_host.get(_host_of(url), ())
+        return min(held, key=lambda one: one.due, default=None)
+
+    def _drop(self, held: Held) -> None:
+        """Out of the tables."""
+        del self._held[held.id]
+        left = self._by_client[held.client] - 1
+        if left:
+            self._by_client[held.client] = left
+        else:
+            del self._by_client[held.client]
+        host = _host_of(held.lease.url)
+        of_host = self._by_host[host]
+        if len(of_host) == 1:
+            del self._by_host[host]
+        else:
+            of_host.remove(held)
 
     def _new_id(self) -> str:
         """Nobody can guess it: 96 bits of the system's randomness, drawn for many at a time."""
@@ -319,7 +376,7 @@ class LeaseTable:
 
     def _end(self, held: Held, how: str) -> None:
         """Out of the table, and the slot is the next one's; what is to be kept is written."""
-        del self._held[held.id]
+        self._drop(held)
         if not self._held:
             self._idle.set()
         self.ended[how] += 1
@@ -369,6 +426,18 @@ class LeaseTable:
 
     def _moment(self, seconds: float) -> datetime:
         return utc(self._clock.wall() + seconds)
+
+
+def _host_of(url: str) -> str:
+    """The host of a URL in its normal form, which has no credentials.
+
+    >>> _host_of("http://a.example:8080/"), _host_of("https://[::1]/x")
+    ('a.example', '[::1]')
+    """
+    authority = url.split("/", 3)[2]
+    if ":" not in authority or authority.endswith("]"):
+        return authority
+    return authority.rpartition(":")[0]
 
 
 def _unknown(lease_id: str) -> Problem:

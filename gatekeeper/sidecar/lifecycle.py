@@ -153,8 +153,8 @@ def _service(
     gate: Gatekeeper, config: Config, sockets: list[socket.socket], wiring: Wiring
 ) -> Service:
     names = listening.addresses(sockets)
-    tokens = read_tokens(config.server.token_file)
-    if (open_door := exposed(names)) is not None:
+    tokens = read_tokens(config.server.token_file, warn=True)
+    if (open_door := exposed(names) or listening.open_to_others(sockets)) is not None:
         # T5: a socket that was handed over listens where the manager put it.
         demand_credentials(config.server, tokens, where=open_door)
     for address, port in names:

@@ -13,8 +13,19 @@ from pathlib import Path
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
 
-__all__ = ["activated_sockets", "addresses", "close_own", "describe", "notify", "open_sockets"]
+__all__ = [
+    "UNIX",
+    "activated_sockets",
+    "addresses",
+    "close_own",
+    "describe",
+    "notify",
+    "open_sockets",
+    "open_to_others",
+]
 
+UNIX = "unix:"
+"""How the place of a unix socket begins, where it is shown."""
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
 _HOLD = getattr(os, "O_PATH", None)
 """Opens a file for nothing but its identity; Linux has it."""
@@ -175,12 +186,34 @@ def addresses(sockets: list[socket.socket]) -> list[tuple[str, int]]:
     return [sock.getsockname()[:2] for sock in sockets if sock.family != socket.AF_UNIX]
 
 
+def open_to_others(sockets: list[socket.socket]) -> str | None:
+    """A unix socket among them to which another user than its owner may connect (T5).
+
+    That takes the right to write to its file (unix(7)); a name in the abstract namespace has
+    no file, and no rights. Ours are made with mode 0600; systemd's have 0666 unless told.
+    """
+    for sock in sockets:
+        if sock.family != socket.AF_UNIX:
+            continue
+        name = sock.getsockname()
+        if not name or isinstance(name, bytes) or name.startswith("\0"):
+            shown = name.decode(errors="replace") if isinstance(name, bytes) else name
+            return f"{UNIX}{shown.replace(chr(0), '@')}, which has no file,"
+        try:
+            mode = stat.S_IMODE(Path(name).stat().st_mode)
+        except OSError as error:
+            return f"{UNIX}{name} ({error.strerror})"
+        if mode & 0o022:
+            return f"{UNIX}{name} (mode {mode:04o})"
+    return None
+
+
 def describe(sock: socket.socket, *, tls: bool) -> tuple[str, str]:
     """Where a socket listens, as a URL or path, and a curl line to try it."""
     query = "--data-urlencode url=https://www.wikipedia.org/"
     if sock.family == socket.AF_UNIX:
         path = sock.getsockname()
-        return f"unix:{path}", f"curl -sG --unix-socket {path} http://localhost/v1/check {query}"
+        return f"{UNIX}{path}", f"curl -sG --unix-socket {path} http://localhost/v1/check {query}"
     host, port = sock.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     base = f"{'https' if tls else 'http'}://{host}:{port}"

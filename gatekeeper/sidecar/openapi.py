@@ -17,6 +17,12 @@ _REF = "#/components/schemas/{name}"
 _ALWAYS = (401, 403, 429, 500)
 """The door, the bounds of a client, and our own errors."""
 
+_ROLES = (
+    "A token of server.token_file, if there is one. It has roles: `check` asks about URLs; "
+    "`crawl` takes leases and fetches pages, and `admin` sees and controls hosts and the service, "
+    "and both may do what `check` may. Each operation names the roles of which one is needed."
+)
+
 
 def document(routes: Iterable[Route], *, version: str) -> dict[str, Any]:
     """An OpenAPI 3.1 document of every route that is not a catch-all."""
@@ -40,7 +46,9 @@ def document(routes: Iterable[Route], *, version: str) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "description": _ROLES},
+            },
         },
     }
 
@@ -86,7 +94,8 @@ def _operation(route: Route, names: dict[type, Any]) -> dict[str, Any]:
         "responses": _responses(route, names),
     }
     if not route.probe:
-        operation["security"] = [{}, {"token": []}]
+        # Where no tokens are set, none is asked for. One that is needs one of these roles.
+        operation["security"] = [{}, *({"token": [role]} for role in sorted(route.needs))]
     if route.body is not None:
         operation["requestBody"] = {
             "required": route.body_required,

@@ -11,12 +11,24 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import web
 
+from gatekeeper.sidecar.auth import Role
 from gatekeeper.sidecar.problems import Problem
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.app import Service
 
-__all__ = ["ANY", "METHODS", "Call", "Glance", "Handler", "Route", "Router"]
+__all__ = [
+    "ANY",
+    "CHECK",
+    "CRAWL",
+    "CRAWL_OR_ADMIN",
+    "METHODS",
+    "Call",
+    "Glance",
+    "Handler",
+    "Route",
+    "Router",
+]
 
 
 @dataclass(slots=True)
@@ -48,6 +60,11 @@ METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
 ANY = "*"
 """As a route's method: whatever comes."""
 
+CHECK = frozenset({Role.CHECK})
+"""Needs of a route that tells what may be asked of anybody: every role includes this one."""
+CRAWL = frozenset({Role.CRAWL})
+CRAWL_OR_ADMIN = frozenset({Role.CRAWL, Role.ADMIN})
+
 Handler = Callable[["Service", Call], Awaitable[web.StreamResponse]]
 AtOnce = Callable[["Service", Glance], bytes | None]
 """The body of the good answer, where it can be given without waiting; None says nothing. It
@@ -71,6 +88,8 @@ class Route:
     answers: Mapping[int, Any] = field(default_factory=dict)
     problems: tuple[int, ...] = ()
     body_required: bool = True
+    needs: frozenset[Role] = frozenset({Role.ADMIN})
+    """A token must have one of these roles."""
     probe: bool = False
     """Answered to anybody, without token or Host check: it reveals nothing."""
     at_once: AtOnce | None = None

@@ -143,6 +143,48 @@ def test_an_allowed_name_is_open_and_so_is_what_it_resolves_to() -> None:
     assert guard.refuses_url("http://10.0.0.1/").kind is Kind.PRIVATE
 
 
+NO_NAME_OPENS = {
+    "169.254.169.254": Kind.LINK_LOCAL,
+    "::ffff:169.254.169.254": Kind.LINK_LOCAL,
+    "64:ff9b::a9fe:a9fe": Kind.LINK_LOCAL,
+    "fe80::1": Kind.LINK_LOCAL,
+    "fe80::1%eth0": Kind.LINK_LOCAL,
+    "127.0.0.1": Kind.LOOPBACK,
+    "127.8.8.8": Kind.LOOPBACK,
+    "::1": Kind.LOOPBACK,
+    "::ffff:127.0.0.1": Kind.LOOPBACK,
+    "64:ff9b::7f00:1": Kind.LOOPBACK,
+    "0.0.0.0": Kind.THIS_NETWORK,
+    "::": Kind.THIS_NETWORK,
+    "2002:7f00:1::": Kind.TRANSITION,
+    "2002:a9fe:a9fe::": Kind.TRANSITION,
+    "::127.0.0.1": Kind.TRANSITION,
+}
+
+
+@pytest.mark.parametrize("nat64", ["unwrap", "deny"])
+@pytest.mark.parametrize("ip", NO_NAME_OPENS)
+def test_t1_no_name_opens_link_local_or_this_machine(ip: str, nat64: str) -> None:
+    guard = guard_with(allow=("intranet", "*.corp.example", "localhost"), nat64=nat64)
+    kind = NO_NAME_OPENS[ip]
+    for name in ("intranet", "a.corp.example", "INTRANET.", "a.localhost"):
+        assert guard.refuses_answer(ip, 80, name).kind in (kind, Kind.NAT64)
+    own = guard.refuses_answer(ip, 80, "localhost")
+    assert own is None if kind is Kind.LOOPBACK else own.kind is kind
+
+
+@pytest.mark.parametrize("ip", NO_NAME_OPENS)
+def test_a_range_opens_them(ip: str) -> None:
+    guard = guard_with(allow=("0.0.0.0/0", "::/0"))
+    assert guard.refuses_answer(ip, 80, "intranet.example") is None
+
+
+def test_the_log_says_that_a_range_is_needed(caplog) -> None:
+    with caplog.at_level(logging.WARNING, "gatekeeper.guard"):
+        guard_with(allow=("intranet",)).refuses_answer("127.0.0.1", 80, "intranet")
+    assert "which no name opens, but a CIDR range" in caplog.text
+
+
 def test_denied_is_stronger_than_allowed() -> None:
     guard = guard_with(
         allow=("10.0.0.0/8", "*.corp.internal"), deny=("10.0.0.5", "secret.corp.internal")

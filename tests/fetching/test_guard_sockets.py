@@ -319,12 +319,23 @@ async def test_a_websocket_is_not_a_fetch(world: FakeInternet) -> None:
     assert world.connections == []
 
 
-async def test_an_allowed_name_may_live_inside(world: FakeInternet) -> None:
-    config = Config(guard=GuardConfig(allow=("inner.test",)))
+async def test_localhost_itself_may_be_allowed_by_its_name(world: FakeInternet) -> None:
+    world.site("localhost", address=INNER).page("/", "my own")
+    config = Config(guard=GuardConfig(allow=("localhost",)))
     async with guarded(world, config=config) as session:
-        assert await body(session, "http://inner.test/") == "a secret"
+        assert await body(session, "http://localhost/") == "my own"
         await assert_refused(session, inner_urls(world)["literal"])
         await assert_refused(session, "http://good.test/")
+
+
+@happy_eyeballs
+async def test_t1_no_other_allowed_name_leads_to_this_machine(world: FakeInternet, delay) -> None:
+    world.dns("mixed.test", [INNER, "169.254.169.254"])
+    config = Config(guard=GuardConfig(allow=("*.test",)))
+    async with guarded(world, delay, config=config) as session:
+        for url in ("http://inner.test/", "http://mixed.test/", "http://good.test/"):
+            await assert_refused(session, url)
+    assert world.connections == []
 
 
 async def test_our_own_listener_is_not_dialled_though_its_range_is_allowed(

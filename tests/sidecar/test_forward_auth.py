@@ -349,3 +349,62 @@ async def test_an_error_of_ours_is_403(
     monkeypatch.setattr(service.service.gate, "peek", broken)
     assert (await ask(service, FORWARDED)).status == 403
     assert "a bug" in caplog.text
+
+
+# -- bounds, and the Host that is ours ------------------------------------------------------
+
+
+async def test_t15_a_proxy_is_bounded_like_any_client(door: Any, site: Any) -> None:
+    service = await warm(door, client_rate=2.0)
+    service.service.clients._meters.clear()
+    answers = [await ask(service, FORWARDED) for _ in range(3)]
+
+    # Never 429: nginx makes a 500 of anything but 200, 401 and 403.
+    assert [one.status for one in answers] == [200, 200, 403]
+    assert int(answers[-1].headers["Retry-After"]) >= 1
+    assert service.service.clients.refused["rate"] == 1
+
+
+async def test_t15_its_requests_at_once_are_bounded(door: Any, internet: FakeInternet) -> None:
+    internet.site("a.test").on("/robots.txt", Hold(Page(ROBOTS)))
+    service = await door(forward_auth=True, client_concurrency=1, forward_auth_wait=0.15)
+    clients = service.service.clients
+    entered = asyncio.Event()
+    enter = clients.enter
+
+    def noted(client: str) -> None:
+        enter(client)
+        entered.set()
+
+    clients.enter = noted
+    first = asyncio.create_task(ask(service, FORWARDED))
+    await entered.wait()
+    assert (await ask(service, FORWARDED)).status == 403
+    assert clients.refused["concurrency"] == 1
+    await first
+    assert clients.stats() == {}
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("gate.internal", 200),
+        ("GATE.internal:8750", 200),
+        ("other.internal:99", 200),
+        ("other.internal", 403),
+        ("a.test", 403),
+        ("gate.internal.evil.example", 403),
+        ("xgate.internal", 403),
+        ("", 403),
+    ],
+)
+async def test_t4_it_answers_to_the_hosts_that_are_listed(
+    door: Any, site: Any, host: str, status: int
+) -> None:
+    service = await warm(door, forward_auth_hosts=("Gate.internal", "other.internal:99"))
+    assert (await ask(service, FORWARDED | {"Host": host})).status == status
+
+
+async def test_as_it_comes_it_answers_to_any_host(door: Any, site: Any) -> None:
+    service = await warm(door)
+    assert (await ask(service, FORWARDED | {"Host": "visited.example"})).status == 200

@@ -57,6 +57,8 @@ def full_disk(book: LeaseBook) -> Iterator[None]:
         OpenLease("a", 5.0, URL),
         OpenLease("a", 5.0, URL, "Other Bot/1.0 (+http://b.test/?q=%20)\n- a"),
         OpenLease("a", 5.0, "http://a.test/%20?x=1#y"),
+        OpenLease("a", 5.0, URL, None, "127.0.0.1"),
+        OpenLease("a", 5.0, URL, "Other/1.0 -", "certificate of %41 b"),
     ],
 )
 def test_an_open_lease_is_read_as_it_was_written(path: Path, lease: OpenLease) -> None:

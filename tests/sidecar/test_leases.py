@@ -77,8 +77,10 @@ def wanted(**changes: Any) -> Wanted:
     return Wanted(**fields)
 
 
-async def held(table: LeaseTable, gate: Any, *, gone: bool = False, **changes: Any) -> str:
-    return (await table.acquire(gate, wanted(**changes), "client", lambda: gone)).id
+async def held(
+    table: LeaseTable, gate: Any, *, gone: bool = False, client: str = "client", **changes: Any
+) -> str:
+    return (await table.acquire(gate, wanted(**changes), client, lambda: gone)).id
 
 
 def told(**changes: Any) -> dict[str, Any]:
@@ -200,14 +202,53 @@ async def test_t20_an_unknown_id_is_404(
 
 
 async def test_t8_leases_are_bounded(table: LeaseTable, gate: ScriptedGate) -> None:
-    for _ in range(3):
-        await held(table, gate)
+    for client in ("client", "client", "other"):
+        await held(table, gate, client=client)
     with pytest.raises(Problem) as caught:
         await held(table, gate)
 
     assert caught.value.status == 503
     assert caught.value.headers == {"Retry-After": "1"}
     assert table.refused["leases"] == 1
+
+
+@pytest.mark.parametrize(("most", "allowed"), [(None, 5), (2, 2), (10, 9)])
+async def test_t15_one_client_may_hold_half_of_them_unless_told(
+    clock: VirtualClock, gate: ScriptedGate, most: int | None, allowed: int
+) -> None:
+    table = LeaseTable(ServerConfig(max_leases=9, client_leases=most), clock)
+    ids = [await held(table, gate) for _ in range(allowed)]
+    with pytest.raises(Problem) as caught:
+        await held(table, gate)
+    full = allowed == 9
+    assert caught.value.status == (503 if full else 429)
+    assert caught.value.headers == {"Retry-After": "1"}
+    assert table.refused["client"] == (not full)
+    if not full:
+        assert caught.value.most == allowed
+        await held(table, gate, client="another")
+    for end in (table.give_back, lambda one: table.report(one, **told(status=200))):
+        end(ids.pop())  # each kind of end makes room for one
+        await held(table, gate)
+    clock.advance(61.0)
+    for _ in range(allowed):
+        await held(table, gate)
+
+
+async def test_t15_those_that_came_while_one_waited_count_too(
+    clock: VirtualClock, gate: ScriptedGate
+) -> None:
+    table = LeaseTable(ServerConfig(max_leases=9, client_leases=2), clock)
+    gate.turn.clear()
+    waiting = [asyncio.create_task(held(table, gate, wait=9.0)) for _ in range(4)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    gate.turn.set()
+    done = await asyncio.gather(*waiting, return_exceptions=True)
+    refused = [one for one in done if isinstance(one, Problem)]
+
+    assert [one.status for one in refused] == [429, 429]
+    assert (len(table), gate.lease.log.count("give back")) == (2, 2)
 
 
 async def test_t8_waiting_clients_are_bounded(table: LeaseTable, gate: ScriptedGate) -> None:

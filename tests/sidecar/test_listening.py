@@ -120,3 +120,26 @@ def test_the_service_manager_is_told(path: Path) -> None:
 
 def test_a_service_manager_that_is_gone_is_no_error(path: Path) -> None:
     listening.notify("READY=1", {"NOTIFY_SOCKET": str(path)})
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o660, 0o606, 0o622])
+def test_t5_a_socket_that_was_handed_over_is_judged_by_its_files_mode(
+    path: Path, mode: int
+) -> None:
+    with opened(path) as sock:
+        assert listening.open_to_others([sock]) is None
+        path.chmod(mode)
+        assert listening.open_to_others([sock]) == f"unix:{path} (mode {mode:04o})"
+        path.unlink()
+        assert listening.open_to_others([sock]) == f"unix:{path} (No such file or directory)"
+
+
+def test_t5_a_name_without_a_file_has_no_rights_to_judge() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.bind(f"\0gatekeeper-test-{os.getpid()}")
+        assert "has no file" in (listening.open_to_others([sock]) or "")
+
+
+def test_what_is_no_unix_socket_has_no_file_to_judge() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        assert listening.open_to_others([sock]) is None

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,38 @@ async def test_t5_a_socket_that_was_handed_over_is_judged_by_where_it_listens(
         with pytest.raises(ConfigError, match=r"0\.0\.0\.0 port \d+ can be reached"):
             async with running(wiring):
                 pass
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o600])
+async def test_t5_a_handed_unix_socket_that_others_may_write_to_needs_a_token(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: int
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(TOKEN, encoding="utf-8")
+    tokens.chmod(0o600)
+    plain = Config.from_dict({"storage": {"path": "memory"}})
+    keyed = replace(plain, server=replace(plain.server, token_file=str(tokens)))
+    with (
+        tempfile.TemporaryDirectory(prefix="gk") as short,
+        socket.socket(socket.AF_UNIX) as given,
+    ):
+        given.bind(f"{short}/s")
+        Path(short, "s").chmod(mode)
+        monkeypatch.setattr(listening, "activated_sockets", lambda environ: [given])
+
+        def wiring(config: Config) -> Wiring:
+            return Wiring("testbot/1.0", config, lambda: plain, lambda where, curl: None)
+
+        if mode == 0o666:
+            with pytest.raises(ConfigError, match=r"unix:.* \(mode 0666\) .*SocketMode=0600"):
+                async with running(wiring(plain)):
+                    pass
+            async with running(wiring(keyed)) as service:
+                with pytest.raises(ConfigError, match="SocketMode=0600"):
+                    reload(service)  # to a configuration without a token
+        else:
+            async with running(wiring(plain)) as service:
+                assert service.exposed is None
 
 
 async def test_t5_a_reload_opens_no_door_that_a_token_shut(start: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from aiohttp import web
 from gatekeeper.decision import Decision
 from gatekeeper.prepared import Given
 from gatekeeper.sidecar.problems import Problem
-from gatekeeper.sidecar.routing import Call, Glance, Route
+from gatekeeper.sidecar.routing import CHECK, Call, Glance, Route
 from gatekeeper.sidecar.wire import decode, encode, quick_json, read_body, read_query
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ ROUTES = (
         "May this URL be fetched?",
         query=CheckQuery,
         answers={200: Decision},
+        needs=CHECK,
         problems=(400,),
         at_once=check_at_once,
     ),
@@ -111,6 +112,7 @@ ROUTES = (
         "May these URLs be fetched?",
         body=Batch,
         answers={200: Decisions},
+        needs=CHECK,
         problems=(400, 413, 415),
     ),
 )

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper.sidecar import metrics, openapi
-from gatekeeper.sidecar.routing import ANY, Call, Route
+from gatekeeper.sidecar.routing import ANY, CHECK, Call, Route
 from gatekeeper.sidecar.wire import json_response
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ async def prometheus(service: Service, call: Call) -> web.StreamResponse:
 
 
 ROUTES = (
-    Route("GET", "/", index, "This list.", answers={200: Index}),
-    Route("GET", "/openapi.json", openapi_json, "The contract.", answers={200: dict}),
-    Route("GET", "/metrics", prometheus, "For Prometheus.", answers={200: "text/plain"}),
+    Route("GET", "/", index, "This list.", answers={200: Index}, needs=CHECK),
+    Route("GET", "/openapi.json", openapi_json, "The contract.", answers={200: dict}, needs=CHECK),
+    Route(
+        "GET", "/metrics", prometheus, "For Prometheus.", answers={200: "text/plain"}, needs=CHECK
+    ),
 )

@@ -18,7 +18,7 @@ from gatekeeper.operating import token_of
 from gatekeeper.robots import Candidate, Finding, Group, Policy, RobotsTxt
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routes.check import CheckQuery, UserAgent
-from gatekeeper.sidecar.routing import Call, Route
+from gatekeeper.sidecar.routing import CHECK, Call, Route
 from gatekeeper.sidecar.wire import json_response, read_body, read_query
 
 if TYPE_CHECKING:
@@ -278,6 +278,7 @@ ROUTES = (
         "Why this answer?",
         query=CheckQuery,
         answers={200: Explanation},
+        needs=CHECK,
         problems=(400,),
     ),
     Route(
@@ -287,6 +288,7 @@ ROUTES = (
         "How would this text answer?",
         body=WhatIf,
         answers={200: Explanation},
+        needs=CHECK,
         problems=(400, 413, 415),
     ),
     Route(
@@ -296,6 +298,7 @@ ROUTES = (
         "The file of an origin, as parsed.",
         query=RobotsQuery,
         answers={200: RobotsFile},
+        needs=CHECK,
         problems=(400, 403),
     ),
     Route(
@@ -305,6 +308,7 @@ ROUTES = (
         "Every version of an origin's file, and when it was seen.",
         query=HistoryQuery,
         answers={200: History},
+        needs=CHECK,
         problems=(400,),
     ),
 )

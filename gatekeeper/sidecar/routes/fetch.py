@@ -15,7 +15,7 @@ from gatekeeper.decision import Decision
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout
 from gatekeeper.leasing import Lease, refuse
 from gatekeeper.sidecar.problems import SANDBOXED, Problem
-from gatekeeper.sidecar.routing import Call, Route
+from gatekeeper.sidecar.routing import CRAWL, Call, Route
 from gatekeeper.sidecar.waiting import Wanted
 from gatekeeper.sidecar.wire import read_query
 
@@ -254,6 +254,7 @@ ROUTES = (
         answers={200: "*/*"},
         headers=(*_SAID, "Content-Location", *_ANSWERED),
         relays=True,
+        needs=CRAWL,
         problems=(400, 403, 429, 502, 503, 504),
     ),
 )

@@ -47,7 +47,31 @@ async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
     peer = call.request.remote
     if peer and peer not in service.trusted_peers:
         raise Problem(403, "peer", "only server.trusted_peers may ask this")
+    _judge_host(service, call)
     call.client = peer or "local"  # the proxy: of its visitor nothing is certain
+    try:
+        service.clients.enter(call.client)
+    except Problem as many:  # nginx would make a 500 of its 429
+        raise Problem(403, many.kind, many.detail, headers=many.headers) from None
+    try:
+        return await _answered(service, call)
+    finally:
+        service.clients.leave(call.client)
+
+
+def _judge_host(service: Service, call: Call) -> None:
+    """T4, T7: nginx, Traefik and Caddy name us in Host, so a request that names another came
+    from elsewhere. Envoy sends its visitor's Host on: judged only where names are listed."""
+    wanted = service.forward_auth_hosts
+    if wanted:
+        host = call.request.headers.get("Host", "").lower()
+        name = host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
+        if host not in wanted and name not in wanted:
+            raise Problem(403, "host", "server.forward_auth_hosts does not list this Host header")
+
+
+async def _answered(service: Service, call: Call) -> web.StreamResponse:
+    """200 or 403 by the decision, once the request was let in."""
     try:
         decision = await _decide(service, call)
     except Problem:

@@ -15,7 +15,7 @@ from gatekeeper.errors import LeaseTimeout
 from gatekeeper.names import host_named
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.sidecar.problems import Problem
-from gatekeeper.sidecar.routing import Call, Handler, Route
+from gatekeeper.sidecar.routing import CRAWL_OR_ADMIN, Call, Handler, Route
 from gatekeeper.sidecar.wire import Nothing, json_response, read_body, read_query
 
 if TYPE_CHECKING:
@@ -232,6 +232,7 @@ ROUTES = (
         "/v1/hosts/{host}",
         one_host,
         "Every clock of a host.",
+        needs=CRAWL_OR_ADMIN,
         answers={200: HostBody},
         problems=(400,),
     ),

@@ -16,7 +16,7 @@ from gatekeeper.sidecar.leasebook import OpenLease
 from gatekeeper.sidecar.leases import Held
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routes.check import UserAgent
-from gatekeeper.sidecar.routing import Call, Glance, Route
+from gatekeeper.sidecar.routing import CRAWL, Call, Glance, Route
 from gatekeeper.sidecar.waiting import Wanted
 from gatekeeper.sidecar.wire import (
     encode,
@@ -202,6 +202,7 @@ ROUTES = (
         "A turn at a host.",
         body=LeaseRequestBody,
         answers={201: LeaseBody},
+        needs=CRAWL,
         problems=(400, 403, 413, 415, 429, 503),
         at_once=acquire_at_once,
     ),
@@ -213,6 +214,7 @@ ROUTES = (
         body=Renewal,
         body_required=False,
         answers={200: LeaseBody},
+        needs=CRAWL,
         problems=(400, 404, 413, 415, 503),
     ),
     Route(
@@ -223,6 +225,7 @@ ROUTES = (
         body=LeaseReport,
         body_required=False,
         answers={204: None},
+        needs=CRAWL,
         problems=(400, 404, 413, 415, 503),
         at_once=report_at_once,
     ),
@@ -232,6 +235,7 @@ ROUTES = (
         give_back,
         "Give it back unused.",
         answers={204: None},
+        needs=CRAWL,
         problems=(404, 503),
     ),
 )
