@@ -22,6 +22,7 @@ from gatekeeper.decision import Decision
 from gatekeeper.dialling import Dialling
 from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.directory import Directory
+from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import Guard, GuardedConnector
 from gatekeeper.fetching.records import Record
@@ -100,6 +101,7 @@ class Gatekeeper(Immediate, Many, Dialling):
         self._wishes = Wishes(
             self._scheduler, self._decider, self._clock, self._agent, self._whereabouts
         )
+        self._faults = LocalFaults(self._rng, self._on_fault)
         self._directory: Directory | None = None
         self._warm: dict[str, Record] = {}
         self._answers = PreparedAnswers(
@@ -112,6 +114,7 @@ class Gatekeeper(Immediate, Many, Dialling):
             self._scheduler,
             self._clock,
             self._decider.serial,
+            self._faults,
             self._whereabouts,
         )
         self._middleware = partial(self.passage(), UNLIMITED)
@@ -138,6 +141,7 @@ class Gatekeeper(Immediate, Many, Dialling):
             await self._scheduler.open()
             stack.push_async_callback(self._scheduler.close)
             self._lessor.loop = asyncio.get_running_loop()
+            stack.callback(self._lessor.uplink.close)
             session = self._session
             if session is None:
                 session = await stack.enter_async_context(self._own_session())
@@ -157,7 +161,7 @@ class Gatekeeper(Immediate, Many, Dialling):
                 rng=self._rng,
                 storage=self._storage,
                 on_learnt=self._wishes.learnt,
-                on_fault=self._wishes.local_fault,
+                faults=self._faults,
             )
             self._wishes.look_up = directory.recall
             self._wishes.holder = directory.holder
@@ -290,7 +294,8 @@ class Gatekeeper(Immediate, Many, Dialling):
         """
         if spelling is not None and isinstance(self.connector, GuardedConnector):
             self.connector.spelling = spelling
-        return gate_passage(self._lessor.wait, self._lessor.take, spelling)
+        lessor = self._lessor
+        return gate_passage(lessor.wait, lessor.take, spelling, lessor.uplink.unreached)
 
     # -- inside ----------------------------------------------------------------------
 
@@ -349,6 +354,13 @@ class Gatekeeper(Immediate, Many, Dialling):
         """A page of the origin answered: is the site generally up? (RFC-38, VND-05)."""
         if self._directory is not None:
             self._directory.note_page(origin, ok)
+
+    def _on_fault(self, on: bool) -> None:
+        """A fault of our own network began, or is over."""
+        if on:
+            self._scheduler.freeze(self._faults.unanswered)
+        else:
+            self._scheduler.thaw()
 
     def _refuse_hop(self, url: str) -> object | None:
         return None if self.guard is None else self.guard.refuses_url(url)

@@ -41,6 +41,10 @@ class Holdings(Generic[H]):
     def __len__(self) -> int:
         return len(self.first) + sum(map(len, self._more.values()))
 
+    def everybody(self) -> list[H]:
+        """Every lease that is remembered; some may have ended."""
+        return [*self.first.values(), *(one for more in self._more.values() for one in more)]
+
     def add(self, lease: H) -> None:
         """Remember a lease that has an owner."""
         first = self.first.setdefault(lease.host, lease)
@@ -74,14 +78,14 @@ class Holdings(Generic[H]):
             first = self.first.get(host)
             held = [] if first is None else [first, *self._more.get(host, ())]
         else:
-            held = [*self.first.values(), *(one for more in self._more.values() for one in more)]
+            held = self.everybody()
         return [lease for lease in held if lease.owner is task and not lease.ended]
 
     def _sweep(self) -> None:
         """Forget leases that ended by themselves, in bulk now and then."""
         if len(self.first) <= self._crowded:
             return
-        everybody = [*self.first.values(), *(one for more in self._more.values() for one in more)]
+        everybody = self.everybody()
         self.first.clear()
         self._more.clear()
         for lease in everybody:

@@ -63,6 +63,8 @@ class Lease(msgspec.Struct, eq=False):
     """Called when the connection is free."""
     data: Any = None
     """The payload of a URL that came out of a `PoliteQueue`; yours to use otherwise."""
+    _by_hand: bool = False
+    """Whether and when its request is sent is its holder's affair, unless it is claimed."""
 
     @property
     def decision(self) -> Decision:
@@ -76,6 +78,22 @@ class Lease(msgspec.Struct, eq=False):
     def __repr__(self) -> str:
         state = "ended" if self.ended else f"until {self.expires_at:%H:%M:%SZ}"
         return f"<Lease {self.url} {state}>"
+
+    @property
+    def origin(self) -> str:
+        """Whose robots.txt decided."""
+        return self._answer.origin
+
+    @property
+    def started_at(self) -> float:
+        """Monotonic seconds of the grant."""
+        return self._grant.start_at
+
+    @property
+    def awaits_head(self) -> bool:
+        """Its request is known to have been sent, and nothing was heard of it."""
+        grant = self._grant
+        return grant.open and not grant.headed and (self._claimed or not self._by_hand)
 
     @property
     def expires_at(self) -> datetime:
@@ -135,6 +153,7 @@ class Lease(msgspec.Struct, eq=False):
         """The head of the response is here: the interval counts from now."""
         if self._head_at is None:
             self._head_at = now = self._lessor.now()
+            self._lessor.uplink.heard(self.origin, now)
             self._grant.head(now)
 
     def answered(
@@ -144,6 +163,11 @@ class Lease(msgspec.Struct, eq=False):
         grant, lessor = self._grant, self._lessor
         read = lessor.now  # an attribute that is called is slow before Python 3.12
         now = read()
+        faults = lessor.faults
+        if faults.doubtful:
+            faults.answered(self._answer.origin, now)
+        else:  # in place: each page comes this way
+            faults.heard[self._answer.origin] = faults.last_answer = now
         if self._answer.__class__ is Decision and not grant.reported:
             self._note(status)
         elapsed = (now if self._head_at is None else self._head_at) - grant.start_at
@@ -169,9 +193,14 @@ class Lease(msgspec.Struct, eq=False):
             return
         if elapsed is None and self._head_at is not None:
             elapsed = self._head_at - grant.start_at
+        now = None
         if status is not None:
             self._note(status)
-        grant.report(status, elapsed, retry_after, size, rate_limit=rate_limit)
+            now = self._lessor.now()
+            self._lessor.uplink.heard(self.origin, now)
+        grant.report(status, elapsed, retry_after, size, rate_limit=rate_limit, now=now)
+        if status is None and elapsed is not None and self._head_at is None:
+            self._lessor.uplink.unanswered(self)
 
     def _note(self, status: int) -> None:
         # A lease had at once is of an origin whose file is fresh: nothing to be learnt there.

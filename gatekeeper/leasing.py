@@ -12,6 +12,7 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Deferred, Denied, LeaseTimeout
+from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.whereabouts import Whereabouts
 from gatekeeper.holdings import Holdings
 from gatekeeper.lease import Lease, Origin
@@ -19,6 +20,7 @@ from gatekeeper.middleware import open_leases
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
 from gatekeeper.unentered import Unentered
+from gatekeeper.uplink import Uplink
 from gatekeeper.urls import Target
 
 __all__ = ["Lease", "LeaseRequest", "Lessor", "refuse"]
@@ -64,6 +66,7 @@ class LeaseRequest:
         lease = lessor.take(self._url, asyncio.current_task(lessor.loop))
         if lease is not None:
             self._lease = lease
+            lease._by_hand = True
             open_leases.set((*open_leases.get(), lease))
         return lease
 
@@ -78,6 +81,7 @@ class LeaseRequest:
                 timeout=self._timeout,
                 user_agent=self._agent,
             )
+            lease._by_hand = True
             open_leases.set((*open_leases.get(), lease))
         return lease
 
@@ -127,13 +131,17 @@ class Lessor:
         scheduler: Scheduler,
         clock: Clock,
         serial: Iterator[int],
+        faults: LocalFaults,
         whereabouts: Whereabouts | None = None,
     ) -> None:
-        """`serial` numbers the decisions; `whereabouts`, if any, knows hosts' addresses."""
+        """`serial` numbers the decisions; `faults` hears who answers; `whereabouts`, if any,
+        knows hosts' addresses."""
         self.answers = answers
         self.clock = clock
         self.now = clock.monotonic
         self.holdings: Holdings[Lease] = Holdings()
+        self.faults = faults
+        self.uplink = Uplink(faults, scheduler, clock, self.holdings)
         # A host that shares the clock of its address has no turn before that is looked up.
         self._at_once = at_once if whereabouts is None else _nobody
         self._at_place = at_place if whereabouts is None else _nobody
@@ -162,6 +170,8 @@ class Lessor:
         if grant is None:
             return None
         lease = Lease(self, grant, url, host, owner, origin, next(self._serial))
+        if self.uplink.asleep:
+            self.uplink.wake()
         if owner is not None and self.holdings.first.setdefault(host, lease) is not lease:
             self.holdings.add(lease)
         return lease
@@ -178,11 +188,12 @@ class Lessor:
         """The lease as soon as it can be had. See `Gatekeeper.acquire`."""
         owner = asyncio.current_task(self.loop) if owned else None
         lease = self.take(url, owner) if user_agent is None else None
-        if lease is not None:
-            return lease
-        return await self.wait(
-            url, owner, priority=priority, timeout=timeout, user_agent=user_agent
-        )
+        if lease is None:
+            lease = await self.wait(
+                url, owner, priority=priority, timeout=timeout, user_agent=user_agent
+            )
+        lease._by_hand = True
+        return lease
 
     async def wait(
         self,
@@ -222,6 +233,7 @@ class Lessor:
             scopes=scopes,
         )
         lease = Lease(self, grant, target.url, target.host, owner, decision)
+        self.uplink.wake()
         if owner is not None:
             self.holdings.add(lease)
         return lease

@@ -170,6 +170,10 @@ def _nothing_at_once(*_: object) -> None:
     """No lease of a gate that can't see at a glance whether one is to be had."""
 
 
+def _unheard(_lease: HeldLease, _error: BaseException) -> None:
+    """Nobody wants to know why a request failed."""
+
+
 def gate_middleware(gate: Gate) -> ClientMiddlewareType:
     """A client middleware: every hop is decided, paced and reported.
 
@@ -190,12 +194,15 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
 
 
 def gate_passage(
-    wait: Wait, take: Take = _nothing_at_once, spelling: Spelling | None = None
+    wait: Wait,
+    take: Take = _nothing_at_once,
+    spelling: Spelling | None = None,
+    unreached: Callable[[HeldLease, BaseException], object] = _unheard,
 ) -> Passage:
     """The same for requests that have an allowance of their own, over a gate's own roads.
 
     Their leases stand in no context's list. `spelling` is what reads the requests' URLs, if
-    anything of ours does.
+    anything of ours does. `unreached` is told of each request that failed, and with what.
     """
 
     offered = _Offered()
@@ -230,6 +237,7 @@ def gate_passage(
                 rate_limit=headers.get(_RATE_LIMIT),
             )
         except BaseException as error:
+            unreached(lease, error)
             if _failed(error, lease, own, started):
                 raise TimeoutError from None
             raise

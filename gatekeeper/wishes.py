@@ -144,13 +144,6 @@ class Wishes:
         if blocked is not None and blocked[1] == PARKED:
             self._scheduler.block(host, 0.0)
 
-    def local_fault(self, on: bool) -> None:
-        """The fault is ours: pages wait while robots.txt probes find out when it is over."""
-        if on:
-            self._scheduler.freeze()
-        else:
-            self._scheduler.thaw()
-
 
 class _Lookout:
     """Looks now and then what a robots.txt's turn waits for, and tells those who wait with it.

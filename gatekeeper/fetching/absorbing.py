@@ -22,7 +22,7 @@ from gatekeeper.fetching.storing import from_stored, to_stored, tombstone
 from gatekeeper.robots import RobotsTxt
 from gatekeeper.storage.base import OriginRecord, Storage
 
-__all__ = ["Absorber"]
+__all__ = ["Absorber", "answered"]
 
 log: Final = logging.getLogger("gatekeeper.fetching")
 
@@ -30,10 +30,21 @@ _SOON: Final = 1.0
 _PAGE_NOTED_EVERY: Final = 3_600.0
 
 _NOT_RECORDED: Final = frozenset({Outcome.OURS, Outcome.OVERLOADED})
-_NOT_FROM_THE_NETWORK: Final = frozenset(
-    {Outcome.DNS_NXDOMAIN, Outcome.EGRESS_POLICY, Outcome.BLOCKED, Outcome.INTERNAL}
-)
-"""Failures that say nothing about our uplink, either way."""
+_ANSWERED: Final = frozenset({Outcome.TLS, Outcome.INVALID_RESPONSE, Outcome.BAD_ENCODING})
+"""Failures with which something came from the site, though it was no head."""
+
+
+def answered(retrieval: Retrieval) -> bool:
+    """Whether something came from the network that contradicts a fault of our own.
+
+    Not a refused connection or a name that does not exist: they say nothing, either way.
+    """
+    outcome = retrieval.outcome
+    if retrieval.hops:  # whoever redirected us answered, whatever came of it
+        return True
+    if outcome.row.local:
+        return False  # 511 is the captive portal's answer
+    return outcome.good or retrieval.status is not None or outcome in _ANSWERED
 
 
 class Absorber:
@@ -72,13 +83,16 @@ class Absorber:
         now = self._clock.monotonic()
         if outcome in _NOT_RECORDED:
             return self._not_recorded(origin, old, outcome, now + _SOON)  # row 28
-        if outcome.row.local:
-            if self._faults.failed(
-                origin, began=began, now=now, undo=lambda: self._restore(origin, old)
-            ):
-                return self.postponed(origin)
-        elif outcome not in _NOT_FROM_THE_NETWORK:
+        if answered(retrieval):
             self._faults.answered(origin, now)
+        if outcome.row.local and self._faults.failed(
+            origin,
+            began=began,
+            now=now,
+            undo=lambda: self._restore(origin, old),
+            addresses=retrieval.addresses,
+        ):
+            return self.postponed(origin)
         if outcome.good:
             record = self._good(origin, retrieval, outcome, old, now)
         else:

@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 from aiohttp.connector import Connection
 from aiohttp.hdrs import CONTENT_ENCODING, CONTENT_TYPE
+from msgspec.structs import replace
 from yarl import URL
 
 from gatekeeper.clock import Clock
@@ -21,7 +22,9 @@ from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.content import is_binary, is_media, judge
 from gatekeeper.fetching.decoding import BadEncoding, Decoder
 from gatekeeper.fetching.interim import limit_interim
+from gatekeeper.fetching.guard import dialling
 from gatekeeper.fetching.outcomes import Outcome, classify
+from gatekeeper.fetching.retrieval import hurried
 from gatekeeper.fetching.watching import Alarm, Watch
 from gatekeeper.urls import Target
 
@@ -42,6 +45,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     elapsed: float | None = None
     """Seconds from the sending to the head."""
     detail: str = ""
+    addresses: tuple[str, ...] = ()
 
 
 class Asker:
@@ -69,7 +73,14 @@ class Asker:
     def watch(self) -> Watch:
         """For one retrieval: all its requests share the time that it has. Raises GateClosed."""
         self._session()
-        return Watch(self._alarm, self._config, self._loop)
+        config, most = self._config, hurried.get()
+        if most is not None:
+            config = replace(
+                config,
+                connect_timeout=min(config.connect_timeout, most),
+                first_byte_timeout=min(config.first_byte_timeout, most),
+            )
+        return Watch(self._alarm, config, self._loop)
 
     def _session(self) -> aiohttp.ClientSession:
         """Our own session, made when it is first asked for.
@@ -98,6 +109,8 @@ class Asker:
         session = self._session()
         in_body = False
         head: aiohttp.ClientResponse | None = None
+        dialled: list[str] = []
+        dialling.set(dialled)
         try:
             with watch:
                 async with session.get(
@@ -129,6 +142,7 @@ class Asker:
                 status=None if head is None else head.status,
                 headers={} if head is None else head.headers,
                 detail=f"{type(error).__name__}: {error}"[:300],
+                addresses=tuple(dialled),
             )
 
 

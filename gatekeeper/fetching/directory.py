@@ -18,15 +18,15 @@ from typing import Final
 
 import msgspec
 
-from gatekeeper.clock import Clock
+from gatekeeper.clock import Clock, Timer, deadline
 from gatekeeper.config import Config
 from gatekeeper.errors import GateClosed, StorageError
-from gatekeeper.fetching.absorbing import Absorber
-from gatekeeper.fetching.faults import LocalFaults
+from gatekeeper.fetching.absorbing import Absorber, answered
+from gatekeeper.fetching.faults import PATIENCE, LocalFaults
 from gatekeeper.fetching.flights import Flight, HeldUp, flying
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import NO_TEXT, Answer, Record, Standing
-from gatekeeper.fetching.retrieval import Retrieval, RobotsSource, Validators
+from gatekeeper.fetching.retrieval import Retrieval, RobotsSource, Validators, hurried
 from gatekeeper.fetching.shelf import Shelf
 from gatekeeper.fetching.texts import Text
 from gatekeeper.fetching.warmth import Sweeper
@@ -92,16 +92,16 @@ class Directory:
         storage: Storage | None = None,
         on_evict: Callable[[str], object] | None = None,
         on_learnt: Callable[[Record], object] = lambda _record: None,
-        on_fault: Callable[[bool], object] = lambda _on: None,
+        faults: LocalFaults | None = None,
     ) -> None:
         """`on_evict(origin)` is called when a record in `warm` or handed out goes cold,
-        `on_learnt` with each record that a retrieval came to, `on_fault` when a fault of our
-        own network begins (True) and when it is over. They must be short and must not raise."""
+        `on_learnt` with each record that a retrieval came to. They must be short and must not
+        raise. `faults` hears from others, too, who answers; None: it is the directory's own."""
         self._fetcher = fetcher
         self._config = config
         self._clock = clock
         self._storage = storage
-        self._faults = LocalFaults(rng, on_fault)
+        self._faults = faults or LocalFaults(rng)
         self.warm: dict[str, Record] = {}
         self._sweeper = Sweeper(self.warm, clock)
         self._shelf = Shelf(
@@ -122,7 +122,8 @@ class Directory:
             on_learnt=on_learnt,
         )
         self._flights: dict[str, Flight] = {}
-        self._prober: asyncio.Task[None] | None = None
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._next_probe: Timer | None = None
         self._waiting = 0
         self._counts: Counter[str] = Counter()
         self._fetches = 0
@@ -141,15 +142,16 @@ class Directory:
         """Begin to answer, in this loop. The storage, if any, is opened by its owner."""
         self._loop = asyncio.get_running_loop()  # kept: to ask for it is a system call
         self._open = True
+        self._faults.on_doubt = self._plan_probes
 
     async def close(self) -> None:
         """End every flight; those who wait get GateClosed. Idempotent."""
         self._open = False
         self._sweeper.close()
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
-        if self._prober is not None:
-            tasks.append(self._prober)
-            self._prober = None
+        tasks.extend(self._probes.values())
+        if self._next_probe is not None:
+            self._next_probe.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -335,10 +337,14 @@ class Directory:
             if record.usable(now) and not flight.force:
                 flight.answer(record)  # the rest of this flight is in the background
         flight.asked = True
-        if not self._faults.may_ask(now):
+        if not self._faults.may_ask(origin, now):
             return self._absorber.postponed(origin)
         self._fetches += 1
         retrieval = await self._fetcher.fetch(origin, self._validators(record, origin))
+        return await self._take_in(origin, retrieval, now)
+
+    async def _take_in(self, origin: str, retrieval: Retrieval, now: float) -> Record:
+        """Make a record of a retrieval that began at `now`."""
         self._counts[retrieval.outcome.row.name] += 1
         if self.on_retrieval is not None:
             self.on_retrieval(origin, retrieval, self._clock.monotonic() - now)
@@ -347,8 +353,6 @@ class Directory:
         text = await self._read_ahead(retrieval.body)
         learnt = self._absorber.absorb(origin, retrieval, began=now)
         del text
-        if self._faults.active and self._prober is None and self._open:
-            self._prober = self._loop.create_task(self._probe())
         return learnt
 
     async def _read_ahead(self, body: bytes | None) -> Text | None:
@@ -376,19 +380,62 @@ class Directory:
         url = good.hops[-1] if good.hops else f"{origin}/robots.txt"
         return Validators(url=url, etag=good.etag, last_modified=good.last_modified)
 
-    async def _probe(self) -> None:
-        """During a local fault: ask for one suspect at a time until the network is back.
+    # -- is it us?
 
-        Otherwise a fault would last until somebody asks, who waits for it to be over.
+    def _plan_probes(self) -> None:
+        """Have `_send_probes` called when somebody is to be probed."""
+        if self._next_probe is not None:
+            self._next_probe.cancel()
+            self._next_probe = None
+        now = self._clock.monotonic()
+        pause = self._faults.pause(now)
+        if pause is not None and self._open:
+            self._next_probe = self._clock.call_at(now + pause, self._send_probes)
+
+    def _send_probes(self) -> None:
+        """Ask some for their robots.txt to find out whether we can reach anybody.
+
+        Nobody waits for a probe: one that gets no answer must not put off the next one.
         """
+        self._next_probe = None
+        now = self._clock.monotonic()
+        for origin in self._faults.to_ask(now):
+            if origin in self._probes:
+                continue
+            if origin in self._flights:
+                self._faults.given_up(origin, now)  # what comes of that is heard of anyway
+                continue
+            task = self._probes[origin] = self._loop.create_task(self._probe(origin))
+            task.add_done_callback(partial(self._probed, origin))
+        self._plan_probes()
+
+    def _probed(self, origin: str, _task: asyncio.Task[None]) -> None:
+        del self._probes[origin]
+
+    async def _probe(self, origin: str) -> None:
+        """Ask one, in its host's turn like any request, and wait no longer than a probe may.
+
+        Of a failure nothing is recorded: it was our own curiosity, and in a hurry.
+        """
+        hurried.set(PATIENCE)
+        clock, record = self._clock, self._shelf.get(origin)
+        began = clock.monotonic()
         try:
-            while self._faults.active:
-                now = self._clock.monotonic()
-                await self._clock.sleep(max(_SOON, self._faults.retry_at(now) - now))
-                origin = self._faults.next_suspect()
-                if origin is not None and self._faults.active:
-                    await self.refresh(origin)
-        except GateClosed:
-            pass
-        finally:
-            self._prober = None
+            async with deadline(clock, PATIENCE + _SOON):
+                validators = self._validators(record, origin)
+                retrieval = await self._fetcher.fetch(origin, validators)
+        except TimeoutError:  # its turn did not come
+            self._faults.given_up(origin, clock.monotonic())
+            return
+        except Exception as error:  # fetching.md 2.9
+            self._internal += 1
+            log.exception("probe of %s: unexpected %s", origin, type(error).__name__)
+            self._faults.given_up(origin, clock.monotonic())
+            return
+        self._fetches += 1
+        if answered(retrieval):
+            await self._take_in(origin, retrieval, began)
+        elif retrieval.outcome.row.local or retrieval.outcome is Outcome.TIMEOUT:
+            self._faults.failed(origin, began=began, now=clock.monotonic())
+        else:
+            self._faults.given_up(origin, clock.monotonic())

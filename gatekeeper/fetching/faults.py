@@ -1,36 +1,84 @@
 """Telling our own uplink's failure from the sites' (fetching.md section 6).
 
-One lost uplink must not write "unreachable" on every origin and start thousands of
-30-day timers. So a failure that our own side could have caused is a *suspect* until
-something contradicts it: any answer from the network that came while, or after, the
-failed attempt was under way. When the suspects of ten seconds are many enough, the fault
-is ours: nothing is recorded, what was recorded of the suspects is undone, and a single
-probe at a time, with back-off, finds out when it is over.
+One lost uplink must not write "unreachable" on every origin and start thousands of 30-day
+timers; nor may a list of dead links stop the hosts that answer. What is evidence of what:
+
+for      name servers that don't answer, no route, connections and TLS that time out, 511: of
+         20 distinct sites within 10 seconds, 30 % of those that were tried; or of three sites
+         that answered lately, where no other one that did can be reached either
+against  any answer, a page's head as much as a robots.txt: it clears all suspicion, ends a
+         fault at once, and whatever began to fail before it came is the site's own affair
+neither  refused and reset connections, and names that don't exist: something answered, but
+         a middlebox may have
+
+A site is a registrable domain, or an address: 25 names of one domain, or of one machine, are
+one. While a fault is on, nothing is recorded, what was recorded of the suspects is undone,
+hosts that answered and have not failed since go on, and the others wait for the probes.
+
+Pure: no I/O, no clock. Times are monotonic seconds.
 """
 
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
+from heapq import nlargest
+from ipaddress import ip_address
 from typing import Final
 
-__all__ = ["LocalFaults"]
+from gatekeeper.urls import host_of
+
+__all__ = ["LEAST", "PATIENCE", "WINDOW", "LocalFaults", "site_of"]
 
 WINDOW: Final = 10.0
-"""Seconds over which origins are counted."""
+"""Seconds over which sites are counted."""
 LEAST: Final = 20
-"""Distinct origins that must have been tried."""
+"""Distinct sites that must have failed."""
 SHARE: Final = 0.30
-"""Share of them that must have failed."""
+"""Share of those tried that must have failed."""
+FEW: Final = 3
+"""The same for sites that answered lately."""
+LATELY: Final = 300.0
+"""Seconds for which a site that answered counts as one that answers."""
+PATIENCE: Final = 3.0
+"""Seconds that a probe may take to connect, and then to its head."""
 _FIRST_PROBE: Final = 1.0
+_NEXT_PROBE: Final = 2.0
+"""Seconds between probes while somebody is there to be asked who answered lately, or who was
+never asked: the end of a fault is found within five seconds."""
 _LAST_PROBE: Final = 60.0
+_AT_ONCE: Final = 2
+"""Origins that answered lately that are probed at once."""
+_NEWCOMERS: Final = 8
+"""Origins probed at once in all; one that was never asked before is asked once, as it would be
+anyway."""
+_MOST_UNDONE: Final = 100
 _MOST: Final = 10_000
-"""Origins remembered for the window."""
+"""Origins remembered in any list here."""
+
+
+class _Suspect:
+    """An origin that failed as a lost uplink would make it fail."""
+
+    __slots__ = ("at", "group", "lately", "undo")
+
+    def __init__(self, group: int, *, lately: bool) -> None:
+        self.at = 0.0
+        """When it last failed."""
+        self.group = group
+        self.lately = lately
+        """It had answered lately."""
+        self.undo: list[Callable[[], object]] = []
 
 
 class LocalFaults:
-    """Counts who failed lately; says when it is us. Times are monotonic seconds."""
+    """Weighs who failed lately against who answered; says when it is us.
+
+    `heard` and `last_answer` may be written by whoever hears an answer, while `doubtful` is
+    false; otherwise `answered` has to be called. It does all three.
+    """
 
     def __init__(
         self, rng: random.Random, on_change: Callable[[bool], object] = lambda _on: None
@@ -38,60 +86,103 @@ class LocalFaults:
         """`on_change` is told when a fault begins (True) and when it is over."""
         self._rng = rng
         self._on_change = on_change
-        self._tried: OrderedDict[str, float] = OrderedDict()
-        """Origin -> when its last attempt ended, oldest first."""
-        self._suspects: dict[str, Callable[[], object]] = {}
-        """Origin -> how to undo what was recorded of its failure."""
-        self._probes: deque[str] = deque(maxlen=LEAST)
-        """Suspects of the running fault, to be asked by turns."""
-        self._last_answer = float("-inf")
-        self._probe_at = 0.0
-        self._pause = _FIRST_PROBE
-        self._began = 0.0
-        self._lasted = 0.0
+        self.on_doubt: Callable[[], object] = lambda: None
+        """Told when there is somebody to be probed."""
+        self.heard: dict[str, float] = {}
+        """Origin -> when it last answered."""
+        self.last_answer = float("-inf")
+        self.doubtful = False
+        """Somebody is suspected, or a fault is on."""
         self.active = False
         """A local fault is on: nothing may be held against any origin."""
         self.count = 0
         """Faults so far."""
+        self.unanswered: set[str] = set()
+        """Hosts whose last attempt failed, while a fault is on."""
+        self._suspects: OrderedDict[str, _Suspect] = OrderedDict()
+        self._groups: Counter[int] = Counter()
+        self._group_of: dict[str, int] = {}
+        """Domain or address -> the number of its site; while anybody is suspected."""
+        self._hints: OrderedDict[str, _Suspect] = OrderedDict()
+        """Origins that gave no answer, nobody knows why."""
+        self._pending: set[str] | None = None
+        """Origins being asked whether it is us; None: nobody need be asked yet."""
+        self._handed_out = False
+        """Whoever sends the probes knows of them."""
+        self._living: deque[str] = deque()
+        """During a fault: origins that answered lately, to be probed by turns."""
+        self._newcomers: OrderedDict[str, None] = OrderedDict()
+        self._probes: deque[str] = deque(maxlen=LEAST)
+        self._met: set[str] = set()
+        """Origins that were suspected or probed in this fault."""
+        self._probe_at = 0.0
+        self._pause = _FIRST_PROBE
+        self._began = 0.0
+        self._lasted = 0.0
+        self._domains = (float("-inf"), 0)
+        """When it was last counted how many sites answered within the window; how many."""
+
+    # -- evidence --------------------------------------------------------------------
 
     def answered(self, origin: str, now: float) -> None:
         """Something came from the network: all suspicion is contradicted."""
-        self._last_answer = now
-        self._suspects.clear()
-        self._note(origin, now)
-        if self.active:
-            self.active = False
-            self._lasted += now - self._began
-            self._on_change(False)
-        self._pause = _FIRST_PROBE
+        self.heard[origin] = self.last_answer = now
+        self.sweep_if_many(now)
+        if self.doubtful:
+            self._clear()
+            if self.active:
+                self.active = False
+                self._lasted += now - self._began
+                self._on_change(False)
 
-    def failed(self, origin: str, *, began: float, now: float, undo: Callable[[], object]) -> bool:
-        """An attempt failed as a lost uplink would make it fail.
+    def failed(
+        self,
+        origin: str,
+        *,
+        began: float,
+        now: float,
+        undo: Callable[[], object] | None = None,
+        addresses: Iterable[str] = (),
+    ) -> bool:
+        """An attempt failed as a lost uplink would make it fail, or is silent for too long.
 
-        Returns whether the fault is ours. If that turns out now or later, `undo` of
-        every suspect but those of a running fault is called.
+        `addresses`: those that were dialled, if any. Returns whether the fault is ours. If
+        that turns out now or later, `undo` of every suspect but those of a running fault is
+        called, the latest first.
         """
-        self._note(origin, now)
         if self.active:
-            self._pause = min(self._pause * 2, _LAST_PROBE)
-            self._set_probe(now)
+            self._failed_again(origin)
             return True
-        if self._last_answer >= began:
+        if self.last_answer >= began:
             return False
-        self._suspects[origin] = undo
-        tried = len(self._tried)
-        if tried < LEAST or len(self._suspects) < SHARE * tried:
-            return False
-        self.active = True
-        self._began = now
-        self.count += 1
-        self._set_probe(now)
-        suspects, self._suspects = self._suspects, {}
-        self._probes.extend(suspects)
-        for undo_one in suspects.values():
-            undo_one()
-        self._on_change(True)
-        return True
+        self._forget_old(now)
+        if self._pending is not None:
+            self._pending.discard(origin)
+        self._noted(self._suspects, origin, began, now, undo, addresses)
+        return self._judge(now)
+
+    def unanswered_by(
+        self, origin: str, *, began: float, now: float, undo: Callable[[], object] | None = None
+    ) -> None:
+        """No answer came from an origin, and nobody knows why: it may have refused.
+
+        That proves nothing; but of origins that answered lately it is a reason to ask them.
+        """
+        if self.active:
+            self._failed_again(origin)
+        elif self.last_answer < began:
+            self._forget_old(now)
+            self._noted(self._hints, origin, began, now, undo, ())
+            self._judge(now)
+
+    def given_up(self, origin: str, now: float) -> None:
+        """A probe came to nothing that is evidence: a refusal, or its host's turn never came."""
+        if self.active or self._pending is None:
+            return
+        self._pending.discard(origin)
+        self._judge(now)
+
+    # -- what follows from it --------------------------------------------------------
 
     def uptime(self, now: float) -> float:
         """Monotonic seconds without those of local faults: what an outage is measured in.
@@ -100,36 +191,240 @@ class LocalFaults:
         """
         return (self._began if self.active else now) - self._lasted
 
-    def may_ask(self, now: float) -> bool:
-        """Whether a retrieval may start: during a fault, one probe at a time."""
+    def may_ask(self, origin: str, now: float) -> bool:
+        """Whether a retrieval may start: during a fault, of an origin that answered lately and
+        has not failed since. The others wait for the probes, and newcomers are among them.
+        """
         if not self.active:
             return True
-        if now < self._probe_at:
-            return False
-        # Taken at once: between here and the probe's end nobody else gets through.
-        self._set_probe(now)
-        return True
+        if origin in self.heard and host_of(origin) not in self.unanswered:
+            return True
+        if origin not in self._met:
+            first = not self._newcomers
+            self._newcomers[origin] = None
+            self._newcomers.move_to_end(origin)
+            if len(self._newcomers) > _MOST:
+                self._newcomers.popitem(last=False)
+            if first and self._pause > _NEXT_PROBE:
+                self._pause = _NEXT_PROBE
+                self._set_probe(now)
+                self.on_doubt()
+        return False
 
     def retry_at(self, now: float) -> float:
         """When to ask again during a fault."""
         return max(self._probe_at, now + _FIRST_PROBE)
 
-    def next_suspect(self) -> str | None:
-        """An origin to probe with; each in its turn."""
-        if not self._probes:
-            return None
-        self._probes.rotate(-1)
-        return self._probes[-1]
+    def pause(self, now: float) -> float | None:
+        """Seconds until somebody is to be probed; None: nobody is."""
+        if self.active:
+            return max(0.0, self._probe_at - now)
+        return 0.0 if self._pending and not self._handed_out else None
+
+    def to_ask(self, now: float) -> list[str]:
+        """Whom to probe now: who answered lately first, then newcomers, then the suspects."""
+        if not self.active:
+            self._handed_out = True
+            return sorted(self._pending or ())
+        chosen: list[str] = []
+        for _ in range(min(_AT_ONCE, len(self._living))):
+            self._living.rotate(-1)
+            chosen.append(self._living[-1])
+        while self._newcomers and len(chosen) < _NEWCOMERS:
+            origin, _ = self._newcomers.popitem()
+            self._met.add(origin)
+            chosen.append(origin)
+        if self._probes and not self._living:
+            self._probes.rotate(-1)
+            chosen.append(self._probes[-1])
+        swift = self._living or self._newcomers
+        self._pause = _NEXT_PROBE if swift else min(self._pause * 2, _LAST_PROBE)
+        self._set_probe(now)
+        return chosen
+
+    def sweep_if_many(self, now: float) -> None:
+        """Forget who answered long ago; of too many, those who answered first."""
+        if len(self.heard) <= _MOST:
+            return
+        kept = [one for one in self.heard.items() if now - one[1] <= LATELY]
+        if len(kept) > _MOST // 2:
+            kept = nlargest(_MOST // 2, kept, key=_when)
+        self.heard.clear()
+        self.heard.update(kept)
+
+    # -- inside ----------------------------------------------------------------------
+
+    def _noted(
+        self,
+        among: OrderedDict[str, _Suspect],
+        origin: str,
+        began: float,
+        now: float,
+        undo: Callable[[], object] | None,
+        addresses: Iterable[str],
+    ) -> _Suspect:
+        suspect = among.get(origin)
+        if suspect is None:
+            heard = self.heard.get(origin)
+            lately = heard is not None and began - heard <= LATELY
+            suspect = among[origin] = _Suspect(self._group(origin, addresses), lately=lately)
+            if among is self._suspects:
+                self._groups[suspect.group] += 1
+        suspect.at = now
+        if undo is not None and len(suspect.undo) < _MOST_UNDONE:
+            suspect.undo.append(undo)
+        among.move_to_end(origin)
+        self.doubtful = True
+        return suspect
+
+    def _judge(self, now: float) -> bool:
+        """Is it us? Begin the fault if so; where it may be, ask some who answered lately."""
+        sites = len(self._groups)
+        if sites >= LEAST and sites >= SHARE * self._tried(now):
+            return self._begin(now)
+        few = {one.group for one in self._suspects.values() if one.lately}
+        if self._pending is None:
+            hints = {one.group for one in self._hints.values() if one.lately}
+            if len(few | hints) < FEW:
+                return False
+            self._pending = self._witnesses(now)
+            self._handed_out = False
+            if self._pending:
+                self.on_doubt()
+        if self._pending:
+            return False
+        self._pending = None
+        if len(few) >= FEW:
+            return self._begin(now)
+        self._hints.clear()  # they were asked: something answered, or nothing is known
+        self._forget_old(now)
+        return False
+
+    def _witnesses(self, now: float) -> set[str]:
+        """Who can say whether it is us: those who gave no answer, nobody knows why, and a few
+        others that answered lately."""
+        chosen = {origin for origin, one in [*self._hints.items()][-FEW:] if one.lately}
+        sites = {site_of(origin) for origin in (*self._suspects, *self._hints)}
+        others = 0
+        for origin, when in sorted(self.heard.items(), key=_when, reverse=True):
+            if others >= FEW or now - when > LATELY:
+                break
+            if site_of(origin) not in sites:
+                sites.add(site_of(origin))
+                chosen.add(origin)
+                others += 1
+        return chosen
+
+    def _begin(self, now: float) -> bool:
+        suspects = [*self._suspects.items(), *self._hints.items()]
+        failed = {origin for origin, _ in suspects}
+        recent = [one for one in self.heard.items() if now - one[1] <= LATELY]
+        recent.sort(key=lambda one: (one[0] in failed, -one[1]))  # who did not fail goes first
+        self._clear()
+        self.active = self.doubtful = True
+        self._began = now
+        self.count += 1
+        self._living.extend(origin for origin, _ in recent[:LEAST])
+        self._living.rotate(_AT_ONCE - 1)
+        self._probes.extend({one.group: origin for origin, one in suspects}.values())
+        self._met.update(failed)
+        self.unanswered.update(map(host_of, failed))
+        self._pause = _FIRST_PROBE
+        self._set_probe(now)
+        self._on_change(True)
+        for _, one in suspects:
+            for undo in reversed(one.undo):
+                undo()
+        self.on_doubt()
+        return True
+
+    def _failed_again(self, origin: str) -> None:
+        if len(self._met) < _MOST:
+            self._met.add(origin)
+            self.unanswered.add(host_of(origin))
+        self._newcomers.pop(origin, None)
+
+    def _clear(self) -> None:
+        """Nobody is suspected of anything."""
+        self.doubtful = False
+        self._pending = None
+        for one in (
+            *(self._suspects, self._hints, self._groups, self._group_of),
+            *(self._living, self._newcomers, self._probes, self._met, self.unanswered),
+        ):
+            one.clear()
+
+    def _group(self, origin: str, addresses: Iterable[str]) -> int:
+        """The number of the origin's site, the same for all of a domain or of an address."""
+        names = (site_of(origin), *map(_plain, addresses))
+        known = [self._group_of[name] for name in names if name in self._group_of]
+        group = known[0] if known else len(self._group_of) + 1
+        for name in names:
+            self._group_of.setdefault(name, group)
+        return group
+
+    def _tried(self, now: float) -> int:
+        """Sites that answered or failed within the window."""
+        at, domains = self._domains
+        if not at <= now < at + 1.0:  # they may be many, and so may the failures
+            recent = [one for one, when in self.heard.items() if now - when <= WINDOW]
+            domains = len({site_of(origin) for origin in recent})
+            self._domains = now, domains
+        return domains + len(self._groups)
+
+    def _forget_old(self, now: float) -> None:
+        for group in (self._suspects, self._hints):
+            while group:
+                origin, oldest = next(iter(group.items()))
+                if now - oldest.at <= WINDOW and len(group) <= _MOST:
+                    break
+                del group[origin]
+                if group is self._suspects:
+                    self._groups[oldest.group] -= 1
+                    if not self._groups[oldest.group]:
+                        del self._groups[oldest.group]
+        if not self._suspects and not self._hints:
+            self._clear()
 
     def _set_probe(self, now: float) -> None:
         self._probe_at = now + self._pause * self._rng.uniform(0.8, 1.2)
 
-    def _note(self, origin: str, now: float) -> None:
-        self._tried[origin] = now
-        self._tried.move_to_end(origin)
-        while self._tried:
-            oldest = next(iter(self._tried))
-            if now - self._tried[oldest] <= WINDOW and len(self._tried) <= _MOST:
-                break
-            del self._tried[oldest]
-            self._suspects.pop(oldest, None)
+
+@lru_cache(20_000)
+def site_of(origin: str) -> str:
+    """What counts as one site: the registrable domain of an origin's host, or its address.
+
+    By the Public Suffix List where the extra `psl` is installed, else the last two labels.
+
+    >>> site_of("https://www.example.com:8443"), site_of("http://[::1]")
+    ('example.com', '::1')
+    """
+    host = host_of(origin) or origin
+    try:
+        return ip_address(host).compressed
+    except ValueError:
+        pass
+    found = _private_suffix()(host)
+    return found or ".".join(host.split(".")[-2:])
+
+
+@cache
+def _private_suffix() -> Callable[[str], str | None]:
+    try:
+        from publicsuffixlist import PublicSuffixList  # noqa: PLC0415 - an optional extra
+    except ImportError:
+        return lambda _host: None
+    suffix: Callable[[str], str | None] = PublicSuffixList().privatesuffix
+    return suffix
+
+
+def _when(heard: tuple[str, float]) -> float:
+    return heard[1]
+
+
+def _plain(address: str) -> str:
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(getattr(found, "ipv4_mapped", None) or found)

@@ -230,6 +230,7 @@ class _Journey:
             truncated=reply.truncated,
             received=reply.received,
             detail=reply.detail,
+            addresses=reply.addresses,
         )
 
     def _ended(self, outcome: Outcome, reply: Reply) -> Retrieval:

@@ -49,6 +49,7 @@ __all__ = [
     "GuardedResolver",
     "Kind",
     "Refusal",
+    "dialling",
     "guarded_connector",
     "refuse_proxy",
 ]
@@ -71,6 +72,11 @@ class _Attempt:
 
 
 _attempt: ContextVar[_Attempt | None] = ContextVar("gatekeeper_guard_attempt", default=None)
+
+
+dialling: ContextVar[list[str] | None] = ContextVar("gatekeeper_dialling", default=None)
+"""Where whoever asks wants to read which addresses were dialled for it."""
+_MOST_NAMED = 16
 
 
 class GuardedResolver(AbstractResolver):
@@ -155,6 +161,8 @@ class GuardedConnector(aiohttp.TCPConnector):
             raise AddressRefused
         if attempt is not None:
             attempt.dialled += 1
+        if (dialled := dialling.get()) is not None and len(dialled) < _MOST_NAMED:
+            dialled.append(host)
         self.guard.dialled()
         return socket.socket(family, kind, proto)
 

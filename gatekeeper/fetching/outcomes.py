@@ -10,6 +10,7 @@ Nothing falls through to a welcome: what no row names is `INTERNAL`, which defer
 from __future__ import annotations
 
 import errno
+import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -143,7 +144,9 @@ class Outcome(Enum):
     SERVER_ERROR = _failed(17, "server_error", Reason.SERVER_ERROR)
     CAPTIVE_PORTAL = _failed(18, "captive_portal", Reason.SERVER_ERROR, local=True)
     LOCAL_FAULT = _failed(18, "local_fault", Reason.LOCAL_FAULT, Kept.NOT)
-    CONNECT_FAILED = _failed(19, "connect_failed", Reason.CONNECT_FAILED, local=True)
+    # Refused or reset: something answered, so our uplink works.
+    CONNECT_FAILED = _failed(19, "connect_failed", Reason.CONNECT_FAILED)
+    NO_ROUTE = _failed(19, "no_route", Reason.CONNECT_FAILED, local=True)
     CONNECT_TIMEOUT = _failed(20, "connect_timeout", Reason.TIMEOUT, local=True)
     TIMEOUT = _failed(20, "timeout", Reason.TIMEOUT)
     TRUNCATED = _failed(21, "truncated", Reason.TRUNCATED, retry=True)
@@ -271,15 +274,37 @@ def _of_error(error: BaseException, *, first_hop: bool, connected: bool, in_body
     if isinstance(error, TimeoutError):
         return Outcome.TIMEOUT if connected else Outcome.CONNECT_TIMEOUT
     if isinstance(error, aiohttp.ClientConnectorError):
-        return Outcome.CONNECT_FAILED
+        return _of_connecting(causes)
     if isinstance(error, aiohttp.ClientResponseError):
         return Outcome.INVALID_RESPONSE  # row 8: the head couldn't be read
     if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
         return Outcome.INTERNAL if first_hop else Outcome.BAD_REDIRECT
     if isinstance(error, aiohttp.ClientError | OSError):
         # Row 21: a reset or a short body. Half a Disallow list is worse than none.
-        return Outcome.TRUNCATED if connected or in_body else Outcome.CONNECT_FAILED
+        return Outcome.TRUNCATED if connected or in_body else _of_connecting(causes)
     return Outcome.INTERNAL
+
+
+_NO_ROUTE = frozenset(
+    {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EADDRNOTAVAIL}
+)
+_ERRNO = re.compile(r"\[Errno (\d{1,5})\]")
+
+
+def _of_connecting(causes: list[BaseException]) -> Outcome:
+    """No connection: because nothing led there, or because something said no?
+
+    Of several addresses that were tried, one that said no is enough: it was reached.
+    """
+    numbers = {cause.errno for cause in causes if isinstance(cause, OSError) and cause.errno}
+    if not numbers:  # aiohappyeyeballs merges errors that differ into one text
+        texts = (str(cause) for cause in causes if isinstance(cause, OSError))
+        numbers = {int(number) for text in texts for number in _ERRNO.findall(text)}
+    if numbers and numbers <= _NO_ROUTE:
+        return Outcome.NO_ROUTE
+    if numbers and numbers <= _NO_ROUTE | {errno.ETIMEDOUT}:
+        return Outcome.CONNECT_TIMEOUT
+    return Outcome.CONNECT_FAILED
 
 
 def _of_dns(causes: list[BaseException]) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
 from typing import Protocol
 
 import msgspec
@@ -11,7 +12,20 @@ import msgspec
 from gatekeeper.fetching.freshness import Lifetime
 from gatekeeper.fetching.outcomes import Outcome
 
-__all__ = ["Known", "Refuse", "Retrieval", "RobotsSource", "TakeTurn", "Turn", "Validators"]
+__all__ = [
+    "Known",
+    "Refuse",
+    "Retrieval",
+    "RobotsSource",
+    "TakeTurn",
+    "Turn",
+    "Validators",
+    "hurried",
+]
+
+hurried: ContextVar[float | None] = ContextVar("gatekeeper_hurried", default=None)
+"""Seconds that the retrievals of this context may take to connect, and then to the head, where
+that is less than usual: they only find out whether anybody answers."""
 
 
 class Validators(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -48,6 +62,8 @@ class Retrieval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Octets of the body on the wire."""
     detail: str = ""
     """For the log: what was raised. Never shown to a client (T2)."""
+    addresses: tuple[str, ...] = ()
+    """Those that were dialled for the last hop, as far as our own connector saw it."""
 
 
 class Turn(Protocol):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from gatekeeper import fields
 from gatekeeper.clock import Clock
@@ -47,7 +47,9 @@ class Books(Accounts):
     ) -> None:
         super().__init__(clock, rules, ledger, rng)
         self.frozen = False
-        """The fault is ours: nothing is recorded against hosts."""
+        """The fault is ours: nothing is recorded against hosts, and those in `unanswered`,
+        whose last attempt failed, get no turn but that of a robots.txt."""
+        self.unanswered: Set[str] = frozenset()
         self.turns = Turns(self, rearm)
         self.on_idle: Callable[[], None] | None = None
         """Told when the last open lease ends."""
@@ -135,7 +137,9 @@ class Books(Accounts):
             due = scope.basis + scope.gap  # the same, without a call
         if due > now:
             return False
-        if self.plain_to < 0 and (self.frozen or self.turns.remote is not None):
+        if self.plain_to < 0 and (
+            self.turns.remote is not None or (self.frozen and scope.name in self.unanswered)
+        ):
             return False
         return not scope.shared or all(
             other.line is None and other.due_at() <= now for other in scope.shared

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from math import isnan
 
 from gatekeeper.config import HostRule
@@ -116,20 +116,38 @@ class Controls(Shell):
             self._turns.requeue(scope, now)
             self._turns.run(now)
 
-    def freeze(self) -> None:
-        """The fault is ours: no failure is recorded against any host, and no turn is granted
-        but those of robots.txt, which find out when it is over.
+    def freeze(self, unanswered: Set[str]) -> None:
+        """The fault is ours: no failure is recorded against any host, and those in
+        `unanswered`, whose last attempt failed, get no turn but that of a robots.txt, which
+        finds out when it is over. The set may grow meanwhile.
         """
         self._books.frozen = True
+        self._books.unanswered = unanswered
         self._books.survey()
 
     def thaw(self) -> None:
         """Go on."""
         self._books.frozen = False
+        self._books.unanswered = frozenset()
         self._books.survey()
         now = self._clock.monotonic()
         self._turns.look_again(now)
         self._turns.run(now)
+
+    def forgive(self, host: str) -> None:
+        """Take back what one request without an answer was counted as: the fault was ours."""
+        scope = self._books.known(host)
+        history = None if scope is None else scope.history
+        if scope is None or history is None or not history.errors:
+            return
+        pause, now = history.error_pause(), self._clock.monotonic()
+        history.errors -= 1
+        if history.latency is None and not history.owes(now, self._pacing):
+            scope.history = scope.interval = None
+        gap = self._books.interval(scope, scope.wish, now)
+        if pause > gap:
+            scope.gap = gap
+            self._changed(scope)
 
     def told(self, host: str, wish: Wish) -> float:
         """The text of a host was just read: its pace holds from the last request on, and
@@ -147,6 +165,11 @@ class Controls(Shell):
         return gap * (1.0 + self._pacing.jitter)
 
     # --- looking ------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether any lease is open."""
+        return self._books.in_flight > 0
 
     def why(self, host: str) -> tuple[ClockView, ...]:
         """Every clock of the host, each with where it came from; empty for an unknown one."""

@@ -283,7 +283,8 @@ class Turns:
 
     def _hindered(self, line: Line, waiter: Waiter, now: float) -> bool:
         """Does something other than the host's own clock forbid it? Then the line waits there."""
-        if self.books.frozen and waiter.priority != ROBOTS:
+        books = self.books
+        if books.frozen and waiter.priority != ROBOTS and line.scope.name in books.unanswered:
             line.state = _HELD  # until the thaw; a robots.txt that joins is placed anew
             return True
         for other in line.scope.shared:

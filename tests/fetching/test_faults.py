@@ -2,109 +2,383 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Callable
 
-from gatekeeper.fetching.faults import LEAST, WINDOW, LocalFaults
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gatekeeper.fetching.faults import FEW, LATELY, LEAST, WINDOW, LocalFaults, site_of
+
+
+def origin(number: int | str) -> str:
+    return f"https://o{number}.test"
 
 
 class Book:
-    """Counts what is undone."""
+    """Counts what is undone, and hears of changes."""
 
     def __init__(self) -> None:
         self.undone: list[str] = []
-        self.faults = LocalFaults(random.Random(1))
+        self.changes: list[bool] = []
+        self.doubts = 0
+        self.faults = LocalFaults(random.Random(1), self.changes.append)
+        self.faults.on_doubt = self.doubt
 
-    def fail(self, origin: str, *, began: float, now: float) -> bool:
-        return self.faults.failed(
-            origin, began=began, now=now, undo=lambda: self.undone.append(origin)
-        )
+    def doubt(self) -> None:
+        self.doubts += 1
+
+    def undo_of(self, name: str) -> Callable[[], None]:
+        return lambda: self.undone.append(name)
+
+    def fail(self, name: str, *, began: float, now: float, at: tuple[str, ...] = ()) -> bool:
+        return self.faults.failed(name, began=began, now=now, undo=self.undo_of(name), addresses=at)
+
+    def fail_many(self, count: int = LEAST, *, began: float = 0.0, now: float = 1.0) -> bool:
+        return [self.fail(origin(n), began=began, now=now) for n in range(count)][-1]
 
 
 def test_many_failures_at_once_and_no_answer_are_our_own_fault() -> None:
     book = Book()
-    verdicts = [book.fail(f"o{i}", began=0.0, now=1.0) for i in range(LEAST)]
+    verdicts = [book.fail(origin(i), began=0.0, now=1.0) for i in range(LEAST)]
     assert verdicts == [False] * (LEAST - 1) + [True]
     assert book.faults.active
     assert len(book.undone) == LEAST
+    assert book.changes == [True]
 
 
 def test_one_origin_failing_often_is_one_origin() -> None:
     book = Book()
-    assert not any(book.fail("same", began=0.0, now=0.1 * i) for i in range(100))
+    assert not any(book.fail(origin("same"), began=0.0, now=0.1 * i) for i in range(100))
+
+
+@pytest.mark.parametrize("count", [25, 200, 2000])
+def test_one_site_is_one_however_many_names_it_has(count: int) -> None:
+    book = Book()
+    names = [f"https://n{i}.shop.example.test" for i in range(count)]
+    assert not any(book.fail(name, began=0.0, now=1.0) for name in names)
+
+
+@pytest.mark.parametrize("count", [25, 200, 2000])
+def test_one_address_is_one_however_many_domains_it_has(count: int) -> None:
+    book = Book()
+    at = ("203.0.113.7",)
+    assert not any(book.fail(origin(i), began=0.0, now=1.0, at=at) for i in range(count))
+
+
+def test_a_few_machines_with_many_names_each_are_a_few() -> None:
+    book = Book()
+    for i in range(300):
+        at = (f"203.0.113.{i % 19}", f"2001:db8::{i % 19}")
+        assert not book.fail(origin(i), began=0.0, now=1.0, at=at)
+
+
+def test_addresses_of_one_domain_are_one_site() -> None:
+    book = Book()
+    for i in range(100):
+        name = f"https://n{i}.example.test"
+        assert not book.fail(name, began=0.0, now=1.0, at=(f"203.0.113.{i}",))
+
+
+def test_what_is_one_site() -> None:
+    assert site_of("https://www.example.co.uk:444") in {"example.co.uk", "co.uk"}
+    assert site_of("https://a.b.example.com") == site_of("http://example.com:81") == "example.com"
+    assert site_of("http://203.0.113.7:81") == "203.0.113.7"
+    assert site_of("http://[2001:DB8::1]:81") == "2001:db8::1"
 
 
 def test_failures_spread_over_time_are_the_sites_own() -> None:
     book = Book()
     assert not any(
-        book.fail(f"o{i}", began=i * WINDOW, now=i * WINDOW + 1) for i in range(3 * LEAST)
+        book.fail(origin(i), began=i * WINDOW, now=i * WINDOW + 1) for i in range(3 * LEAST)
     )
+    assert not book.undone
 
 
 def test_an_answer_while_they_failed_clears_them_all() -> None:
     book = Book()
-    for i in range(LEAST - 1):
-        book.fail(f"o{i}", began=0.0, now=1.0)
-    book.faults.answered("living", 1.5)
+    book.fail_many(LEAST - 1)
+    book.faults.answered(origin("living"), 1.5)
+    assert not book.faults.doubtful
     # These began before the answer came: the network was there while they failed.
-    assert not any(book.fail(f"p{i}", began=0.0, now=9.0) for i in range(3 * LEAST))
+    assert not any(book.fail(origin(f"p{i}"), began=0.0, now=9.0) for i in range(3 * LEAST))
     assert book.undone == []
 
 
 def test_failures_that_began_after_the_last_answer_count() -> None:
     book = Book()
-    book.faults.answered("living", 1.0)
-    assert any(book.fail(f"o{i}", began=2.0, now=3.0) for i in range(LEAST))
+    book.faults.answered(origin("living"), 1.0)
+    assert book.fail_many(began=2.0, now=3.0)
 
 
 def test_a_small_share_of_failures_is_nothing_unusual() -> None:
     book = Book()
     for i in range(100):
-        book.faults.answered(f"up{i}", 1.0)
-    assert not any(book.fail(f"o{i}", began=2.0, now=3.0) for i in range(25))
+        book.faults.answered(f"https://up{i}.test", 1.0)
+    assert not book.fail_many(25, began=2.0, now=3.0)
 
 
-def test_during_a_fault_only_probes_get_through_and_ever_fewer() -> None:
+def test_names_of_one_living_site_are_no_large_share() -> None:
+    # One site that answers under 300 names must not hide that all the others fail.
     book = Book()
-    for i in range(LEAST):
-        book.fail(f"o{i}", began=0.0, now=1.0)
-    faults = book.faults
-    assert not faults.may_ask(1.1)
-    pauses = []
-    now = 1.0
-    for _ in range(8):
-        due = faults.retry_at(now)
-        pauses.append(due - now)
-        assert faults.may_ask(due)
-        assert not faults.may_ask(due), "one probe at a time"
-        assert book.fail("probe", began=due, now=due)
-        now = due
-    assert pauses[:6] == sorted(pauses[:6])
-    assert max(pauses) <= 60 * 1.2
+    for i in range(300):
+        book.faults.answered(f"https://up{i}.example.test", 1.0)
+    assert book.fail_many(began=2.0, now=3.0)
 
 
 def test_any_answer_ends_the_fault() -> None:
     book = Book()
-    for i in range(LEAST):
-        book.fail(f"o{i}", began=0.0, now=1.0)
-    book.faults.answered("o3", 5.0)
+    book.fail_many()
+    book.faults.answered(origin(3), 5.0)
     assert not book.faults.active
-    assert book.faults.may_ask(5.0)
+    assert book.changes == [True, False]
+    assert book.faults.may_ask(origin(4), 5.0)
+    assert not book.faults.unanswered
     assert book.faults.count == 1
 
 
-def test_suspects_are_probed_by_turns() -> None:
+def test_everything_that_was_recorded_is_undone_the_latest_first() -> None:
     book = Book()
-    for i in range(LEAST):
-        book.fail(f"o{i}", began=0.0, now=1.0)
-    asked = {book.faults.next_suspect() for _ in range(LEAST)}
-    assert len(asked) == LEAST
+    for step in range(3):
+        book.faults.failed(origin(0), began=0.0, now=0.1 * step, undo=book.undo_of(f"step {step}"))
+    for i in range(1, LEAST):
+        book.fail(origin(i), began=0.0, now=1.0)
+    assert book.undone[:3] == ["step 2", "step 1", "step 0"]
+
+
+# -- few, but they answered lately
+
+
+def hear(book: Book, count: int, now: float = 0.0) -> None:
+    for i in range(count):
+        book.faults.answered(origin(i), now)
+
+
+def test_three_that_answered_lately_are_enough_where_they_are_all() -> None:
+    book = Book()
+    hear(book, FEW)
+    verdicts = [book.fail(origin(i), began=1.0, now=2.0) for i in range(FEW)]
+    assert verdicts == [False] * (FEW - 1) + [True]
+
+
+def test_others_that_answered_lately_are_asked_first() -> None:
+    book = Book()
+    hear(book, FEW + 2)
+    assert not any(book.fail(origin(i), began=1.0, now=2.0) for i in range(FEW))
+    assert book.doubts == 1
+    assert book.faults.pause(2.0) == 0.0
+    assert book.faults.to_ask(2.0) == [origin(FEW), origin(FEW + 1)]
+    assert book.faults.pause(2.0) is None, "they are being asked"
+    assert not book.fail(origin(FEW), began=2.0, now=3.0)
+    assert book.fail(origin(FEW + 1), began=2.0, now=3.0), "none of them answers"
+
+
+def test_one_of_them_that_answers_settles_it() -> None:
+    book = Book()
+    hear(book, FEW + 2)
+    for i in range(FEW):
+        book.fail(origin(i), began=1.0, now=2.0)
+    book.faults.to_ask(2.0)
+    book.fail(origin(FEW), began=2.0, now=2.5)
+    book.faults.answered(origin(FEW + 1), 3.0)
+    assert not book.faults.doubtful
+    assert book.undone == []
+
+
+def test_three_names_of_one_site_that_answered_lately_are_one() -> None:
+    book = Book()
+    names = [f"https://n{i}.example.test" for i in range(10)]
+    for name in names:
+        book.faults.answered(name, 0.0)
+    assert not any(book.fail(name, began=1.0, now=2.0) for name in names)
+
+
+def test_those_that_answered_long_ago_are_no_better_than_strangers() -> None:
+    book = Book()
+    hear(book, 10)
+    late = LATELY + 1.0
+    assert not any(book.fail(origin(i), began=late, now=late + 1) for i in range(10))
+
+
+def test_no_answer_for_no_known_reason_is_asked_after_and_proves_nothing() -> None:
+    book = Book()
+    hear(book, FEW)
+    for i in range(FEW):
+        book.faults.unanswered_by(origin(i), began=1.0, now=2.0, undo=book.undo_of(origin(i)))
+    assert not book.faults.active
+    assert book.faults.to_ask(2.0) == [origin(i) for i in range(FEW)]
+    for i in range(FEW):  # they refuse, say
+        book.faults.given_up(origin(i), 3.0)
+    assert not book.faults.active
+    assert not book.faults.doubtful
+    assert book.faults.to_ask(3.0) == []
+
+
+def test_what_those_without_an_answer_were_counted_is_undone_too() -> None:
+    book = Book()
+    hear(book, FEW)
+    for i in range(FEW):
+        book.faults.unanswered_by(origin(i), began=1.0, now=2.0, undo=book.undo_of(origin(i)))
+    for i in range(FEW):
+        book.faults.failed(origin(i), began=2.0, now=3.0)
+    assert book.faults.active
+    assert sorted(book.undone) == [origin(i) for i in range(FEW)]
+
+
+# -- while a fault is on
+
+
+def test_who_answered_and_has_not_failed_goes_on_and_the_others_wait() -> None:
+    book = Book()
+    book.faults.answered(origin("living"), 0.5)
+    book.faults.answered(origin("gone"), 0.5)
+    book.fail_many(began=1.0, now=2.0)
+    book.fail(origin("gone"), began=2.0, now=3.0)
+    assert book.faults.active
+    assert book.faults.may_ask(origin("living"), 3.0)
+    assert not book.faults.may_ask(origin("gone"), 3.0)
+    assert not book.faults.may_ask(origin(0), 3.0)
+    assert not book.faults.may_ask(origin("new"), 3.0)
+    assert book.faults.unanswered == {"ogone.test", *(f"o{n}.test" for n in range(LEAST))}
+
+
+def probes(book: Book, *, until: float, now: float = 1.0) -> list[tuple[float, list[str]]]:
+    """Every probe till then, none of which is answered."""
+    sent = []
+    while (pause := book.faults.pause(now)) is not None and now + pause < until:
+        now += pause
+        asked = book.faults.to_ask(now)
+        sent.append((now, asked))
+        for name in asked:
+            book.fail(name, began=now, now=now)
+    return sent
+
+
+def test_where_nobody_answered_lately_suspects_are_probed_by_turns_and_ever_fewer() -> None:
+    book = Book()
+    book.fail_many()
+    sent = probes(book, until=4000.0)
+    assert all(len(asked) == 1 for _, asked in sent)
+    assert {asked[0] for _, asked in sent} == {origin(n) for n in range(LEAST)}
+    gaps = [b - a for (a, _), (b, _) in itertools.pairwise(sent)]
+    assert gaps[:5] == sorted(gaps[:5])
+    assert 40.0 < gaps[-1] <= 60 * 1.2
+
+
+def test_who_answered_lately_is_probed_first_and_every_few_seconds() -> None:
+    book = Book()
+    hear(book, 2)
+    book.faults.answered(origin("best"), 0.5)
+    for i in range(100, 100 + LEAST):
+        book.fail(origin(i), began=0.6, now=1.0)
+    sent = probes(book, until=600.0)
+    assert origin("best") in sent[0][1]
+    assert sent[0][0] <= 1.0 + 1.2
+    assert all(b - a <= 2.4 + 1e-9 for (a, _), (b, _) in itertools.pairwise(sent))
+    assert {name for _, asked in sent for name in asked} == {
+        *(origin(0), origin(1), origin("best"))
+    }
+
+
+def test_a_newcomer_is_probed_soon_the_latest_first_and_once() -> None:
+    book = Book()
+    book.fail_many()
+    probes(book, until=500.0)
+    for i in range(1000, 1100):
+        assert not book.faults.may_ask(origin(i), 500.0)
+    sent = probes(book, until=560.0, now=500.0)
+    assert sent[0][0] <= 500.0 + 2.4
+    assert sent[0][1][0] == origin(1099)
+    asked = [name for _, some in sent for name in some]
+    assert {origin(i) for i in range(1000, 1100)} <= set(asked)
+    assert all(asked.count(origin(i)) == 1 for i in range(1000, 1100))
+    for i in range(1000, 1100):
+        assert not book.faults.may_ask(origin(i), 560.0)
+    assert len(probes(book, until=620.0, now=560.0)) < 20, "nobody new: ever fewer again"
 
 
 def test_time_stands_still_during_a_fault() -> None:
     book = Book()
     assert book.faults.uptime(0.5) == 0.5
-    for i in range(LEAST):
-        book.fail(f"o{i}", began=0.0, now=1.0)
+    book.fail_many()
     assert book.faults.uptime(100.0) == 1.0
-    book.faults.answered("living", 101.0)
+    book.faults.answered(origin("living"), 101.0)
     assert book.faults.uptime(111.0) == 11.0
+
+
+# -- whatever happens
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["failed", "unanswered_by", "answered", "given_up", "to_ask", "may_ask"]),
+        st.integers(0, 60),
+        st.floats(0.0, 4.0),
+        st.floats(0.0, 12.0),
+    ),
+    max_size=120,
+)
+
+
+def take(book: Book, step: str, number: int, now: float, began: float) -> None:
+    faults, name = book.faults, origin(number)
+    if step == "failed":
+        book.fail(name, began=began, now=now)
+    elif step == "unanswered_by":
+        faults.unanswered_by(name, began=began, now=now, undo=book.undo_of(name))
+    elif step == "answered":
+        faults.answered(name, now)
+    elif step == "given_up":
+        faults.given_up(name, now)
+    elif step == "to_ask":
+        faults.to_ask(now)
+    else:
+        faults.may_ask(name, now)
+
+
+@given(STEPS, st.integers(0, 60))
+def test_any_answer_turns_it_off_and_leaves_no_suspicion(
+    steps: list[tuple[str, int, float, float]], last: int
+) -> None:
+    book, now = Book(), 100.0
+    for step, number, passed, took in steps:
+        now += passed
+        take(book, step, number, now, now - took)
+        assert book.changes == [bool(n % 2 == 0) for n in range(len(book.changes))]
+        assert book.faults.active is (len(book.changes) % 2 == 1)
+    book.faults.answered(origin(last), now)
+    assert not book.faults.active
+    assert not book.faults.doubtful
+    assert book.faults.may_ask(origin(0), now)
+    # And what was under way then is the sites' own affair.
+    assert not any(book.fail(origin(i), began=now, now=now + 9.0) for i in range(100))
+
+
+@given(STEPS)
+def test_failures_while_something_answers_are_never_a_fault(
+    steps: list[tuple[str, int, float, float]],
+) -> None:
+    book, now = Book(), 100.0
+    for step, number, passed, _ in steps:
+        now += passed
+        book.faults.answered(origin("living"), now)
+        take(book, step, number, now + 0.01, now)
+        assert not book.faults.active
+
+
+@given(st.lists(st.sampled_from(["unanswered_by", "given_up", "to_ask", "answered"]), max_size=200))
+def test_without_one_failure_that_is_ours_there_is_no_fault(steps: list[str]) -> None:
+    # Refused connections and names that don't exist come as these, or not at all.
+    book = Book()
+    hear(book, 40)
+    for number, step in enumerate(steps):
+        take(book, step, number % 60, 1.0 + number / 10, 1.0 + number / 10)
+        assert not book.faults.active
+
+
+@given(st.sets(st.integers(0, 5000), min_size=LEAST, max_size=80), st.randoms())
+def test_twenty_sites_and_no_answer_always_are(numbers: set[int], rng: random.Random) -> None:
+    book = Book()
+    told = [book.fail(origin(n), began=0.0, now=rng.uniform(1.0, 9.0)) for n in sorted(numbers)]
+    assert told.index(True) == LEAST - 1

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.fetching.outcomes import Outcome
@@ -10,6 +14,7 @@ from gatekeeper.fetching.retrieval import Retrieval
 from gatekeeper.storage.memory import MemoryStorage
 from tests.fetching.directories import DAY, House, file, house
 
+REFUSED = Retrieval(outcome=Outcome.CONNECT_FAILED)
 CUT_OFF = Retrieval(outcome=Outcome.DNS_FAILURE)
 DEAD = Retrieval(outcome=Outcome.CONNECT_FAILED)
 
@@ -49,8 +54,10 @@ async def test_it_is_found_out_when_it_is_over() -> None:
         await ask(it, 40)
         asked = len(it.source.asked)
         await it.clock.elapse(120.0)
-        probes = len(it.source.asked) - asked
-        assert 2 <= probes <= 12, "with back-off, and although nobody asked"
+        asked_again = Counter(it.source.asked[asked:])
+        first = [one for one in asked_again if one not in it.source.asked[:asked]]
+        assert 2 <= asked_again.total() - len(first) <= 12, "with back-off, and nobody asked"
+        assert all(asked_again[one] == 1 for one in first), "who was never asked, once"
         it.source.answer = file()
         await it.clock.elapse(90.0)
         assert it.directory.ready
@@ -105,6 +112,48 @@ async def test_dead_origins_among_living_ones_are_dead() -> None:
 async def test_names_that_do_not_exist_are_no_fault_of_ours() -> None:
     async with house(Retrieval(outcome=Outcome.DNS_NXDOMAIN)) as it:
         assert set(await ask(it, 60)) == {Reason.DNS_NXDOMAIN}
+        assert it.directory.ready
+
+
+async def test_connections_that_are_refused_are_no_fault_of_ours() -> None:
+    async with house(REFUSED) as it:
+        assert set(await ask(it, 60)) == {Reason.CONNECT_FAILED}
+        assert it.directory.ready
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 80),
+            st.sampled_from([Outcome.CONNECT_FAILED, Outcome.DNS_NXDOMAIN, Outcome.TRUNCATED]),
+        ),
+        max_size=120,
+    )
+)
+def test_refused_connections_and_unknown_names_alone_never_are(
+    said: list[tuple[int, Outcome]],
+) -> None:
+    async def run() -> None:
+        async with house() as it:
+            for number, outcome in said:
+                it.source.answer = Retrieval(outcome=outcome)
+                await it.directory.refresh(origin(number))
+                assert it.directory.ready
+                assert it.directory.stats().local_faults == 0
+
+    asyncio.run(run())
+
+
+async def test_a_redirect_is_an_answer_wherever_it_leads() -> None:
+    async with house(CUT_OFF) as it:
+        await ask(it, 19)
+        it.source.answer = Retrieval(
+            outcome=Outcome.CONNECT_TIMEOUT, hops=("https://elsewhere.test/robots.txt",)
+        )
+        await it.get("https://living.test")
+        it.source.answer = CUT_OFF
+        await it.clock.elapse(1.0)
+        await asyncio.gather(*(it.get(origin(n)) for n in range(50, 60)))
         assert it.directory.ready
 
 

@@ -97,7 +97,23 @@ def connector_error(inner: OSError, kind: Any = aiohttp.ClientConnectorError) ->
     ("error", "outcome"),
     [
         (connector_error(ConnectionRefusedError(errno.ECONNREFUSED, "no")), Outcome.CONNECT_FAILED),
-        (connector_error(OSError(errno.ENETUNREACH, "no")), Outcome.CONNECT_FAILED),
+        (connector_error(ConnectionResetError(errno.ECONNRESET, "no")), Outcome.CONNECT_FAILED),
+        (connector_error(OSError(errno.ENETUNREACH, "no")), Outcome.NO_ROUTE),
+        (connector_error(OSError(errno.EHOSTUNREACH, "no")), Outcome.NO_ROUTE),
+        (connector_error(OSError(errno.ETIMEDOUT, "no")), Outcome.CONNECT_TIMEOUT),
+        # Of several addresses: one that refused was reached.
+        (
+            connector_error(OSError("Multiple exceptions: [Errno 101] no, [Errno 111] no")),
+            Outcome.CONNECT_FAILED,
+        ),
+        (
+            connector_error(OSError("Multiple exceptions: [Errno 101] no, [Errno 110] no")),
+            Outcome.CONNECT_TIMEOUT,
+        ),
+        (
+            connector_error(OSError("Multiple exceptions: [Errno 101] no, [Errno 113] no")),
+            Outcome.NO_ROUTE,
+        ),
         (connector_error(OSError(errno.EMFILE, "too many open files")), Outcome.OURS),
         (
             connector_error(
