@@ -534,7 +534,7 @@ async def test_a_fault_of_ours_holds_pages_and_records_nothing(
 ) -> None:
     visitor.ask("failing", hold=None)
     await clock.settle()
-    visitor.scheduler.freeze()
+    visitor.scheduler.freeze({A})
     for _ in range(5):
         visitor.grants["failing"].report(None, 10.0)
     visitor.grants["failing"].release()
@@ -545,6 +545,33 @@ async def test_a_fault_of_ours_holds_pages_and_records_nothing(
     visitor.scheduler.thaw()
     await clock.settle()
     assert visitor.names == ["failing", "page"]
+
+
+async def test_during_a_fault_of_ours_hosts_that_did_not_fail_go_on(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    visitor.scheduler.freeze({"failed.test"})
+    visitor.ask("one")
+    visitor.ask("two")
+    await clock.elapse(60.0)
+    assert visitor.names == ["one", "two"]
+
+
+async def test_what_was_counted_by_a_fault_of_ours_is_taken_back(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    for number in range(5):
+        visitor.ask(f"{number}", hold=None)
+        await clock.elapse(100.0)
+        visitor.grants[f"{number}"].report(None, 10.0)
+        visitor.grants[f"{number}"].release()
+    scheduler = visitor.scheduler
+    assert any("errors in a row" in str(view) for view in scheduler.why(A))
+    for _ in range(5):
+        scheduler.forgive(A)
+    assert not any("errors in a row" in str(view) for view in scheduler.why(A))
+    scheduler.forgive(A)
+    scheduler.forgive("never-met.test")
 
 
 async def test_dry_run_decides_and_counts_and_waits_for_nothing(

@@ -164,7 +164,7 @@ async def test_they_are_closed(make: Make, clock: VirtualClock, what: str) -> No
     await known(scheduler)
     clock.advance(1.0)
     if what == "frozen":
-        scheduler.freeze()
+        scheduler.freeze({HOST})
     elif what == "paused":
         scheduler.pause(HOST)
     elif what == "blocked":
@@ -178,7 +178,7 @@ async def test_they_are_open_again_after_a_thaw(make: Make, clock: VirtualClock)
     scheduler = await make()
     await known(scheduler)
     clock.advance(1.0)
-    scheduler.freeze()
+    scheduler.freeze({HOST})
     scheduler.thaw()
     assert scheduler.take(URL, HOST, SECOND) is not None
 
