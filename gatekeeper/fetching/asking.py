@@ -21,8 +21,8 @@ from gatekeeper.config import FetchConfig
 from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.content import is_binary, is_media, judge
 from gatekeeper.fetching.decoding import BadEncoding, Decoder
-from gatekeeper.fetching.interim import limit_interim
 from gatekeeper.fetching.guard import dialling
+from gatekeeper.fetching.interim import limit_interim
 from gatekeeper.fetching.outcomes import Outcome, classify
 from gatekeeper.fetching.retrieval import hurried
 from gatekeeper.fetching.watching import Alarm, Watch
