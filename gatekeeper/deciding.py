@@ -87,8 +87,9 @@ class Decider:
 
     def outright(self, raw: str, target: Target, agent: str) -> Decision | None:
         """What the guard or the operator decides without a look at the file."""
-        if self._guard is not None and self._guard.refuses_target(target) is not None:
-            return self._simple(Verdict.DENY, Reason.BLOCKED, raw, target, agent, note=BLOCKED_NOTE)
+        refusal = None if self._guard is None else self._guard.refuses_target(target)
+        if refusal is not None:
+            return self._simple(Verdict.DENY, Reason.BLOCKED, raw, target, agent, note=refusal.note)
         rule = self._overrides.find(target.host)
         if rule is None or rule.robots == "obey":
             return None

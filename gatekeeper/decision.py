@@ -147,11 +147,12 @@ class Reason(StrEnum):
 
 
 BLOCKED_NOTE = (
-    "the guard refuses this URL, address or port; guard.allow (--allow-address) lets your own "
-    "network in, guard.ports other ports"
+    "the guard refuses what this name or a redirect leads to; guard.allow (--allow-address) lets "
+    "your own network in: list its range"
 )
-"""The note of every decision with reason `blocked`: the remedy, and not a word of what was
-found, so that a caller learns nothing about the network (T2)."""
+"""The note of a decision with reason `blocked` where the text of the URL does not say why: the
+remedy, and not a word of what was found, so that a caller learns nothing about the network (T2).
+The guard's other notes rest on that text and the configuration alone."""
 
 
 # gc=False: a decision holds values alone, so no cycle goes through it, and a batch of a

@@ -25,6 +25,7 @@ from gatekeeper import (
 )
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import BLOCKED_NOTE
+from gatekeeper.fetching.addresses import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, USERINFO_NOTE
 from tests.internet import FakeInternet, Hold, Page
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
@@ -211,30 +212,81 @@ async def test_what_the_guard_refuses_is_denied_in_one_word(gate: Gatekeeper, ra
 
 
 @pytest.mark.parametrize(
-    "raw",
+    ("raw", "note"),
     [
-        "http://10.0.0.1/",
-        "http://a.test:22/",
-        "http://u@a.test/",
-        "http://in.test/",
-        "http://b.test/",
+        ("http://10.0.0.1/", ADDRESS_NOTE),
+        ("http://[fd00::1]/", ADDRESS_NOTE),
+        ("http://127.0.0.1:8750/", ADDRESS_NOTE),
+        ("http://192.0.2.7/", ADDRESS_NOTE),
+        ("http://8.8.8.8/", ADDRESS_NOTE),  # on the deny list
+        ("http://a.test:22/", PORT_NOTE.format(22)),
+        ("http://10.0.0.1:22/", PORT_NOTE.format(22)),
+        ("http://u@a.test/", USERINFO_NOTE),
+        ("http://u:secret@10.0.0.1/", USERINFO_NOTE),
+        ("http://localhost/", NAME_NOTE),
+        ("http://db.internal/", NAME_NOTE),
+        ("http://denied.internal/", NAME_NOTE),  # on the deny list
+        ("http://intranet/", NAME_NOTE),
+        ("http://in.test/", BLOCKED_NOTE),
+        ("http://denied.test/", BLOCKED_NOTE),
+        ("http://b.test/", BLOCKED_NOTE),
+        ("http://c.test/", BLOCKED_NOTE),
     ],
 )
-async def test_every_refusal_by_the_guard_names_the_same_remedy(
-    internet: FakeInternet, raw: str
+async def test_a_refusal_by_the_guard_says_what_the_url_itself_shows(
+    internet: FakeInternet, raw: str, note: str
 ) -> None:
     internet.dns("in.test", "10.0.0.1")
     internet.site("b.test").redirect("/robots.txt", "http://10.0.0.1/robots.txt")
-    config = Config.from_dict({"guard": {"allow": ["127.0.0.1/32"]}})
+    internet.site("c.test").redirect("/robots.txt", "http://u:p@localhost:22/robots.txt")
+    lists = {"allow": ["127.0.0.1/32"], "deny": ["8.8.8.8", "denied.test", "denied.internal"]}
+    config = Config.from_dict({"guard": lists})
     async with Gatekeeper(AGENT, config=config, resolver=internet.resolver) as gate:
+        assert gate.guard is not None
+        gate.guard.listens_on("127.0.0.1", 8750)
         decision = await gate.check(raw)
         with pytest.raises(Denied) as caught:
             await gate.acquire(raw)
-    # T2: a constant, so that nobody learns from it what there is behind the guard.
-    assert (decision.reason, decision.note) == (Reason.BLOCKED, BLOCKED_NOTE)
-    assert caught.value.decision.note == BLOCKED_NOTE
+    assert (decision.reason, decision.note) == (Reason.BLOCKED, note)
+    assert caught.value.decision.note == note
     assert "blocked (the guard refuses" in str(caught.value)
-    assert "guard.allow (--allow-address)" in str(caught.value)
+    assert ("guard.allow (--allow-address)" in note) == (note not in _NO_REMEDY_IN_ALLOW)
+
+
+_NO_REMEDY_IN_ALLOW = (USERINFO_NOTE, PORT_NOTE.format(22))
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ("10.0.0.1",),
+        ("127.0.0.1",),
+        ("127.0.0.1", "10.0.0.1", "::1"),
+        ("169.254.169.254",),
+        ("224.0.0.1",),
+        ("8.8.8.8",),
+        ("fd00::1",),
+        ("::ffff:10.0.0.1",),
+        ("64:ff9b::a00:1",),
+        ("0.0.0.0",),
+    ],
+)
+async def test_t2_what_a_name_leads_to_changes_no_word_of_a_refusal(
+    internet: FakeInternet, answers: tuple[str, ...]
+) -> None:
+    """Whatever is there: another network, the machine itself, its own listener, the deny list."""
+    internet.dns("in.test", *answers)
+    config = Config.from_dict({"guard": {"deny": ["8.8.8.8"]}})
+    async with Gatekeeper(AGENT, config=config, resolver=internet.resolver) as gate:
+        assert gate.guard is not None
+        gate.guard.listens_on("127.0.0.1", 80)
+        decision = await gate.check("http://in.test/")
+        with pytest.raises(Denied) as caught:
+            await gate.acquire("http://in.test/")
+    told = decision.verdict, decision.reason, decision.note, decision.state, decision.hops
+    assert told == (Verdict.DENY, Reason.BLOCKED, BLOCKED_NOTE, State.UNREACHABLE, ())
+    assert decision.robots_status is None
+    assert str(caught.value).count("10.0.0.1") == 0
 
 
 async def test_credentials_in_a_warm_origin_do_not_slip_past_the_guard(

@@ -13,13 +13,17 @@ from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 __all__ = [
+    "ADDRESS_NOTE",
     "BAD_PORTS",
     "INNER_NAMES",
     "IPV4_TABLE",
     "IPV6_TABLE",
+    "NAME_NOTE",
     "NAT64",
     "NEEDS_RANGE",
+    "PORT_NOTE",
     "TABLE_VERSION",
+    "USERINFO_NOTE",
     "Kind",
     "address_kind",
     "inner_name",
@@ -203,6 +207,26 @@ NEEDS_RANGE = frozenset({Kind.LINK_LOCAL, Kind.LOOPBACK, Kind.THIS_NETWORK, Kind
 _UNHELPED = frozenset({Kind.MALFORMED, Kind.USERINFO, Kind.OPERATOR, Kind.SELF})
 
 
+USERINFO_NOTE = (
+    "the guard refuses credentials in a URL (user:password@host): take them out; where the site "
+    "needs them, send them in a header"
+)
+PORT_NOTE = (
+    "the guard refuses port {}: no web pages are served there, or guard.ports leaves it out; "
+    "guard.ports lists the ports that may be asked"
+)
+ADDRESS_NOTE = (
+    "the guard refuses addresses that are not public, or that guard.deny lists; guard.allow "
+    "(--allow-address) lets your own network in: list the address or its range"
+)
+NAME_NOTE = (
+    "the guard refuses names of an inner network (localhost, .internal, a single label ...); "
+    "guard.allow (--allow-address) lets yours in: list the name itself, a range does not cover it"
+)
+"""What a decision's `note` says where the text of the URL shows why: the same words for every
+URL of that form, whether anything is there or not (T2)."""
+
+
 def remedy(kind: Kind) -> str:
     """What lets it in all the same, for the end of a log line; empty where nothing does.
 
@@ -213,4 +237,6 @@ def remedy(kind: Kind) -> str:
         return ""
     if kind is Kind.PORT:
         return "; guard.ports can list it"
+    if kind is Kind.NAME:
+        return "; if it is your own, let the name itself in with guard.allow (--allow-address)"
     return "; if it is your own network, let it in with guard.allow (--allow-address)"

@@ -177,8 +177,8 @@ class GuardedConnector(aiohttp.TCPConnector):
             refuse_proxy(self.guard.mode, req.proxy)
         url, spelt = req.url, self.spelling
         passed = url is spelt.last and spelt.place.scheme_and_authority in self.guard.passed
-        if not passed and self.guard.refuses_request(url) is not None:
-            raise self._denied(req)
+        if not passed and (refusal := self.guard.refuses_request(url)) is not None:
+            raise self._denied(req, refusal.note)
         return _connect(self, req, traces, timeout)
 
     async def _create_connection(
@@ -202,8 +202,9 @@ class GuardedConnector(aiohttp.TCPConnector):
         finally:
             _attempt.reset(token)
 
-    def _denied(self, request: ClientRequest) -> Denied:
-        """One class and one word for every refusal (T2); the log has the rest."""
+    def _denied(self, request: ClientRequest, note: str = BLOCKED_NOTE) -> Denied:
+        """One class and one word for every refusal (T2), and one note for all that was looked
+        up; the log has the rest."""
         url = str(request.url)
         try:
             origin = urls.parse(url).origin
@@ -216,7 +217,7 @@ class GuardedConnector(aiohttp.TCPConnector):
             url=urls.mask(url),
             origin=origin,
             user_agent=product_token(header) or header,
-            note=BLOCKED_NOTE,
+            note=note,
             id=self.guard.next_id(),  # T20
         )
         denied = Denied(decision)

@@ -26,12 +26,17 @@ from yarl import URL
 
 from gatekeeper import urls
 from gatekeeper.config import Config, as_config
+from gatekeeper.decision import BLOCKED_NOTE
 from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.fetching.addresses import (
+    ADDRESS_NOTE,
     BAD_PORTS,
+    NAME_NOTE,
     NAT64,
     NEEDS_RANGE,
+    PORT_NOTE,
     TABLE_VERSION,
+    USERINFO_NOTE,
     Kind,
     address_kind,
     inner_name,
@@ -65,7 +70,9 @@ _MAX_LABEL, _MAX_NAME = 63, 253  # RFC 1035 section 2.3.4
 class Refusal:
     """Why the guard said no. As text it is one constant word, which tells a client nothing (T2).
 
-    `kind` is a named verdict; `detail` is for the operator's log alone.
+    `kind` is a named verdict; `detail` is for the operator's log alone. `note` may be told to
+    anybody: it rests on the text of the URL, and is one constant for all that was looked up, so
+    that no caller learns what a name leads to, or that anything is there.
 
     >>> str(Guard(Config()).refuses_url("http://127.0.0.1/"))
     'blocked'
@@ -73,6 +80,7 @@ class Refusal:
 
     kind: Kind
     detail: str
+    note: str = BLOCKED_NOTE
 
     def __str__(self) -> str:
         return "blocked"
@@ -210,7 +218,7 @@ class Guard:
 
     def _judge_target(self, target: urls.Target) -> Refusal | None:
         if target.userinfo:
-            return Refusal(Kind.USERINFO, f"{target.origin}: credentials in the URL")
+            return Refusal(Kind.USERINFO, f"{target.origin}: credentials in the URL", USERINFO_NOTE)
         if target.origin not in self._verdicts:
             if len(self._verdicts) >= _MAX_REMEMBERED:
                 self._verdicts.clear()
@@ -230,16 +238,21 @@ class Guard:
             good = 0 < port < 65_536 and port not in BAD_PORTS
         else:
             good = 0 < port < 65_536 and port in self._ports
-        return None if good else Refusal(Kind.PORT, f"{host}: port {port}")
+        if good:
+            return None
+        return Refusal(Kind.PORT, f"{host}: port {port}", PORT_NOTE.format(port))
 
     def _judge_name(self, host: str) -> Refusal | None:
         name = _folded(host)
         if len(name) > _MAX_NAME or any(not 0 < len(n) <= _MAX_LABEL for n in name.split(".")):
             return Refusal(Kind.MALFORMED, f"{name[:_MAX_NAME]}: no possible name")
+        inner = inner_name(name)
         if _listed(name, self._denied_names):
-            return Refusal(Kind.OPERATOR, f"{name}: on the deny list")
-        if inner_name(name) and not _listed(name, self._allowed_names):
-            return Refusal(Kind.NAME, f"{name}: a name of the inner network")
+            # The same words as without the list: what stands on it is nobody's business.
+            note = NAME_NOTE if inner else BLOCKED_NOTE
+            return Refusal(Kind.OPERATOR, f"{name}: on the deny list", note)
+        if inner and not _listed(name, self._allowed_names):
+            return Refusal(Kind.NAME, f"{name}: a name of the inner network", NAME_NOTE)
         return None
 
     # -- the address stage
@@ -253,9 +266,10 @@ class Guard:
         shown = f"{name} -> {ip} port {port}" if name else f"{ip} port {port}"
         if kind is Kind.MALFORMED:
             shown = f"{shown!r:.200}"
-        elif kind in NEEDS_RANGE and _listed(_folded(name), self._allowed_names):
-            return Refusal(kind, f"{shown}: {kind} address, which no name opens, but a CIDR range")
-        return Refusal(kind, f"{shown}: {_REASONS.get(kind, f'{kind} address')}")
+        why = _REASONS.get(kind, f"{kind} address")
+        if kind in NEEDS_RANGE and _listed(_folded(name), self._allowed_names):
+            why = f"{kind} address, which no name opens, but a CIDR range"
+        return Refusal(kind, f"{shown}: {why}", BLOCKED_NOTE if name else ADDRESS_NOTE)
 
     def _kind_of(self, ip: _Address, port: int, name: str) -> Kind | None:
         """Why the address may not be dialled; None: it may be."""

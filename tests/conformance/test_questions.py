@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from typing import Any
 
 import pytest
 
 from gatekeeper import ConfigError, Denied, InvalidURL, Reason, State, Verdict
 from gatekeeper.clock import VirtualClock
-from gatekeeper.decision import BLOCKED_NOTE
+from gatekeeper.fetching.addresses import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, USERINFO_NOTE
 from tests.internet import FakeInternet, Hold, Page
 
 ROBOTS = """\
@@ -99,13 +100,18 @@ async def test_every_decision_says_what_the_embedded_gate_says(
     ]
 
 
-async def test_what_the_guard_refuses_names_the_remedy_and_nothing_else(
+async def test_what_the_guard_refuses_names_the_remedy_that_its_text_shows(
     world: FakeInternet, open_gate: Any
 ) -> None:
     gate = await open_gate(world)
-    for url in ("http://10.0.0.1/", "http://a.test:22/", "http://x@a.test/"):
-        assert (await gate.check(url)).note == BLOCKED_NOTE
-        with pytest.raises(Denied, match=r"guard\.allow \(--allow-address\)"):
+    for url, note in (
+        ("http://10.0.0.1/", ADDRESS_NOTE),
+        ("http://localhost/", NAME_NOTE),
+        ("http://a.test:22/", PORT_NOTE.format(22)),
+        ("http://x@a.test/", USERINFO_NOTE),
+    ):
+        assert (await gate.check(url)).note == note
+        with pytest.raises(Denied, match=re.escape(note)):
             await gate.acquire(url)
 
 

@@ -9,7 +9,9 @@ import pytest
 
 from gatekeeper import urls
 from gatekeeper.config import Config, GuardConfig
+from gatekeeper.decision import BLOCKED_NOTE
 from gatekeeper.errors import AddressRefused, ConfigError
+from gatekeeper.fetching.addresses import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, USERINFO_NOTE
 from gatekeeper.fetching.guard import Guard, Kind, Refusal, refuse_proxy
 
 
@@ -348,3 +350,9 @@ def test_a_proxy_needs_the_url_only_mode() -> None:
 def test_refusals_can_be_told_apart_only_inside() -> None:
     assert Refusal(Kind.PORT, "a") != Refusal(Kind.PORT, "b")
     assert str(Refusal(Kind.PORT, "a")) == str(Refusal(Kind.NAME, "b"))
+
+
+def test_notes_are_told_whole() -> None:
+    """A decision's own text cuts a note to 200 characters."""
+    notes = (BLOCKED_NOTE, ADDRESS_NOTE, NAME_NOTE, PORT_NOTE.format(65_535), USERINFO_NOTE)
+    assert max(map(len, notes)) <= 200
