@@ -36,7 +36,7 @@ from gatekeeper.names import agent_named
 from gatekeeper.remote.agents import check_agent
 from gatekeeper.remote.answers import Answers
 from gatekeeper.remote.batches import Batches
-from gatekeeper.remote.control import Controlled
+from gatekeeper.remote.control import Controlled, identity_of
 from gatekeeper.remote.counts import RemoteStats
 from gatekeeper.remote.errands import Errands
 from gatekeeper.remote.leases import RemoteLease, RemoteLeaseRequest
@@ -63,9 +63,11 @@ class RemoteGatekeeper(Controlled):
     """A gate in another process: `Gatekeeper`'s methods, over TCP or a unix socket.
 
     `where` is `"http://127.0.0.1:8750"`, `"https://..."` (with `ssl` for a context of your
-    own) or `"unix:/run/gatekeeper/gatekeeper.sock"`; `token` the sidecar's bearer token. Without a
-    `user_agent` the sidecar's own identity chooses the group in robots.txt. Of `config`
-    only `[robots]` matters, for `robots` and `policy`.
+    own) or `"unix:/run/gatekeeper/gatekeeper.sock"`; `token` the sidecar's bearer token.
+    `user_agent` is the whole User-Agent header, or a product token, as of `Gatekeeper`: it goes
+    with every question and lease, and its token chooses the group in robots.txt. Without one
+    the sidecar's own identity does, which `gate.user_agent` tells once the gate is open. Of
+    `config` only `[robots]` matters, for `robots` and `policy`.
 
     `fail` says what `allowed` and `check` answer while the sidecar can't be asked: "closed"
     defers, "open" allows; the decision's reason is gate_unreachable. A lease needs the
@@ -83,7 +85,8 @@ class RemoteGatekeeper(Controlled):
     SidecarError where the sidecar refuses the client (a wrong token, say).
 
     >>> async def main() -> None:
-    ...     async with RemoteGatekeeper("unix:/run/gatekeeper/gatekeeper.sock") as gate:
+    ...     where = "unix:/run/gatekeeper/gatekeeper.sock"
+    ...     async with RemoteGatekeeper(where, "examplebot/1.0 (+https://example.org)") as gate:
     ...         if await gate.allowed("https://example.org/page"):
     ...             async with gate.lease("https://example.org/page") as lease:
     ...                 ...  # fetch it now
@@ -93,9 +96,9 @@ class RemoteGatekeeper(Controlled):
     def __init__(
         self,
         where: str | os.PathLike[str],
+        user_agent: str | None = None,
         *,
         token: str | None = None,
-        user_agent: str | None = None,
         fail: Literal["closed", "open"] = "closed",
         config: Config | None = None,
         ssl: ssl.SSLContext | None = None,
@@ -110,7 +113,8 @@ class RemoteGatekeeper(Controlled):
     ) -> None:
         if fail not in ("closed", "open"):
             raise ConfigError(f'fail={fail!r}: "closed" defers, "open" allows; nothing else')
-        self.user_agent = user_agent
+        self._name = user_agent
+        self._sidecars_name: str | None = None
         self.config = as_config(config)
         if user_agent is not None:
             agent_named(user_agent)
@@ -159,6 +163,12 @@ class RemoteGatekeeper(Controlled):
         if self._open or self._closed:
             raise GateClosed("this gate was opened already; make another one")
         await self._line.open()
+        try:
+            if self._name is None:
+                self._sidecars_name = await identity_of(self._line)
+        except BaseException:
+            await self._line.close()
+            raise
         self._open = True
         return self
 
@@ -178,12 +188,21 @@ class RemoteGatekeeper(Controlled):
         finally:
             await self._line.close()
 
+    @property
+    def user_agent(self) -> str | None:
+        """The name whose rules apply where a question names no other.
+
+        As it was given, or else the sidecar's own, read when the gate opens: None before, and
+        where the sidecar could not be asked then.
+        """
+        return self._name or self._sidecars_name
+
     # -- questions -------------------------------------------------------------------
 
     async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
         """Whether the URL may be fetched now. Raises InvalidURL."""
         origin, _ = urls.split(url)
-        found = self._ask(url, origin, user_agent or self.user_agent)
+        found = self._ask(url, origin, user_agent or self._name)
         decision = found if isinstance(found, Decision) else await found
         if decision.reason is Reason.INVALID_URL:
             raise _invalid(url, decision)
@@ -195,7 +214,7 @@ class RemoteGatekeeper(Controlled):
         Those asked in one turn of the loop travel together, without a wait.
         """
         origin, _ = urls.split(url)
-        found = self._ask(url, origin, user_agent or self.user_agent)
+        found = self._ask(url, origin, user_agent or self._name)
         decision = found if isinstance(found, Decision) else await found
         if decision.reason is Reason.INVALID_URL:
             raise _invalid(url, decision)
@@ -208,7 +227,7 @@ class RemoteGatekeeper(Controlled):
 
         Text that is no URL gives DENY with reason invalid_url, so that nothing is lost.
         """
-        agent = user_agent or self.user_agent
+        agent = user_agent or self._name
         waiting = iter(urls)
         window: deque[Decision | asyncio.Future[Decision]] = deque()
         try:
@@ -232,7 +251,7 @@ class RemoteGatekeeper(Controlled):
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         """The decision if this client remembers it; never asks. Raises InvalidURL."""
         urls.split(url)
-        return self._answers.find((url, user_agent or self.user_agent))
+        return self._answers.find((url, user_agent or self._name))
 
     # -- turns -----------------------------------------------------------------------
 
@@ -272,7 +291,7 @@ class RemoteGatekeeper(Controlled):
             url,
             priority=priority,
             timeout=timeout,
-            user_agent=user_agent or self.user_agent,
+            user_agent=user_agent or self._name,
             owned=owned,
         )
 
@@ -404,7 +423,7 @@ class RemoteGatekeeper(Controlled):
             reason=reason,
             url=urls.mask(url) if "@" in url or not origin else url,
             origin=origin,
-            user_agent=check_agent(agent) if agent else "",
+            user_agent=check_agent(named) if (named := agent or self.user_agent) else "",
             note=note,
             retry_at=retry_at,
             id=f"{self._prefix}{next(self._counter):x}",

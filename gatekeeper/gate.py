@@ -295,7 +295,7 @@ class Gatekeeper(Immediate, Many, Dialling):
         if spelling is not None and isinstance(self.connector, GuardedConnector):
             self.connector.spelling = spelling
         lessor = self._lessor
-        return gate_passage(lessor.wait, lessor.take, spelling, lessor.uplink.unreached)
+        return gate_passage(self, lessor.wait, lessor.take, spelling, lessor.uplink.unreached)
 
     # -- inside ----------------------------------------------------------------------
 

@@ -65,6 +65,8 @@ class Lease(msgspec.Struct, eq=False):
     """The payload of a URL that came out of a `PoliteQueue`; yours to use otherwise."""
     _by_hand: bool = False
     """Whether and when its request is sent is its holder's affair, unless it is claimed."""
+    user_agent: str | None = None
+    """The name that it was asked for under, as it was given; None: the gate's own."""
 
     @property
     def decision(self) -> Decision:

@@ -232,7 +232,7 @@ class Lessor:
             refetch=lambda: self.answers.learn(target.origin),
             scopes=scopes,
         )
-        lease = Lease(self, grant, target.url, target.host, owner, decision)
+        lease = Lease(self, grant, target.url, target.host, owner, decision, user_agent=user_agent)
         self.uplink.wake()
         if owner is not None:
             self.holdings.add(lease)
@@ -250,7 +250,7 @@ class Lessor:
             scopes = await self._locate(target, self.clock.monotonic() + _LOOK_UP)
         grant = await self._scheduler.hold(target.url, target.host, seconds, scopes=scopes)
         decision, _ = self.answers.offer(url, target, user_agent)
-        return Lease(self, grant, target.url, target.host, None, decision)
+        return Lease(self, grant, target.url, target.host, None, decision, user_agent=user_agent)
 
     @property
     def foresees(self) -> bool:

@@ -7,10 +7,11 @@ whatever is written against it runs over either.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from aiohttp import (
@@ -25,8 +26,8 @@ from aiohttp.connector import Connection
 from aiohttp.hdrs import AUTHORIZATION, LOCATION, RETRY_AFTER, URI, USER_AGENT
 
 from gatekeeper.allowance import UNLIMITED, Allowance, Unlimited
-from gatekeeper.decision import Decision
-from gatekeeper.errors import Denied
+from gatekeeper.decision import Decision, Verdict
+from gatekeeper.errors import Deferred, Denied
 from gatekeeper.robots import PageSignals, page_signals, product_token
 from gatekeeper.sending import Spelling, url_of
 from gatekeeper.urls import sendable
@@ -57,6 +58,10 @@ class HeldLease(Protocol):
     @property
     def decision(self) -> Decision:
         """The answer at the moment of the grant."""
+
+    @property
+    def user_agent(self) -> str | None:
+        """The name that it was asked for under, as it was given; None: the gate's own."""
 
     def claim(self, url: str) -> bool:
         """Take the lease for a request to `url`; true for the first matching claim."""
@@ -107,6 +112,10 @@ class HeldLease(Protocol):
 
 class Gate(Protocol):
     """What a crawler asks, wherever the gate runs."""
+
+    @property
+    def user_agent(self) -> str | None:
+        """The name whose rules apply where a question names no other; None: not known."""
 
     async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
         """Whether the URL may be fetched now."""
@@ -159,8 +168,16 @@ class Take(Protocol):
         """
 
 
-Wait = Callable[[str, "asyncio.Task[object] | None"], Coroutine[Any, Any, HeldLease]]
-"""The URL's lease for the task, once its turn has come. Raises as `Gate.lease`."""
+class Wait(Protocol):
+    """How a lease is had once its turn has come."""
+
+    def __call__(
+        self, url: str, owner: asyncio.Task[object] | None, /, *, user_agent: str | None = None
+    ) -> Coroutine[Any, Any, HeldLease]:
+        """The URL's lease for the task, under that name (None: the gate's own). Raises as
+        `Gate.lease`."""
+
+
 Passage = Callable[
     [Allowance | Unlimited, ClientRequest, ClientHandlerType], Coroutine[Any, Any, ClientResponse]
 ]
@@ -182,18 +199,24 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
     until the connection is released. A plain session's `total` timeout covers the
     waiting; `polite_session` leaves it out.
 
+    A request that has no User-Agent of its own is sent with the gate's (aiohttp's default
+    counts as none); one that has is judged by that one, whatever the gate is called.
+
     Raises Denied or Deferred before a byte is sent, LeaseTimeout where waiting could
     never end, InvalidURL for a URL that is not http or https, or that would be sent to
     another host than its text names (`yarl.URL(..., encoded=True)`).
     """
 
-    def wait(url: str, _task: asyncio.Task[object] | None) -> Coroutine[Any, Any, HeldLease]:
-        return _enter_detached(gate.lease(url))
+    def wait(
+        url: str, _: asyncio.Task[object] | None, *, user_agent: str | None = None
+    ) -> Coroutine[Any, Any, HeldLease]:
+        return _enter_detached(gate.lease(url, user_agent=user_agent))
 
-    return partial(gate_passage(wait), UNLIMITED)
+    return partial(gate_passage(gate, wait), UNLIMITED)
 
 
 def gate_passage(
+    gate: Gate,
     wait: Wait,
     take: Take = _nothing_at_once,
     spelling: Spelling | None = None,
@@ -215,17 +238,26 @@ def gate_passage(
         loop = request.loop  # asyncio would ask the system for the process's number first
         task = current_task(loop)
         url = request.url
-        adopted = None
-        if url is spelt.last and not offered and not open_leases.get():
+        adopted = agent = None
+        sent = request.headers.get(USER_AGENT)
+        ours = sent is not None and sent == gate.user_agent
+        if not ours:
+            agent = _other_agent(sent, gate.user_agent)
+        if agent is None and url is spelt.last and not offered and not open_leases.get():
             text = spelt.text
             lease = take(text, task, spelt.place.origin, spelt.path)
         else:
             text = offered.taken_by(request) or sendable(url)
-            adopted = adopt(text)
-            lease = adopted or take(text, task)
+            adopted = lease = adopt(text)
+            if adopted is not None and not (ours and adopted.user_agent is None):
+                await _judge_adopted(adopted, sent, gate, text)
+            elif adopted is None and agent is None:
+                lease = take(text, task)
         if lease is None:
             own.let_go()
-            lease = await wait(text, task)
+            lease = await wait(text, task, user_agent=agent)
+        if not ours:
+            _sign(request, lease, gate)
         started = loop.time()
         try:
             own.begin(task)
@@ -250,6 +282,46 @@ def gate_passage(
         return response
 
     return pass_gate
+
+
+# What aiohttp sends where nobody said who asks.
+_AIOHTTP = re.compile(r"Python/[0-9.]+ aiohttp/\S+")
+
+
+def _unnamed(sent: str | None) -> bool:
+    return sent is None or _AIOHTTP.fullmatch(sent) is not None
+
+
+@lru_cache(maxsize=1024)
+def _other_agent(sent: str | None, own: str | None) -> str | None:
+    """The User-Agent of a request, if rules of its own may be meant for it; None: the gate's."""
+    if sent is None or _unnamed(sent) or (own is not None and _same_agent(sent, own)):
+        return None
+    return sent
+
+
+def _same_agent(one: str, other: str) -> bool:
+    return product_token(one).lower() == product_token(other).lower()
+
+
+async def _judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: str) -> None:
+    """See that a request under another name than the lease that it adopts is welcome, too.
+
+    The turn is the same for all. Raises Denied or Deferred.
+    """
+    if sent is None or _unnamed(sent):
+        return  # it is sent under the lease's
+    if not _same_agent(sent, lease.user_agent or gate.user_agent or lease.decision.user_agent):
+        decision = await gate.check(url, user_agent=sent)
+        if decision.verdict is not Verdict.ALLOW:
+            raise (Deferred if decision.verdict is Verdict.DEFER else Denied)(decision)
+
+
+def _sign(request: ClientRequest, lease: HeldLease, gate: Gate) -> None:
+    """A request without a name of its own is sent under the one whose rules allow it."""
+    if _unnamed(request.headers.get(USER_AGENT)):
+        name = lease.user_agent or gate.user_agent or lease.decision.user_agent
+        request.headers[USER_AGENT] = name
 
 
 def _until_free(

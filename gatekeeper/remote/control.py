@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
 from urllib.parse import quote
 
 from gatekeeper import urls
 from gatekeeper.clock import utc
 from gatekeeper.config import Config
-from gatekeeper.errors import GateClosed, SidecarError
+from gatekeeper.errors import GateClosed, GatekeeperError, SidecarError
 from gatekeeper.names import host_named
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.remote.agents import check_agent
 from gatekeeper.remote.answers import Answers
 from gatekeeper.remote.files import policy_of, robots_of
 from gatekeeper.remote.line import Answer, Line, Unreached
-from gatekeeper.remote.wire import BlockBody, Explanation, HostBody, RefreshBody, encode, read
+from gatekeeper.remote.wire import (
+    Alive,
+    BlockBody,
+    Explanation,
+    HostBody,
+    RefreshBody,
+    encode,
+    read,
+)
 from gatekeeper.robots import Policy, RobotsTxt
 
-__all__ = ["Controlled"]
+__all__ = ["Controlled", "identity_of"]
+
+_log = logging.getLogger(__name__)
+
+_IDENTITY = 5.0
+"""Seconds in which a sidecar must say who it is: a crawl may begin without that."""
 
 
 class Controlled:
@@ -29,7 +43,7 @@ class Controlled:
     """
 
     config: Config
-    user_agent: str | None
+    _name: str | None
     _line: Line
     _answers: Answers
     _open: bool
@@ -48,7 +62,7 @@ class Controlled:
         Where there is no file it allows everything, where it can't be had nothing; where
         the operator decides, what he says.
         """
-        agent = user_agent or self.user_agent
+        agent = user_agent or self._name
         told = await self._explain(url, agent)
         robots = await robots_of(told, self.config.robots)
         return policy_of(told, robots, agent or told.decision.user_agent, self.config.robots)
@@ -110,6 +124,16 @@ class Controlled:
             return await self._line.ask(method, path, body)
         except Unreached as error:
             raise SidecarError(503, "unreachable", str(error)) from None
+
+
+async def identity_of(line: Line) -> str | None:
+    """The name under which a sidecar asks; None where it can't be asked, or doesn't say."""
+    try:
+        answer = await line.request("GET", "/healthz", timeout=_IDENTITY)
+        return read(answer, Alive).user_agent
+    except (Unreached, GatekeeperError) as error:
+        _log.info("the sidecar does not say who it is: %s", error)
+        return None
 
 
 def _segment(host: str) -> str:

@@ -67,12 +67,22 @@ class RemoteLease:
         "owner",
         "sent",
         "url",
+        "user_agent",
     )
 
-    def __init__(self, given: LeaseGiven, host: str, held: Held, clock: Clock) -> None:
+    def __init__(
+        self,
+        given: LeaseGiven,
+        host: str,
+        held: Held,
+        clock: Clock,
+        user_agent: str | None = None,
+    ) -> None:
         self.id = given.id
         self.url = given.url
         self.host = host
+        self.user_agent = user_agent
+        """The name that it was asked for under, as it was given; None: the sidecar's own."""
         self.decision: Decision = given.decision
         self.owner: asyncio.Task[object] | None = None
         self.data: Any = None
@@ -289,9 +299,11 @@ class Held:
     def __len__(self) -> int:
         return len(self._held)
 
-    def take(self, given: LeaseGiven, host: str, *, owned: bool) -> RemoteLease:
-        """A lease that just arrived."""
-        lease = RemoteLease(given, host, self, self._clock)
+    def take(
+        self, given: LeaseGiven, host: str, user_agent: str | None, *, owned: bool
+    ) -> RemoteLease:
+        """A lease that just arrived, and was asked for under that name."""
+        lease = RemoteLease(given, host, self, self._clock, user_agent)
         self._held[lease.id] = lease
         self._by_host.setdefault(host, []).append(lease)
         if owned:

@@ -90,7 +90,7 @@ class Turns:
             self._slots.release()
         self.granted += 1
         # No await between the arrival and the books: the lease is never nobody's.
-        return self.held.take(given, target.host, owned=owned)
+        return self.held.take(given, target.host, user_agent, owned=owned)
 
     async def look(self, url: str, *, priority: int, user_agent: str | None) -> RemoteLease:
         """The lease, if its turn is now: one round trip, which may take its time.

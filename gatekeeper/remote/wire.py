@@ -17,6 +17,7 @@ from gatekeeper.remote.line import Answer
 
 __all__ = [
     "BATCH",
+    "Alive",
     "Batch",
     "BlockBody",
     "Decisions",
@@ -85,6 +86,12 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_after: float | str | None = None
     size: int | None = None
     rate_limit: str | None = None
+
+
+class Alive(msgspec.Struct, frozen=True):
+    """`GET /healthz`."""
+
+    user_agent: str | None = None
 
 
 class Explanation(msgspec.Struct, frozen=True):

@@ -14,18 +14,26 @@ from gatekeeper.sidecar.wire import json_response
 if TYPE_CHECKING:
     from gatekeeper.sidecar.app import Service
 
-__all__ = ["ROUTES", "Health"]
+__all__ = ["ROUTES", "Alive", "Health"]
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The body of both probes."""
+    """The body of `/readyz`."""
 
     status: str
 
 
+class Alive(msgspec.Struct, frozen=True):
+    """The body of `/healthz`. `user_agent` is the name whose rules apply where a question names
+    no other, and under which sites are asked: no secret, every site is told it."""
+
+    status: str
+    user_agent: str
+
+
 async def healthz(service: Service, call: Call) -> web.StreamResponse:
-    """The process answers: 200, whatever it is doing."""
-    return json_response(Health("alive"))
+    """The process answers: 200, whatever it is doing; and says who it is."""
+    return json_response(Alive("alive", service.gate.user_agent))
 
 
 async def readyz(service: Service, call: Call) -> web.StreamResponse:
@@ -37,7 +45,14 @@ async def readyz(service: Service, call: Call) -> web.StreamResponse:
 
 
 ROUTES = (
-    Route("GET", "/healthz", healthz, "Is the process alive?", answers={200: Health}, probe=True),
+    Route(
+        "GET",
+        "/healthz",
+        healthz,
+        "Is the process alive, and who is it?",
+        answers={200: Alive},
+        probe=True,
+    ),
     Route(
         "GET",
         "/readyz",
