@@ -20,7 +20,7 @@ USER_AGENT = "examplebot/1.0 (+https://example.org/bot)"
 async def fetch(gate: RemoteGatekeeper, session: aiohttp.ClientSession, url: str) -> str:
     """The outcome in words."""
     try:
-        async with gate.lease(url, timeout=30, user_agent=USER_AGENT) as lease:
+        async with gate.lease(url, timeout=30) as lease:
             began = time.monotonic()
             async with session.get(url, allow_redirects=False) as response:
                 lease.report(
@@ -40,7 +40,7 @@ async def main(urls: list[str]) -> None:
     """Fetch them side by side; every client of the sidecar keeps one pace."""
     sidecar = os.environ.get("GATEKEEPER_URL", "http://127.0.0.1:8750")
     async with (
-        RemoteGatekeeper(sidecar, token=os.environ.get("GATEKEEPER_TOKEN")) as gate,
+        RemoteGatekeeper(sidecar, USER_AGENT, token=os.environ.get("GATEKEEPER_TOKEN")) as gate,
         aiohttp.ClientSession(headers={"User-Agent": USER_AGENT}) as session,
     ):
         outcomes = await asyncio.gather(*(fetch(gate, session, url) for url in urls))

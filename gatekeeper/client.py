@@ -305,7 +305,7 @@ class RemoteGatekeeper(Controlled):
         from when on it is worth while to ask again.
         """
         self._admit(None)
-        return await self._turns.look(url, priority=priority, user_agent=self.user_agent)
+        return await self._turns.look(url, priority=priority, user_agent=self._name)
 
     @property
     def clock(self) -> Clock:

@@ -106,7 +106,7 @@ class Turns:
         if answer.status != 201:
             raise self._refusal(asked, answer)
         self.granted += 1
-        return self.held.take(read(answer, LeaseGiven), asked.target.host, owned=False)
+        return self.held.take(read(answer, LeaseGiven), asked.target.host, user_agent, owned=False)
 
     async def _slot(self, asked: _Asked) -> None:
         left = None if asked.end == _INF else asked.end - self._clock.monotonic()

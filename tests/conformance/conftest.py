@@ -28,9 +28,11 @@ async def sidecar_on(short: Path) -> AsyncIterator[Callable[..., Awaitable[Sidec
     """`await sidecar_on(internet, unix=True, pacing={...})`."""
     async with AsyncExitStack() as stack:
 
-        async def begin(internet: FakeInternet, *, unix: bool = False, **tables: Any) -> Sidecar:
+        async def begin(
+            internet: FakeInternet, *, unix: bool = False, agent: str = AGENT, **tables: Any
+        ) -> Sidecar:
             socket = short / "gate.sock" if unix else None
-            sidecar = Sidecar(internet, settings(**tables), socket)
+            sidecar = Sidecar(internet, settings(**tables), socket, agent)
             await sidecar.start()
             stack.push_async_callback(sidecar.stop)
             return sidecar

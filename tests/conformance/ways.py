@@ -36,7 +36,10 @@ def settings(**tables: Any) -> Config:
 class Sidecar:
     """The service in this process; it can be stopped and started in the same place."""
 
-    def __init__(self, internet: FakeInternet, config: Config, socket: Path | None) -> None:
+    def __init__(
+        self, internet: FakeInternet, config: Config, socket: Path | None, agent: str = AGENT
+    ) -> None:
+        self.agent = agent
         self.internet = internet
         self.config = config
         self.socket = socket
@@ -56,7 +59,7 @@ class Sidecar:
         clock = self.internet.clock
         given = {"clock": clock} if isinstance(clock, VirtualClock) else {}
         self.gate = await self._stack.enter_async_context(
-            Gatekeeper(AGENT, config=self.config, resolver=self.internet.resolver, **given)
+            Gatekeeper(self.agent, config=self.config, resolver=self.internet.resolver, **given)
         )
         hosts = None if self.socket else frozenset([ANY_LITERAL])
         self.service = Service(self.gate, self.config, hosts=hosts, tokens=self.tokens, clock=clock)

@@ -23,17 +23,17 @@ class Health(msgspec.Struct, frozen=True):
     status: str
 
 
-class Alive(msgspec.Struct, frozen=True):
+class Alive(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of `/healthz`. `user_agent` is the name whose rules apply where a question names
     no other, and under which sites are asked: no secret, every site is told it."""
 
     status: str
-    user_agent: str
+    user_agent: str | None = None
 
 
 async def healthz(service: Service, call: Call) -> web.StreamResponse:
     """The process answers: 200, whatever it is doing; and says who it is."""
-    return json_response(Alive("alive", service.gate.user_agent))
+    return json_response(Alive("alive", getattr(service.gate, "user_agent", None)))
 
 
 async def readyz(service: Service, call: Call) -> web.StreamResponse:
