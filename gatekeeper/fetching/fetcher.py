@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import aiohttp
@@ -67,6 +68,7 @@ class Fetcher:
         self._refuse = refuse
         self.known = known
         self._slots = Slots(clock, config.fetch.max_concurrent)
+        self._longest_wait = config.pacing.backoff_max
         self._asker = Asker(
             session, headers=_headers(user_agent, config.fetch), config=config.fetch, clock=clock
         )
@@ -85,6 +87,16 @@ class Fetcher:
         if self._session.closed and not retrieval.outcome.good:
             return Retrieval(outcome=Outcome.OURS, detail="the session was closed meanwhile")
         return retrieval
+
+    def _wait_of(self, headers: Mapping[str, str]) -> float | None:
+        """Seconds that an answer asks to wait, `pacing.backoff_max` at the most.
+
+        A page's Retry-After is obeyed as it stands (HTTP-08). That of a robots.txt would keep
+        the whole host closed, the file that could say otherwise included: one mistaken year
+        must not outlast its repair.
+        """
+        seconds = wait_of(headers, self._clock.wall())
+        return None if seconds is None else min(seconds, self._longest_wait)
 
 
 class _Journey:
@@ -142,7 +154,7 @@ class _Journey:
             headers = reply.headers
             self._wait = None
             if RETRY_AFTER in headers or _RATE_LIMIT in headers:
-                self._wait = wait_of(headers, fetcher._clock.wall())
+                self._wait = fetcher._wait_of(headers)
             turn.report(status=reply.status, elapsed=reply.elapsed, retry_after=self._wait)
         return reply
 

@@ -23,7 +23,7 @@ from gatekeeper.storage import schema
 from gatekeeper.storage.base import ClockRecord, OriginRecord, StorageStats
 from gatekeeper.storage.batches import Committer
 from gatekeeper.storage.journal import Journal
-from gatekeeper.storage.lock import FileLock
+from gatekeeper.storage.lock import DatabaseLock, FileLock
 from gatekeeper.storage.pending import Batch, Pending, Sighting, merge, with_hash
 
 __all__ = ["Writer"]
@@ -240,7 +240,10 @@ class Writer:
             ) from error
         lock = FileLock(self._path.with_name(self._path.name + ".lock"), guarded=self._path)
         stack.callback(lock.release)
+        database = DatabaseLock(self._path)
         schema.prepare(self._path)
+        database.hold()
+        stack.callback(database.release)
         connection = schema.connect(self._path)
         stack.callback(connection.close)
         self._committer = committer = Committer(connection, self._config, self._clock)

@@ -593,6 +593,22 @@ async def test_a_wait_that_the_site_asks_for_reaches_turn_and_record(
     assert ask.reports == [(f"{A}/robots.txt", 429, 120.0)]
 
 
+@pytest.mark.parametrize("years", [b"315360000", b"Fri, 31 Dec 2049 23:59:59 GMT"])
+@pytest.mark.parametrize("redirected", [False, True])
+async def test_a_wait_of_years_is_capped_by_the_longest_back_off(
+    net: FakeInternet, ask: Asker, years: bytes, redirected: bool
+) -> None:
+    """The block would outlast the repair of the file, which alone could end it."""
+    said = [("Retry-After", years.decode())]
+    if redirected:
+        net.site("b.test").robots(Page("", 503, said))
+        said.append(("Location", "http://b.test/robots.txt"))
+    net.site("a.test").robots(Page("", 302 if redirected else 429, said))
+    got = await ask(A)
+    assert got.retry_after == 86_400.0
+    assert [wait for _, _, wait in ask.reports] == [86_400.0] * (1 + redirected)
+
+
 async def test_a_cancelled_retrieval_leaves_nothing(net: FakeInternet, ask: Asker) -> None:
     hold = asyncio.Event()
 

@@ -1,0 +1,101 @@
+"""One state file, one gatekeeper: also where the file that says so was deleted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gatekeeper.cli import main
+from gatekeeper.errors import StorageError
+from gatekeeper.storage import ClockRecord, SqliteStorage
+
+needs_locks = pytest.mark.skipif(sys.platform == "win32", reason="open files can't be deleted")
+
+SECOND = """
+import asyncio, sys
+from gatekeeper.errors import StorageError
+from gatekeeper.storage import SqliteStorage
+
+async def main():
+    storage = SqliteStorage(sys.argv[1])
+    try:
+        await storage.open()
+    except StorageError as error:
+        print(error)
+    else:
+        await storage.close()
+        print("opened")
+
+asyncio.run(main())
+"""
+
+
+def second(path: Path) -> str:
+    """What another process says that opens the same file."""
+    run = subprocess.run(
+        [sys.executable, "-c", SECOND, path], capture_output=True, text=True, check=True
+    )
+    return run.stdout
+
+
+def delete_lock(path: Path) -> None:
+    path.with_name(f"{path.name}.lock").unlink()
+
+
+@needs_locks
+async def test_a_second_process_is_kept_out_though_the_lock_file_is_gone(path: Path) -> None:
+    async with SqliteStorage(path) as storage:
+        delete_lock(path)
+        assert "state.db: in use by another gatekeeper; stop that one" in second(path)
+        storage.promise(ClockRecord(scope="a.example", next_at=1.0))
+        await storage.flush()
+    assert second(path) == "opened\n"
+
+
+@needs_locks
+async def test_a_second_storage_of_one_process_is_kept_out_and_harms_nothing(path: Path) -> None:
+    """It may not even open the file: closing it again would drop the locks of the first."""
+    async with SqliteStorage(path) as storage:
+        for _ in range(2):
+            delete_lock(path)
+            with pytest.raises(StorageError, match=rf"in use .*process {os.getpid()}"):
+                await SqliteStorage(path).open()
+        delete_lock(path)
+        assert "in use" in second(path)
+        storage.promise(ClockRecord(scope="a.example", next_at=1.0))
+        await storage.flush()
+    async with SqliteStorage(path) as storage:
+        assert len(await storage.load_clocks()) == 1
+
+
+@needs_locks
+async def test_a_lock_ends_with_its_process(path: Path) -> None:
+    killed = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            SECOND.replace("await storage.close()", "import os; os.kill(os.getpid(), 9)"),
+            path,
+        ],
+        capture_output=True,
+        check=False,
+    )
+    assert killed.returncode == -9
+    delete_lock(path)
+    assert second(path) == "opened\n"
+
+
+async def test_history_is_read_while_the_file_is_held(
+    path: Path, made: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with SqliteStorage(path) as storage:
+        storage.put_origin(made("https://a.example"))  # type: ignore[operator]
+        await storage.flush()
+        assert main(["history", "https://a.example", "--storage", str(path)]) == 0
+        assert "1 version" in capsys.readouterr().out
+        storage.promise(ClockRecord(scope="a.example", next_at=1.0))
+        await storage.flush()
