@@ -3,20 +3,39 @@
 Two times are kept apart everywhere. *Monotonic* seconds measure waiting and lifetimes
 within a process; they never jump. *Wall* seconds (POSIX, UTC) are what is written to
 disk, shown to people and compared with a site's Visit-time; they may jump.
+
+What has to be told from one process to the next is stamped with a third one: seconds since
+the machine started, and which start that was. While the machine runs, a `Stamp` says how long
+ago it was made whatever the wall clock was set to.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import heapq
 import itertools
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Clock", "Deadline", "SystemClock", "Timer", "VirtualClock", "deadline", "utc"]
+__all__ = [
+    "Boot",
+    "Clock",
+    "Deadline",
+    "Stamp",
+    "SystemClock",
+    "Timer",
+    "VirtualClock",
+    "boot_of",
+    "deadline",
+    "stamp",
+    "utc",
+]
 
 
 class Timer(Protocol):
@@ -27,7 +46,10 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """Where every room of the house reads the time."""
+    """Where every room of the house reads the time.
+
+    A clock may have a method `boot() -> Boot` as well; see `boot_of`.
+    """
 
     def monotonic(self) -> float:
         """Seconds that never jump, from an arbitrary start."""
@@ -51,6 +73,84 @@ def utc(wall: float) -> datetime:
     return datetime.fromtimestamp(min(max(wall, -62135596800.0), 253402300799.0), UTC)
 
 
+class Boot(NamedTuple):
+    """A moment as the machine counts it."""
+
+    id: str
+    """Which start of the machine is meant; unlike that of any other start or machine."""
+    seconds: float
+    """Since that start, times asleep included; never goes back."""
+
+
+@functools.cache
+def _boot_id() -> str:
+    """The system's name for this start of the machine. Where it has none, one that holds for
+    this process: its moments can't be compared with those of another one then.
+    """
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        if len(found := text.strip().replace("-", "")) == 32 and found.isalnum():
+            return found[:16]
+    return secrets.token_hex(8)
+
+
+_BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+_PROCESS = secrets.token_hex(6)
+
+
+def boot_of(clock: Clock) -> Boot:
+    """What `clock.boot()` says, or for a clock without it, its own monotonic time."""
+    boot: Callable[[], Boot] | None = getattr(clock, "boot", None)
+    return boot() if boot is not None else Boot(f"{_PROCESS}{id(clock):x}", clock.monotonic())
+
+
+class Stamp(NamedTuple):
+    """When something was written, for whoever reads it in another process.
+
+    >>> clock = VirtualClock()
+    >>> written = stamp(clock)
+    >>> clock.advance(10.0)
+    >>> clock.jump_wall(7200.0)
+    >>> written.age(clock), written.moved(clock)
+    (10.0, 7200.0)
+    >>> clock.reboot()
+    >>> written.age(clock), written.moved(clock)
+    (7210.0, None)
+    """
+
+    wall: float
+    boot_id: str = ""
+    """Empty where it was not written."""
+    boot_at: float = 0.0
+
+    def counted(self, clock: Clock) -> bool:
+        """Does the machine's own count reach back to it?"""
+        boot = boot_of(clock)
+        # A count that went back is another one, whatever it calls itself.
+        return boot.id == self.boot_id and boot.seconds >= self.boot_at
+
+    def age(self, clock: Clock) -> float:
+        """Seconds since: by the machine's own count where that reaches back so far, else by
+        the wall clock, and 0 where that was set back to before."""
+        if self.counted(clock):
+            return boot_of(clock).seconds - self.boot_at
+        return max(0.0, clock.wall() - self.wall)
+
+    def moved(self, clock: Clock) -> float | None:
+        """Seconds by which the wall clock was set forward since (negative: back); None where
+        that can't be known: the machine was started anew, and the wall clock is not behind.
+        """
+        by_wall = clock.wall() - self.wall
+        if self.counted(clock):
+            return by_wall - self.age(clock)
+        return by_wall if by_wall < 0 else None
+
+
+def stamp(clock: Clock) -> Stamp:
+    """This moment."""
+    return Stamp(clock.wall(), *boot_of(clock))
+
+
 class SystemClock:
     """The machine's time and the running loop's timers."""
 
@@ -58,6 +158,12 @@ class SystemClock:
 
     monotonic = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
+
+    def boot(self) -> Boot:
+        """Linux names each start of the machine, and counts the seconds since."""
+        if _BOOT_TIME is None:
+            return Boot(_boot_id(), time.monotonic())
+        return Boot(_boot_id(), time.clock_gettime(_BOOT_TIME))
 
     async def sleep(self, seconds: float) -> None:
         """Return after that many seconds."""
@@ -89,6 +195,9 @@ class _VirtualTimer:
             self.clock._cancelled_one()
 
 
+_virtual_boots = map("virtual-{}".format, itertools.count())
+
+
 class VirtualClock:
     """Time that moves only when told to: for tests and simulations.
 
@@ -103,6 +212,7 @@ class VirtualClock:
     def __init__(self, *, start: float = 0.0, wall: float = 1_790_000_000.0) -> None:
         self._now = start
         self._wall_offset = wall - start
+        self._boot_id = next(_virtual_boots)
         self._timers: list[tuple[float, int, _VirtualTimer]] = []
         self._dead = 0
         """Cancelled timers that still lie in the heap."""
@@ -119,6 +229,14 @@ class VirtualClock:
     def jump_wall(self, seconds: float) -> None:
         """Set the wall clock forward or back, as an operator or NTP would."""
         self._wall_offset += seconds
+
+    def boot(self) -> Boot:
+        """A start of its own for each clock, counted from there as `monotonic` is."""
+        return Boot(self._boot_id, self._now)
+
+    def reboot(self) -> None:
+        """Start the machine anew, as far as `boot` says."""
+        self._boot_id = next(_virtual_boots)
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
         """Call back when time reaches `when`; in the next turn of a running loop if past."""

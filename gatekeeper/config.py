@@ -150,6 +150,9 @@ class StorageConfig(_Section, frozen=True):
     path: Place | None = None
     """The SQLite file; None: nothing is kept (the sidecar has a default place), nor with
     the word "memory", which is for the sidecar."""
+    on_failure: Literal["refuse", "continue"] = "refuse"
+    """While nothing can be written: no turn of a host whose clock or block would have to
+    outlive the process, or on without that, with a warning."""
     flush_interval: Positive = 1.0
     history_versions: Count = 20
     """Distinct bodies kept of one origin."""

@@ -33,6 +33,9 @@ _SOON = 1.0
 _AFTER_AN_ERROR = 60.0
 """Seconds until a question that met an error of ours is worth asking again."""
 
+_ROOM = 5.0
+"""Seconds after which to ask again where the state file can't be written."""
+
 _DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
 
 
@@ -113,6 +116,18 @@ class Decider:
             note=f"robots.txt would wait for {held}, which the asker still holds",
         )
         return replace(decision, retry_at=utc(self._clock.wall() + _SOON))
+
+    def unkept(self, raw: str, target: Target, agent: str, why: str) -> Decision:
+        """DEFER: the clock that a turn would start can't be kept."""
+        decision = self._simple(
+            Verdict.DEFER,
+            Reason.STORAGE,
+            raw,
+            target,
+            agent,
+            note=f"the clock of {target.host} can't be kept: {why}",
+        )
+        return replace(decision, retry_at=utc(self._clock.wall() + _ROOM))
 
     def by_record(
         self, raw: str, target: Target, record: Record, agent: str, ahead: float = 0.0

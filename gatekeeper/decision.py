@@ -142,6 +142,9 @@ class Reason(StrEnum):
     HOST_PAUSED = "host_paused"
     """defer: the file is not known, and the operator paused its host until he resumes it."""
     # Concerning leases only.
+    STORAGE = "storage"
+    """defer: the state file can't be written (a full disk, say), so the clock that a turn would
+    start could not outlive the process; make room there, and it goes on by itself."""
     CLOSING = "closing"
     """defer: for a lease that a closing gate can't give any more; nothing answers so today."""
 

@@ -346,6 +346,10 @@ class Gatekeeper(Immediate, Many, Dialling):
         decision = self._decide(url, target, record, agent, ON_THE_WAY)
         return decision, self._wishes.of(record, agent)
 
+    def unkept(self, url: str, target: Target, user_agent: str | None, why: str) -> Decision:
+        """DEFER, since the clock of the turn can't be kept."""
+        return self._decider.unkept(url, target, self._token_of(user_agent), why)
+
     async def learn(self, origin: str) -> None:
         """Ask the origin for its file if need be."""
         await self._open.get(origin)

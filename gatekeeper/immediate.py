@@ -52,6 +52,7 @@ class Immediate:
     async def hold(self, url: str, seconds: float, *, user_agent: str | None = None) -> Lease:
         """A lease that an earlier process gave out and that is still out, open for `seconds`.
 
-        It takes its host's slot at once, without a turn. Raises InvalidURL, LeaseTimeout.
+        It takes its host's slot at once, without a turn; with no second left it is one that
+        has ended, whose report counts. Raises InvalidURL, LeaseTimeout.
         """
         return await self._lessor.hold(url, seconds, user_agent)

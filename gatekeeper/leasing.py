@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.decision import Decision, Reason, Verdict
-from gatekeeper.errors import Deferred, Denied, LeaseTimeout
+from gatekeeper.errors import Deferred, Denied, LeaseTimeout, StorageError
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.whereabouts import Whereabouts
 from gatekeeper.holdings import Holdings
@@ -113,6 +113,9 @@ class Answers(Protocol):
     def offer(self, url: str, target: Target, user_agent: str | None) -> tuple[Decision, Offer]:
         """The decision at this moment and the pace that the text asks for."""
 
+    def unkept(self, url: str, target: Target, user_agent: str | None, why: str) -> Decision:
+        """DEFER, since the clock of the turn can't be kept."""
+
     async def learn(self, origin: str) -> None:
         """Ask the origin for its file if need be."""
 
@@ -166,7 +169,10 @@ class Lessor:
             return None
         host = origin.host
         take = self._take  # an attribute that is called is slow before Python 3.12
-        grant = take(url, host, wish)
+        try:
+            grant = take(url, host, wish)
+        except StorageError:
+            return None  # `wait` says why
         if grant is None:
             return None
         lease = Lease(self, grant, url, host, owner, origin, next(self._serial))
@@ -213,6 +219,8 @@ class Lessor:
         if decision.reason not in _HELD or self._scheduler.held(target.host) is None:
             refuse(decision)
         # Else the file waits for the end of the host's block, as this lease will.
+        if (why := self._scheduler.unkept(target.host)) is not None:
+            refuse(self.answers.unkept(url, target, user_agent, why))
         scopes = await self._locate(target, end)
 
         def admit() -> Offer:
@@ -223,15 +231,19 @@ class Lessor:
                 refuse(decision)
             return offer
 
-        grant = await self._scheduler.acquire(
-            target.url,
-            target.host,
-            priority=priority,
-            timeout=None if end is None else max(0.0, end - self.clock.monotonic()),
-            admit=admit,
-            refetch=lambda: self.answers.learn(target.origin),
-            scopes=scopes,
-        )
+        try:
+            grant = await self._scheduler.acquire(
+                target.url,
+                target.host,
+                priority=priority,
+                timeout=None if end is None else max(0.0, end - self.clock.monotonic()),
+                admit=admit,
+                refetch=lambda: self.answers.learn(target.origin),
+                scopes=scopes,
+            )
+        except StorageError as error:
+            why = self._scheduler.unkept(target.host) or "the state can't be read or written"
+            raise Deferred(self.answers.unkept(url, target, user_agent, why)) from error
         lease = Lease(self, grant, target.url, target.host, owner, decision, user_agent=user_agent)
         self.uplink.wake()
         if owner is not None:

@@ -282,5 +282,13 @@ class Operated:
 
     @property
     def ready(self) -> bool:
-        """Open, and our own network seems to be up."""
-        return self._directory is not None and self._directory.ready
+        """Open, our own network seems to be up, and what is promised can be kept."""
+        return self.storage_failing is None and (
+            self._directory is not None and self._directory.ready
+        )
+
+    @property
+    def storage_failing(self) -> str | None:
+        """Why the state file takes no promises now, so that leases are deferred with the reason
+        `storage`; None: it does, or there is none, or storage.on_failure is "continue"."""
+        return getattr(self._storage, "failing", None)

@@ -6,6 +6,7 @@ section 2); here they are introduced.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Final
 from gatekeeper import urls
 from gatekeeper.clock import Clock, Timer, utc
 from gatekeeper.deciding import ON_THE_WAY, Decider
+from gatekeeper.errors import StorageError
 from gatekeeper.fetching.flights import HeldUp
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Record
@@ -129,7 +131,7 @@ class Wishes:
         if record.current.outcome is Outcome.DNS_NXDOMAIN:
             if self._scheduler.blocked(host) is None:
                 left = record.expires - self._clock.monotonic()
-                self._scheduler.block(host, self._clock.wall() + left, PARKED)
+                self._park(host, self._clock.wall() + left)
         else:
             turn = self._scheduler.told(host, self.of(record, self._agent))
             now, blocked = self._clock.monotonic(), self._scheduler.blocked(host)
@@ -142,7 +144,11 @@ class Wishes:
         """Lift the block of a host whose name did not exist, and no other block."""
         blocked = self._scheduler.blocked(host)
         if blocked is not None and blocked[1] == PARKED:
-            self._scheduler.block(host, 0.0)
+            self._park(host, 0.0)
+
+    def _park(self, host: str, until_wall: float) -> None:
+        with contextlib.suppress(StorageError):  # in force all the same, and but a hint
+            self._scheduler.block(host, until_wall, PARKED)
 
 
 class _Lookout:

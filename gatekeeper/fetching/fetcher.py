@@ -82,7 +82,9 @@ class Fetcher:
             retrieval = await _Journey(self, origin, validators).run()
         except LeaseTimeout as error:  # row 28: too many wait for turns
             return Retrieval(outcome=Outcome.OVERLOADED, detail=str(error))
-        except (GateClosed, StorageError) as error:
+        except StorageError as error:
+            return Retrieval(outcome=Outcome.STORAGE, detail=str(error))
+        except GateClosed as error:
             return Retrieval(outcome=Outcome.OURS, detail=str(error))  # row 28
         if self._session.closed and not retrieval.outcome.good:
             return Retrieval(outcome=Outcome.OURS, detail="the session was closed meanwhile")

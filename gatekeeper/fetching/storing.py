@@ -1,11 +1,15 @@
-"""Records as the storage keeps them. It speaks wall seconds, the records monotonic ones."""
+"""Records as the storage keeps them. It speaks wall seconds, the records monotonic ones.
+
+How old a stored record is says its stamp: on the same start of the machine no wall clock that
+was set meanwhile makes it older or younger.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-from gatekeeper.clock import Clock
+from gatekeeper.clock import Clock, Stamp, stamp
 from gatekeeper.config import Config
 from gatekeeper.decision import State
 from gatekeeper.fetching.ladder import DAY
@@ -36,7 +40,8 @@ def tombstone(origin: str) -> OriginRecord:
 
 def to_stored(record: Record, clock: Clock) -> OriginRecord:
     """The record with its moments in wall seconds, as the clock stands now."""
-    offset = clock.wall() - clock.monotonic()
+    made = stamp(clock)
+    offset = made.wall - clock.monotonic()
     current, good = record.current, record.good
     down_for = record.unreachable_for(clock.monotonic())
     body, body_hash = (None, None) if record.text is None else pack_body(record.text.body())
@@ -48,7 +53,7 @@ def to_stored(record: Record, clock: Clock) -> OriginRecord:
         fetched_at=current.wall,
         soft_expires_at=record.fresh_until + offset,
         expires_at=record.expires + offset,
-        first_unreachable_at=None if record.reachable else clock.wall() - down_for,
+        first_unreachable_at=None if record.reachable else made.wall - down_for,
         ladder_step=record.step,
         hops=current.hops,
         etag=None if good is None else good.etag,
@@ -61,6 +66,9 @@ def to_stored(record: Record, clock: Clock) -> OriginRecord:
         body_hash=body_hash,
         took=None if good is None else good.took,
         last_page_ok_at=None if record.page_ok is None else record.page_ok + offset,
+        made_at=made.wall,
+        boot_id=made.boot_id,
+        boot_at=made.boot_at,
     )
 
 
@@ -79,12 +87,9 @@ def from_stored(
     """
     if stored.outcome == _FORGOTTEN:
         return None
-    wall, now = clock.wall(), clock.monotonic()
-    # A record from the future: the clock was set back since. How old it is nobody knows,
-    # so a good one has expired; a pause on the ladder begins anew.
-    doubtful = stored.fetched_at > wall + _SKEW
-    base = stored.fetched_at if doubtful else wall
-    soft, hard = stored.soft_expires_at - base, stored.expires_at - base
+    now = clock.monotonic()
+    then, doubtful = _wall_of(stored, clock)
+    soft, hard = stored.soft_expires_at - then, stored.expires_at - then
     current = Answer(
         Outcome.named(stored.outcome),
         stored.status,
@@ -109,11 +114,27 @@ def from_stored(
         text=_text_of(stored, good, texts),
         fresh_until=now + min(soft, cap),
         expires=now + min(hard, cap),
-        unreachable_since=_ago(stored.first_unreachable_at, wall, uptime(now)),
+        unreachable_since=_ago(stored.first_unreachable_at, then, uptime(now)),
         step=stored.ladder_step,
-        page_ok=_ago(stored.last_page_ok_at, wall, now),
+        page_ok=_ago(stored.last_page_ok_at, then, now),
         uptime=uptime,
     )
+
+
+def _wall_of(stored: OriginRecord, clock: Clock) -> tuple[float, bool]:
+    """What a wall clock that nobody had set since would show now; and whether that is a guess.
+
+    A guess it is where the wall clock decides and stands before the record: it was set back.
+    How old the record is nobody knows then, so a good one has expired, and a pause on the
+    ladder begins anew.
+    """
+    wall = clock.wall()
+    if stored.made_at is None:
+        doubtful = stored.fetched_at > wall + _SKEW
+        return (stored.fetched_at if doubtful else wall), doubtful
+    made = Stamp(stored.made_at, stored.boot_id, stored.boot_at)
+    doubtful = not made.counted(clock) and made.wall > wall + _SKEW
+    return made.wall + made.age(clock), doubtful
 
 
 def _good_of(stored: OriginRecord, current: Answer) -> Answer | None:

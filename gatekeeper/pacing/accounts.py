@@ -129,7 +129,7 @@ class Accounts:
         """The text asks for more than was known when the last request began."""
         scope.gap = gap
         if self.keeper is not None and gap > DURABLE:
-            self.keeper.promise(scope, now)
+            self.keeper.remember(scope, now)
 
     def change_gap(self, scope: Scope, gap: float, now: float) -> bool:
         """Put another interval in force for a turn that starts now; False if it may not then."""
@@ -158,5 +158,5 @@ class Accounts:
             scope.gap = gap
         slower = slower and gap > DURABLE
         if self.keeper is not None and not blocks and (slower or history.error_pause() != pause):
-            self.keeper.promise(scope, now)
+            self.keeper.remember(scope, now)
         return blocks

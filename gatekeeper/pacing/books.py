@@ -77,6 +77,7 @@ class Books(Accounts):
             or self._learns
             or self._jitter > 0
             or self.pacing.dry_run
+            or (self.keeper is not None and not self.keeper.marked)
         ):
             self.plain_to = -1.0
 
@@ -150,8 +151,12 @@ class Books(Accounts):
     ) -> Grant | None:
         """All scopes or none, in one step; None if it may not start now after all.
 
-        No await stands between the admission that brought the wish and the books.
+        No await stands between the admission that brought the wish and the books. Raises
+        StorageError where its clocks can't be kept: nothing is granted then.
         """
+        if self.plain_to < 0 and self.keeper is not None and not self.keeper.marked:
+            self.keeper.mark()
+            self.survey()
         kept = scope.interval
         if kept is not None and wish is scope.wish and scope.history is None:
             gap = kept.seconds
@@ -178,13 +183,20 @@ class Books(Accounts):
             self.turns.arm(expires)
         if self.keeper is not None:
             try:
-                self._keep(grant, now)
+                self._keep(grant, now, self.keeper.promise)
             except BaseException:
-                self._withdraw(grant)  # not durable, so not granted; the clocks stay
-                self.granted -= 1
-                self.turnstile -= 1
+                self._ungrant(grant)  # not durable, so not granted
                 raise
         return grant
+
+    def _ungrant(self, grant: Grant) -> None:
+        """It was never told of: as if it had not been."""
+        self._withdraw(grant)
+        grant.scope.basis = grant.undo
+        for other, basis in zip(grant.others, grant.undone, strict=True):
+            other.basis = basis
+        self.granted -= 1
+        self.turnstile -= 1
 
     def _take_shared(self, grant: Grant, now: float) -> None:
         grant.undone = tuple(other.basis for other in grant.others)
@@ -212,15 +224,18 @@ class Books(Accounts):
         self.turns.arm(grant.expires_at)
         return grant, start - now
 
-    def _keep(self, grant: Grant, now: float) -> None:
-        """Make the clocks of a lease durable where they lie more than a second ahead."""
-        if self.keeper is None:
-            return
-        if grant.scope.gap > DURABLE or grant.scope.name in self.mixed:
-            self.keeper.promise(grant.scope, now)
+    def _keep(self, grant: Grant, now: float, keep: Callable[[Scope, float], None]) -> None:
+        """Make the clocks of a lease durable where they lie more than a second ahead, or
+        something else about them is not kept yet."""
+        scope = grant.scope
+        if scope.gap > DURABLE or scope.name in self.mixed or self._unkept(scope):
+            keep(scope, now)
         for other in grant.others:
-            if other.gap > DURABLE:
-                self.keeper.promise(other, now)
+            if other.gap > DURABLE or self._unkept(other):
+                keep(other, now)
+
+    def _unkept(self, scope: Scope) -> bool:
+        return self.keeper is not None and self.keeper.unkept(scope)
 
     # --- the life of a lease ------------------------------------------------------------
 
@@ -252,7 +267,7 @@ class Books(Accounts):
             self._head(grant, now)
             try:
                 if self.keeper is not None:
-                    self._keep(grant, now)
+                    self._keep(grant, now, self.keeper.remember)
             finally:
                 self._after(grant, now)
 
@@ -303,7 +318,7 @@ class Books(Accounts):
                 report = Report(status, elapsed, wait, size, spread.seconds, spread.lasting)
                 self._observe(grant, report, now)
             if began and self.keeper is not None:
-                self._keep(grant, now)
+                self._keep(grant, now, self.keeper.remember)
         finally:
             self._after(grant, now)
 
@@ -327,7 +342,7 @@ class Books(Accounts):
         if self.turns.remote is not None:
             self.turns.remote.push(scope, history.blocked_until, history.reason)
         if self.keeper is not None:
-            self.keeper.promise(scope, now)
+            self.keeper.remember(scope, now)
 
     def release(self, grant: Grant) -> None:
         """The slot is free; a request whose head was never told of counts until now."""
@@ -338,7 +353,7 @@ class Books(Accounts):
         self._close(grant)
         try:
             if began and self.keeper is not None:
-                self._keep(grant, now)
+                self._keep(grant, now, self.keeper.remember)
         finally:
             self._freed(grant, now)
 

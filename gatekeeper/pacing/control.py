@@ -9,6 +9,7 @@ from math import isnan
 from gatekeeper.config import HostRule
 from gatekeeper.errors import ConfigError
 from gatekeeper.names import match_named
+from gatekeeper.pacing.accounts import DURABLE
 from gatekeeper.pacing.explain import ClockView, explain
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.leases import Grant
@@ -36,7 +37,8 @@ class Controls(Shell):
     # --- the operator's hand ------------------------------------------------------------
 
     def pause(self, host: str) -> None:
-        """No turn of the host until `resume`; outlives a restart."""
+        """No turn of the host until `resume`; outlives a restart. Raises StorageError where that
+        can't be made sure of; it is in force all the same. So do `resume` and `block`."""
         self._change(host, paused=True)
 
     def resume(self, host: str) -> None:
@@ -223,6 +225,25 @@ class Controls(Shell):
             if left > 0 and (longest is None or left > longest[0]):
                 longest = left, history.reason
         return longest
+
+    def unkept(self, host: str) -> str | None:
+        """Why no turn of the host can be granted for the want of a place to keep its clock;
+        None: that is not so, as far as can be told before the turn itself.
+        """
+        promises = self._promises
+        if promises is None or (why := promises.failing) is None:
+            return None
+        if not promises.marked:
+            return why
+        scope = self._books.scopes.get(host)
+        if scope is None:
+            return None
+        books = self._books
+        kept = (
+            one.gap > DURABLE or one.name in books.mixed or promises.unkept(one)
+            for one in (scope, *scope.shared)
+        )
+        return why if any(kept) else None
 
     def paused(self, host: str) -> bool:
         """Did the operator pause the host?"""

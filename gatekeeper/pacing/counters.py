@@ -12,8 +12,22 @@ __all__ = ["Away", "Counters", "Keeper"]
 class Keeper(Protocol):
     """Where promises are made durable."""
 
+    @property
+    def marked(self) -> bool:
+        """Would the next run know of a crash? If not, nothing may be granted."""
+
+    def mark(self) -> None:
+        """Let it know. Raises StorageError."""
+
     def promise(self, scope: Scope, now: float) -> None:
-        """Keep this scope's clock before the grant or the report returns."""
+        """Keep this scope's clock before the grant returns. Raises StorageError: then there is
+        to be none."""
+
+    def remember(self, scope: Scope, now: float) -> None:
+        """Keep what came of an answer, now or as soon as can be: it is in force already."""
+
+    def unkept(self, scope: Scope) -> bool:
+        """Is something in force that could not be kept yet?"""
 
 
 class Away(Protocol):

@@ -108,8 +108,7 @@ class Grant(msgspec.Struct, eq=False):
         `status` None with `elapsed` set says that no response came. `elapsed` is seconds
         to the head of the response; `retry_after` the field as it came, or seconds;
         `rate_limit` the RateLimit field as it came; `now` the monotonic moment, for those
-        who know it. A report counts even after the lease expired. Raises StorageError where
-        a block can't be made durable; it is in force all the same.
+        who know it. A report counts even after the lease expired.
         """
         if self.reported:
             return

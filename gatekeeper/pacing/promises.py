@@ -1,16 +1,24 @@
 """Promises that outlive the process: scopes to `ClockRecord`s and back.
 
-Inside, every moment is monotonic; on disk it is wall time. The two meet here alone: when
-a record is made, and when it is read at the start. Should the wall clock jump in between,
-what was written is written anew.
+Inside, every moment is monotonic; on disk it is wall time, and beside it stands when the
+record was made. The two meet here alone: when a record is made, and when it is read at the
+start. While the machine runs nothing depends on what the wall clock is set to; once it was
+started anew the wall clock says how much time went by, and no block outlasts its own length.
+
+What can't be written is in force all the same, and its scope gets no turn until it is.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
-from collections import deque
+from collections.abc import Callable
 
-from gatekeeper.clock import Clock
+import msgspec
+
+from gatekeeper.clock import Clock, Stamp, boot_of
+from gatekeeper.errors import StorageError
 from gatekeeper.pacing.books import DURABLE, Books
 from gatekeeper.pacing.ledger import INF, Scope
 from gatekeeper.storage.base import ClockRecord, Storage
@@ -26,8 +34,11 @@ _JUMP = 1.0
 _RECENT = 10.0
 """At a clean end, hosts asked within so many seconds are kept whatever their pace: the next
 run may learn that they ask for a slower one, which counts from that very request."""
-_MAX_JUMPS = 1000
 _SHARED = ("domain:", "address:", "group:")
+_MOMENTS = ("next_at", "blocked_until", "last_failure_at", "said_until")
+"""The fields of a record that are wall seconds; 0: there is none."""
+
+_log = logging.getLogger(__name__)
 
 
 class Promises:
@@ -38,8 +49,10 @@ class Promises:
         self._clock = clock
         self._books = books
         self._offset = clock.wall() - clock.monotonic()
-        self._eras = deque([self._offset], _MAX_JUMPS)
-        """What that offset was between the jumps of the wall clock."""
+        self._asleep = boot_of(clock).seconds - clock.monotonic()
+        """What the machine counts as seconds and `monotonic` does not."""
+        self._unkept: set[str] = set()
+        """Scopes whose latest promise could not be written when it was made."""
         self.made = 0
         """Records made durable since the start."""
 
@@ -52,16 +65,83 @@ class Promises:
         now = self._clock.monotonic()
         if any(record.scope == RUNNING for record in records):
             self._books.floor_until = now + DURABLE
+        moved = self._wall_moved(records)
         left = 0
         for record in records:
             if record.scope == RUNNING:
                 continue
             if len(self._books.scopes) < self._books.pacing.max_hosts or _is_shared(record):
-                self.restore(record, now)
+                scope = self.restore(record, now)
+                if moved and (scope.history is not None or self._owed(scope, now)):
+                    # What counts as old is judged by the wall clock: upkeep.forget.
+                    self.keep(scope, now)
             else:
                 left += 1
-        self._storage.promise(ClockRecord(scope=RUNNING, next_at=self._clock.wall(), paused=True))
+                if moved:
+                    self._storage.put_clock(self._restated(record))
+        with contextlib.suppress(StorageError):
+            self.mark()
         return left
+
+    def mark(self) -> None:
+        """Let the next run know of a crash. Raises StorageError: until it is written no turn
+        may be granted, since clocks of up to a second are kept by nothing else."""
+        self._write(self._stamped(ClockRecord(scope=RUNNING, next_at=0.0, paused=True)))
+
+    @property
+    def marked(self) -> bool:
+        """Would the next run know of a crash?"""
+        return RUNNING not in self._unkept
+
+    @property
+    def failing(self) -> str | None:
+        """Why promises can't be made durable now; None: they can, or need not be."""
+        why: str | None = getattr(self._storage, "failing", None)
+        return why
+
+    def unkept(self, scope: Scope) -> bool:
+        """Is a promise to it still unwritten, as far as is known here?"""
+        if not self._unkept:
+            return False
+        if self.marked and hasattr(self._storage, "failing") and self.failing is None:
+            self._unkept.clear()  # the storage has made up for all of them
+        return scope.name in self._unkept
+
+    def _wall_moved(self, records: list[ClockRecord]) -> bool:
+        """Was the wall clock set since the latest of them was made? It is logged."""
+        stamps = [one for record in records if (one := _stamp_of(record)) is not None]
+        boot = boot_of(self._clock).id
+        latest = max(
+            stamps, key=lambda one: (one.boot_id == boot, one.boot_at, one.wall), default=None
+        )
+        moved = None if latest is None else latest.moved(self._clock)
+        if moved is None or abs(moved) <= _JUMP:
+            return False
+        _tell_of_jump(moved, "while no gatekeeper ran here, ")
+        return True
+
+    def _stamped(self, record: ClockRecord) -> ClockRecord:
+        boot = boot_of(self._clock)
+        return msgspec.structs.replace(
+            record, made_at=self._clock.wall(), boot_id=boot.id, boot_at=boot.seconds
+        )
+
+    def _restated(self, record: ClockRecord) -> ClockRecord:
+        """The same promise by the wall clock as it stands now."""
+        shift = self._shift(record, self._clock.wall())
+        moments = {name: getattr(record, name) for name in _MOMENTS}
+        return self._stamped(
+            msgspec.structs.replace(
+                record, **{name: then + shift for name, then in moments.items() if then}
+            )
+        )
+
+    def _shift(self, record: ClockRecord, now: float) -> float:
+        """What makes a moment of the record one of the clock that shows `now`."""
+        made = _stamp_of(record)
+        if made is None:
+            return now - self._clock.wall()
+        return now - made.age(self._clock) - made.wall
 
     def restore(self, record: ClockRecord, now: float) -> Scope:
         """The scope that a record describes."""
@@ -71,10 +151,7 @@ class Promises:
             begin = books.begin_shared if _is_shared(record) else books.begin
             scope = begin(record.scope)
         self.check_wall(now)
-        shift = now - self._clock.wall()
-        if record.era is not None and record.era in self._eras:
-            # It was spilled by this very run, perhaps before the wall clock jumped.
-            shift += self._offset - record.era
+        shift = self._shift(record, now)
         ahead = max(0.0, record.next_at + shift - now)
         reason = record.block_reason
         if (found := _CLOCK.match(reason)) is None:
@@ -117,7 +194,8 @@ class Promises:
 
     def record(self, scope: Scope, now: float) -> ClockRecord:
         """The scope as it is kept."""
-        shift = self._clock.wall() - now
+        wall, boot = self._clock.wall(), boot_of(self._clock)
+        shift = wall - now
         gap = self._gap(scope)
         clock = scope.basis + gap
         next_at = clock + shift if clock > -INF else 0.0
@@ -125,7 +203,12 @@ class Promises:
         made_of = f"{'in flight, ' if scope.unheaded else ''}interval {gap!r}"
         if history is None:
             return ClockRecord(
-                scope=scope.name, next_at=next_at, block_reason=made_of, era=self._offset
+                scope=scope.name,
+                next_at=next_at,
+                block_reason=made_of,
+                made_at=wall,
+                boot_id=boot.id,
+                boot_at=boot.seconds,
             )
         blocked = history.blocked_until > now
         said = history.said_until > now
@@ -143,14 +226,41 @@ class Promises:
             latency=history.latency,
             said_interval=history.said if said else 0.0,
             said_until=history.said_until + shift if said else 0.0,
-            era=self._offset,
+            made_at=wall,
+            boot_id=boot.id,
+            boot_at=boot.seconds,
         )
 
     def promise(self, scope: Scope, now: float) -> None:
-        """Durable before this returns."""
+        """Durable before this returns. Raises StorageError where that can't be: what was
+        promised is not to be relied upon by anybody who could be told so."""
         self.check_wall(now)
+        self._write(self.record(scope, now))
+
+    def remember(self, scope: Scope, now: float) -> None:
+        """The same of what is in force already, come of an answer: it can't be taken back.
+        Where it can't be written it is as soon as that is possible, and until then the scope
+        gets no further turn."""
+        self.check_wall(now)
+        self._write_anyhow(self.record(scope, now))
+
+    def _write_anyhow(self, record: ClockRecord) -> None:
+        with contextlib.suppress(StorageError):
+            self._write(record, getattr(self._storage, "owe", self._storage.promise))
+
+    def _write(
+        self, record: ClockRecord, write: Callable[[ClockRecord], None] | None = None
+    ) -> None:
+        try:
+            (write or self._storage.promise)(record)
+        except (StorageError, OSError) as error:
+            self._unkept.add(record.scope)
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(f"a clock can't be kept: {error}") from error
         self.made += 1
-        self._storage.promise(self.record(scope, now))
+        if self._unkept:
+            self._unkept.discard(record.scope)
 
     def keep(self, scope: Scope, now: float) -> None:
         """Kept in the storage's next batch."""
@@ -158,17 +268,20 @@ class Promises:
         self._storage.put_clock(self.record(scope, now))
 
     def check_wall(self, now: float) -> None:
-        """If the wall clock jumped, what was written means something else: write it anew."""
+        """If the wall clock jumped, say so, and write what is owed anew: that is what counts
+        should the machine be started anew."""
         offset = self._clock.wall() - now
         if abs(offset - self._offset) <= _JUMP:
             return
-        self._offset = offset
-        self._eras.append(offset)
+        asleep = boot_of(self._clock).seconds - now
+        moved = offset - self._offset - (asleep - self._asleep)
+        self._offset, self._asleep = offset, asleep
+        if abs(moved) > _JUMP:
+            _tell_of_jump(moved)
         for scope in self._books.scopes.values():
             # Also blocks that are past: after a jump back they would lie ahead again.
             if scope.history is not None or self._owed(scope, now):
-                self.made += 1
-                self._storage.promise(self.record(scope, now))
+                self._write_anyhow(self.record(scope, now))
 
     def _gap(self, scope: Scope) -> float:
         return max(scope.gap, self._books.mixed.get(scope.name, 0.0))
@@ -193,6 +306,21 @@ class Promises:
         # Else the last second of a crashed run is not over yet: what was asked then is still
         # unknown, and the next run must wait for it as well.
         await self._storage.flush()
+
+
+def _stamp_of(record: ClockRecord) -> Stamp | None:
+    if record.made_at is None:
+        return None
+    return Stamp(record.made_at, record.boot_id, record.boot_at)
+
+
+def _tell_of_jump(seconds: float, when: str = "") -> None:
+    _log.warning(
+        "%sthe wall clock was set %s by %.0f s: clocks and blocks go on as they were promised",
+        when,
+        "forward" if seconds > 0 else "back",
+        abs(seconds),
+    )
 
 
 def _is_shared(record: ClockRecord) -> bool:

@@ -140,8 +140,9 @@ class Scheduler(Controls):
         """A lease that an earlier run granted and that is still out, open again for `seconds`.
 
         Its request may be under way: it holds its slots whatever the clocks and the bounds
-        say, and until its head, report or end no other turn of the host is granted. Raises
-        LeaseTimeout where there is no room for the host, and GateClosed.
+        say, and until its head, report or end no other turn of the host is granted. With no
+        second left it has ended: its report counts, and nothing else. Raises LeaseTimeout
+        where there is no room for the host, and GateClosed.
         """
         scope = await self._memory.host(host, scopes)
         # No await from here on.
@@ -150,6 +151,9 @@ class Scheduler(Controls):
         books, now = self._books, self._clock.monotonic()
         undone = tuple(other.basis for other in scope.shared)
         grant = Grant(books, scope, url, now, now + seconds, scope.basis, scope.shared, undone)
+        if seconds <= 0:
+            grant.open, grant.told = False, True
+            return grant
         for one in (scope, *scope.shared):
             one.in_flight += 1
             one.unheaded += 1

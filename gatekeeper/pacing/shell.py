@@ -104,7 +104,8 @@ class Shell:
     async def close(self, drain: float = 0.0) -> None:
         """Grant nothing more, wait up to `drain` seconds for open leases, keep the clocks.
 
-        Whoever waits gets GateClosed. Idempotent.
+        Whoever waits gets GateClosed. Idempotent. Raises StorageError where the clocks can't
+        be kept; it is closed all the same.
         """
         if not self._open:
             return
@@ -118,12 +119,14 @@ class Shell:
         finally:
             if self._remote is not None:
                 await self._remote.close()
-            if self._promises is not None:
-                await self._promises.close()
+            try:
+                if self._promises is not None:
+                    await self._promises.close()
+            finally:
                 self._books.keeper = self._books.away = None
                 self._books.survey()
-            self._cancel_timer()
-            self._turns.armed = -INF
+                self._cancel_timer()
+                self._turns.armed = -INF
 
     async def _drain(self, seconds: float) -> None:
         self._drained = asyncio.Event()

@@ -158,10 +158,10 @@ class Turns:
                 if self._shortened(answer, wait):
                     continue
                 pause = max(pause, answer.retry_after or 0.0)
-                if answer.busy:
+                refusal = self._refusal(asked, answer)
+                if answer.busy and not isinstance(refusal, Deferred):
                     self._persist(asked, answer.detail, pause, give_up)
                 else:
-                    refusal = self._refusal(asked, answer)
                     # Rounded up to whole seconds: one less is certain.
                     soonest = now + max(wait, (answer.retry_after or 0.0) - 1.0)
                     if not isinstance(refusal, LeaseTimeout) or soonest >= asked.end:

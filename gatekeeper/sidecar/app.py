@@ -22,8 +22,16 @@ from aiohttp import web
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, deadline
 from gatekeeper.config import Config
-from gatekeeper.decision import Decision
-from gatekeeper.errors import ConfigError, Deferred, Denied, GateClosed, InvalidURL, LeaseTimeout
+from gatekeeper.decision import Decision, Reason
+from gatekeeper.errors import (
+    ConfigError,
+    Deferred,
+    Denied,
+    GateClosed,
+    InvalidURL,
+    LeaseTimeout,
+    StorageError,
+)
 from gatekeeper.sidecar.atonce import AtOnce
 from gatekeeper.sidecar.auth import Door, Networks, Role, Tokens
 from gatekeeper.sidecar.clients import Clients
@@ -100,7 +108,12 @@ class Service:
         self.clock = clock or SystemClock()
         self.phase = "starting"
         self.metrics = Metrics(build=version)
-        self.leases = LeaseTable(config.server, self.clock, lease_book)
+        self.leases = LeaseTable(
+            config.server,
+            self.clock,
+            lease_book,
+            keep_going=config.storage.on_failure == "continue",
+        )
         self.streams = Underway()
         """Pages that are being fetched and passed on."""
         self.learning = Learning(gate, self.clock)
@@ -149,7 +162,18 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether new questions are taken."""
-        return self.phase == "serving" and self.gate.ready
+        return self.phase == "serving" and self.gate.ready and self.leases.writable
+
+    @property
+    def unready(self) -> str:
+        """Why they are not, for people."""
+        if self.phase != "serving":
+            return self.phase
+        if (why := self.gate.storage_failing) is not None:
+            return f"promises can't be kept: {why} (storage)"
+        if not self.leases.writable:
+            return "the journal of leases takes no line (storage)"
+        return "our own network seems to be down"
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -281,6 +305,13 @@ class Service:
             (),
             [((), float(self.ready))],
         )
+        yield (
+            "gauge",
+            "gatekeeper_storage_failing",
+            "Whether the state file takes no promises, so that leases are deferred.",
+            (),
+            [((), float(self.gate.storage_failing is not None or not self.leases.writable))],
+        )
 
     def _problem(self, error: Exception, request_id: str, call: Call | None) -> Problem:
         """What an exception says to a client; what nobody foresaw is logged, not told."""
@@ -296,6 +327,8 @@ class Service:
             return self.refusal(error)
         if isinstance(error, LeaseTimeout):
             return self.too_late(error, call)
+        if isinstance(error, StorageError):
+            return Problem(503, "storage", str(error), headers={"Retry-After": "5"})
         if isinstance(error, GateClosed):
             return Problem(
                 503, "closing", "the service is shutting down", headers={"Retry-After": "5"}
@@ -306,13 +339,15 @@ class Service:
         return Problem(500, "internal", f"an error of ours; the log names it {request_id}")
 
     def refusal(self, error: Denied) -> Problem:
-        """403 for a denial, 429 with Retry-After for a deferral."""
+        """403 for a denial; for a deferral 429, or 503 where it is our own disk, with
+        Retry-After."""
         decision = error.decision
         if not isinstance(error, Deferred):
             return Problem(403, "denied", decision.explain(), decision=decision)
+        ours = decision.reason is Reason.STORAGE
         return Problem(
-            429,
-            "deferred",
+            503 if ours else 429,
+            "storage" if ours else "deferred",
             decision.explain(),
             headers={"Retry-After": self.seconds_until(decision.retry_at)},
             decision=decision,

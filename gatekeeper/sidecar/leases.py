@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gatekeeper import urls
 from gatekeeper.clock import Clock, Timer, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import GatekeeperError, StorageError
@@ -42,6 +43,7 @@ __all__ = ["EARLIER", "Held", "LeaseTable"]
 
 logger = logging.getLogger(__name__)
 
+_STORAGE = "storage"
 _SLACK = 1000
 _IDS = 256
 """Ids made at once: to ask the system costs more than all the rest of one."""
@@ -68,9 +70,18 @@ class Held(msgspec.Struct, eq=False):
 class LeaseTable:
     """All leases that clients hold, by id."""
 
-    def __init__(self, server: ServerConfig, clock: Clock, book: LeaseBook | None = None) -> None:
+    def __init__(
+        self,
+        server: ServerConfig,
+        clock: Clock,
+        book: LeaseBook | None = None,
+        *,
+        keep_going: bool = False,
+    ) -> None:
+        """`keep_going`: leases are given out though the journal takes none."""
         self._clock = clock
-        self._book = book or LeaseBook(None, now=0.0)
+        self._keep_going = keep_going
+        self._book = book or LeaseBook(None, clock=clock)
         self._left_over = {lease.id: lease for lease in self._book.left_over}
         self.room = WaitingRoom(server, clock)
         self.adjust(server)
@@ -96,6 +107,13 @@ class LeaseTable:
         self._client_leases = half if server.client_leases is None else server.client_leases
         self.room.adjust(server)
 
+    @property
+    def writable(self) -> bool:
+        """Does the journal take lines, as far as was seen, or need it not?"""
+        if self._unwritten:
+            self._unwritten = not self._book.writable
+        return not self._unwritten
+
     def __len__(self) -> int:
         return len(self._held)
 
@@ -111,6 +129,19 @@ class LeaseTable:
         Problem 429 where the client holds as many as it may, or Problem 503 when another
         bound is reached, the service drains, or the disk is full.
         """
+        try:
+            return await self._acquire(gate, wanted, client, gone)
+        except Problem as problem:
+            if problem.kind == _STORAGE:  # the same word as where the state file is at fault
+                target = urls.parse(wanted.url)
+                problem.decision = gate.unkept(
+                    wanted.url, target, wanted.user_agent, "the journal of leases takes no line"
+                )
+            raise
+
+    async def _acquire(
+        self, gate: Gatekeeper, wanted: Wanted, client: str, gone: Callable[[], bool]
+    ) -> Held:
         self._admit(client)
         lease = await self.room.turn(gate, wanted, client)
         if self._by_client.get(client, 0) >= self._client_leases:  # others of its came meanwhile
@@ -143,13 +174,17 @@ class LeaseTable:
                 tasks.create_task(self._take_up(gate, left))
 
     async def _take_up(self, gate: Gatekeeper, left: OpenLease) -> None:
-        ttl = max(1.0, left.expires_at - self._clock.wall())
+        seconds = left.left(self._clock)
         try:
-            lease = await gate.hold(left.url, ttl, user_agent=left.agent)
+            lease = await gate.hold(left.url, seconds, user_agent=left.agent)
         except (GatekeeperError, OSError):
             return
         self._left_over.pop(left.id, None)
-        self._enter(left.id, lease, ttl, left.client or EARLIER, left.agent)
+        if seconds > 0:
+            self._enter(left.id, lease, seconds, left.client or EARLIER, left.agent)
+        else:  # it ran out meanwhile: nothing is held, and its report counts all the same
+            self._book.ran_out(left.id)
+            self._remember(left.id, lease)
 
     def renew(self, lease_id: str, ttl: float | None) -> Held:
         """Put the end `ttl` seconds from now (as at first if None). Raises Problem 404, 503."""
@@ -187,18 +222,18 @@ class LeaseTable:
         lease = held.lease if held is not None else self._ended.get(lease_id)
         if lease is None and left is None:
             raise _unknown(lease_id)
+        if lease is not None:  # what the site said is in force, written down or not
+            lease.report(
+                status=status,
+                elapsed=elapsed,
+                retry_after=retry_after,
+                size=size,
+                rate_limit=rate_limit,
+            )
         try:
-            if lease is not None:  # what the site said is in force, written down or not
-                lease.report(
-                    status=status,
-                    elapsed=elapsed,
-                    retry_after=retry_after,
-                    size=size,
-                    rate_limit=rate_limit,
-                )
             self._book.ended(lease_id)
-        except (OSError, StorageError) as error:
-            raise self._unwritable(error) from error
+        except OSError as error:
+            self._unwritable(error)
         self._left_over.pop(lease_id, None)
         if held is not None:
             self._end(held, "reported")
@@ -213,7 +248,7 @@ class LeaseTable:
         try:
             self._book.ended(lease_id)
         except OSError as error:
-            raise self._unwritable(error) from error
+            self._unwritable(error)
         self._left_over.pop(lease_id, None)
         if held is not None:
             self._end(held, "given_back")
@@ -269,12 +304,10 @@ class LeaseTable:
     def _admit(self, client: str) -> None:
         if self.room.closed:
             raise draining()
-        if self._unwritten:
-            self._unwritten = not self._book.writable
-            if self._unwritten:
-                # No turn is taken that could not be kept.
-                self.refused["journal"] += 1
-                raise _no_room_on_disk("the journal of leases takes no line")
+        if not self.writable:
+            # No turn is taken that could not be kept.
+            self.refused["journal"] += 1
+            raise _no_room_on_disk("the journal of leases takes no line")
         too_many = self._by_client.get(client, 0) >= self._client_leases
         if len(self._held) + len(self.room) >= self._max_leases:
             self.refused["leases"] += 1
@@ -308,17 +341,21 @@ class LeaseTable:
         self, lease_id: str, lease: Lease, ttl: float, agent: str | None, client: str
     ) -> None:
         """A grant or a renewal, for a process that comes after this one. Raises Problem 503."""
-        end = self._clock.wall() + ttl
         try:
-            self._book.granted(OpenLease(lease_id, end, lease.url, agent, client))
+            self._book.granted(
+                OpenLease.lasting(lease_id, lease.url, ttl, self._clock, agent, client)
+            )
         except OSError as error:
-            raise self._unwritable(error) from error
+            self._unwritable(error)
 
-    def _unwritable(self, error: OSError | StorageError) -> Problem:
+    def _unwritable(self, error: OSError) -> None:
+        """The journal took no line. Raises Problem 503, unless leases go on without it."""
+        if self._keep_going:
+            logger.warning("a lease is not kept for a process after this one: %s", error)
+            return
         self._unwritten = True
         self.refused["journal"] += 1
-        said = error.strerror if isinstance(error, OSError) else None
-        return _no_room_on_disk(said or str(error))
+        raise _no_room_on_disk(error.strerror or str(error)) from error
 
     def _enter(
         self, lease_id: str, lease: Lease, ttl: float, client: str, agent: str | None
@@ -380,9 +417,7 @@ class LeaseTable:
         if not self._held:
             self._idle.set()
         self.ended[how] += 1
-        self._ended[held.id] = held.lease
-        if len(self._ended) > _REMEMBERED:
-            self._ended.popitem(last=False)
+        self._remember(held.id, held.lease)
         if how == "given_back":
             held.lease.give_back()
             return
@@ -390,6 +425,12 @@ class LeaseTable:
             held.lease.end()  # without a report it counts as used
         except (OSError, StorageError):
             logger.exception("the end of a lease was not kept")
+
+    def _remember(self, lease_id: str, lease: Lease) -> None:
+        """It ended: its report may still come, and counts."""
+        self._ended[lease_id] = lease
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
 
     def _remind(self, lease_id: str, seconds: float) -> float:
         """Have the lease looked at when it is due; returns that moment."""
@@ -419,7 +460,7 @@ class LeaseTable:
             held = self._held.get(lease_id)
             if held is not None and held.due <= now:
                 # The journal knows when it runs out; one that is full stops no sweep.
-                self._book.forget(lease_id)
+                self._book.ran_out(lease_id)
                 self._end(held, "expired")
         if self._due:
             self._arm(self._due[0][0])
@@ -447,7 +488,7 @@ def _unknown(lease_id: str) -> Problem:
 def _no_room_on_disk(why: str) -> Problem:
     return Problem(
         503,
-        "storage",
+        _STORAGE,
         f"leases can't be kept: {why}; make room where the state file lies (storage.path), "
         'or keep nothing with storage.path = "memory"',
         headers={"Retry-After": "5"},

@@ -178,7 +178,7 @@ def _lease_book(config: Config) -> LeaseBook:
     state = config.storage.path
     path = None if state is None else Path(state + "-leases")
     try:
-        return LeaseBook(path, now=SystemClock().wall())
+        return LeaseBook(path, clock=SystemClock())
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
 

@@ -1,7 +1,8 @@
 """What outlives the process: the `Storage` protocol and the records it keeps.
 
-Everything here is wall-clock seconds and plain values: monotonic time means nothing
-after a restart.
+Moments are wall-clock seconds, since monotonic time means nothing after a restart. As the
+wall clock may be set meanwhile, each record says as well when it was written, by the wall and
+by the machine's own count (`clock.Stamp`): from those two its moments are read.
 """
 
 from __future__ import annotations
@@ -61,6 +62,12 @@ class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds the last successful retrieval took."""
     last_page_ok_at: float | None = None
     """When a page of this origin was last reported 2xx or 3xx."""
+    made_at: float | None = None
+    """Wall seconds at which this was written; None: by a version that did not say."""
+    boot_id: str = ""
+    """Which start of the machine that was in, and ..."""
+    boot_at: float = 0.0
+    """... how many seconds after it. See `clock.Stamp`."""
 
 
 class ClockRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,9 +92,12 @@ class ClockRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between requests that a RateLimit field asked for ..."""
     said_until: float = 0.0
     """... and the wall seconds until which it did."""
-    era: float | None = None
-    """How far the wall clock was ahead of the writer's monotonic one: whoever saw it jump
-    since knows what the moments above mean."""
+    made_at: float | None = None
+    """Wall seconds at which this was written; None: by a version that did not say."""
+    boot_id: str = ""
+    """Which start of the machine that was in, and ..."""
+    boot_at: float = 0.0
+    """... how many seconds after it. See `clock.Stamp`."""
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +137,8 @@ class StorageStats(msgspec.Struct, frozen=True, kw_only=True):
     unjournaled: int = 0
     """Promises that could not be appended to the journal: kept in memory and in the next
     batch, but not safe from kill -9 until then."""
+    failing: str | None = None
+    """Why the journal takes no promises now."""
     journal_bytes: int = 0
     replayed: int = 0
     """Promises taken over from the journal of an earlier process."""
@@ -198,9 +210,19 @@ class Storage(Protocol):
     def promise(self, record: ClockRecord) -> None:
         """Keep it, durable against kill -9 before this returns.
 
-        Where the journal can't be written (a full disk) the promise is kept in memory and
-        counted as `unjournaled`: refusing to grant would help nobody.
+        Raises StorageError where that can't be (a full disk, for one): it is kept in memory
+        then, and made durable as soon as that is possible. Whoever may still refuse what it
+        was about has to. With `storage.on_failure = "continue"` it is only counted, as
+        `unjournaled`.
         """
+
+    def owe(self, record: ClockRecord) -> None:
+        """The same of what came of an answer and is in force whatever happens: room is held
+        back for it on a disk that fills up. Raises StorageError."""
+
+    @property
+    def failing(self) -> str | None:
+        """Why promises can't be made durable now; None: they can, or need not be."""
 
     def forget_clock(self, scope: str) -> None:
         """Nothing is owed to that scope any more."""

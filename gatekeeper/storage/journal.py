@@ -4,9 +4,12 @@
         "gatekeeper promises 1\\n"
         frame*                  magic, length, CRC-32, MessagePack of [sequence, clock]
 
-A frame goes out with one plain write(2): from then on it is the kernel's and survives
+A frame goes out with one plain pwrite(2): from then on it is the kernel's and survives
 kill -9. A power cut may cost the last second, the time between two fsyncs. What a killed
 process leaves half written fails its checksum and is passed over.
+
+Room is taken ahead of the frames, where the file system can do that, and the last of it is
+spared for what can't be refused: a host's block must find a place on a disk that is full.
 
 The database remembers the highest sequence that it absorbed, in the same transaction as
 the clocks themselves. So a generation may be read any number of times, and a frame is
@@ -17,6 +20,8 @@ that absorbed all of it is committed.
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
 import os
 import struct
 import zlib
@@ -36,8 +41,16 @@ _FRAME = struct.Struct("<4sII")
 _MAX_FRAME = 1 << 20
 _OVERRUN = 4
 """While the database refuses to absorb it, it grows to this many times its limit."""
+_AHEAD = 131_072
+"""Octets of room that are taken at once."""
+_SPARED = 32_768
+"""Octets of it that only `append(spare=True)` may use: more than a hundred blocks."""
+_MAX_RETIRED = 16
+"""Generations that may wait to be absorbed, beyond which none is begun."""
+_NO_ROOM_AHEAD = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
+"""What a file system says that can't take room ahead."""
 
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(tuple[int, ClockRecord])
@@ -49,13 +62,25 @@ class Journal:
     Not thread-safe: its owner holds a lock around every call but `sync`.
     """
 
-    __slots__ = ("_fd", "_generation", "_limit", "_path", "_retired", "damaged", "size", "stalled")
+    __slots__ = (
+        "_ahead",
+        "_fd",
+        "_generation",
+        "_limit",
+        "_path",
+        "_retired",
+        "damaged",
+        "size",
+        "stalled",
+    )
 
     def __init__(self, database: Path, *, limit: int) -> None:
         self._path = database
         self._limit = limit
         self._fd = -1
         self._generation = 0
+        self._ahead = 0.0
+        """Up to here there is room for sure; inf: that can't be known."""
         self._retired: list[Path] = []
         self.size = 0
         self.damaged = 0
@@ -79,39 +104,58 @@ class Journal:
 
     def begin(self) -> None:
         """Start the next generation. Raises OSError; the one before goes on then."""
+        if len(self._retired) >= _MAX_RETIRED:
+            raise OSError(errno.EFBIG, "too many journals wait to be absorbed")
         generation = self._generation + 1
         path = self._name(generation)
-        fd = os.open(path, _FLAGS, 0o600)
+        try:
+            fd = os.open(path, _FLAGS, 0o600)
+        except FileExistsError:
+            self._generation = generation  # left by an attempt that could not be undone
+            raise
         try:
             if os.write(fd, HEADER) != len(HEADER):
-                raise OSError(f"{path}: short write")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            ahead = _take_room(fd, 0)
         except OSError:
             os.close(fd)
-            path.unlink()
+            with contextlib.suppress(OSError):
+                path.unlink()
             raise
-        self._end_generation()
+        self.abandon()
         self._fd = fd
         self._generation = generation
+        self._ahead = ahead
         self.size = len(HEADER)
 
-    def append(self, sequence: int, record: ClockRecord) -> bool:
-        """Hand one promise to the kernel; False if that could not be done."""
-        if self._fd < 0 or (self.stalled and self.size >= self._limit * _OVERRUN):
-            return False
+    def append(self, sequence: int, record: ClockRecord, *, spare: bool = False) -> None:
+        """Hand one promise to the kernel. Raises OSError: it is not there then.
+
+        `spare`: the room that is held back may be used.
+        """
+        if self._fd < 0:
+            raise OSError(errno.EBADF, "no journal is open")
+        if self.stalled and self.size >= self._limit * _OVERRUN:
+            raise OSError(errno.EFBIG, "the database takes nothing, and the journal is full")
         payload = _payload(sequence, record)
         frame = _FRAME.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
+        end = self.size + len(frame)
+        if end > self._ahead - _SPARED:
+            try:
+                self._ahead = _take_room(self._fd, self._ahead)
+            except OSError:
+                if not spare or end > self._ahead:
+                    raise
         try:
-            written = os.write(self._fd, frame)
-        except OSError:
-            return False
+            written = os.pwrite(self._fd, frame, self.size)
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                self._forsake()  # its number may be another file's by now
+            raise
         if written != len(frame):
-            # A disk filled up in the middle. The reader would pass over the torn frame,
-            # but cutting it off keeps the file clean; shrinking needs no space.
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, self.size)
-            return False
-        self.size += written
-        return True
+            # The reader passes over a torn frame, and the next one is put over it.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.size = end
 
     @property
     def full(self) -> bool:
@@ -135,25 +179,34 @@ class Journal:
             self._retired.remove(path)
 
     def sync(self) -> None:
-        """fsync the open generation; called from the writer thread, which alone closes it."""
+        """fsync the open generation; called from the writer thread, which alone closes it.
+
+        Raises OSError: what of it is on the disk nobody knows then, nor by a later fsync.
+        """
+        if self._fd >= 0:
+            os.fsync(self._fd)
+
+    def abandon(self) -> None:
+        """Nothing more goes to the open generation, if there is one; it waits to be absorbed."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
-                os.fsync(self._fd)
+                os.ftruncate(self._fd, self.size)  # the room ahead
+            with contextlib.suppress(OSError):  # it is closed all the same
+                os.close(self._fd)
+            self._forsake()
+
+    def _forsake(self) -> None:
+        self._fd = -1
+        self._retired.append(self._name(self._generation))
 
     def discard_all(self) -> None:
         """Close and delete: the database holds every promise."""
-        self._end_generation()
+        self.abandon()
         self.discard(self.retired())
 
     def close(self) -> None:
         """Close; what is not discarded is replayed by the next process. Idempotent."""
-        self._end_generation()
-
-    def _end_generation(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            self._retired.append(self._name(self._generation))
+        self.abandon()
 
     def _name(self, generation: int) -> Path:
         return self._path.with_name(f"{self._path.name}.promises-{generation}")
@@ -166,6 +219,20 @@ class Journal:
             if path.name.startswith(prefix) and path.name[len(prefix) :].isdecimal()
         ]
         return sorted(found)
+
+
+def _take_room(fd: int, ahead: float) -> float:
+    """Take the next piece of room behind that offset; up to where there is some then.
+    Raises OSError where the disk is full."""
+    if not hasattr(os, "posix_fallocate"):
+        return math.inf
+    try:
+        os.posix_fallocate(fd, int(ahead), _AHEAD)
+    except OSError as error:
+        if error.errno in _NO_ROOM_AHEAD:
+            return math.inf
+        raise
+    return ahead + _AHEAD
 
 
 def read_generation(path: Path) -> tuple[list[tuple[int, ClockRecord]], int]:
@@ -197,7 +264,8 @@ def _frames(data: bytes) -> tuple[list[tuple[int, ClockRecord]], int]:
     while position < len(data):
         start = data.find(_MAGIC, position)
         if start < 0:
-            return frames, damaged + len(data) - position
+            # Room that was taken ahead and not used is no damage.
+            return frames, damaged + len(data[position:].rstrip(b"\0"))
         damaged += start - position
         frame, length = _frame_at(data, start)
         if frame is None:

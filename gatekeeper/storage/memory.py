@@ -94,6 +94,14 @@ class MemoryStorage:
         self._promises += 1
         self.put_clock(record)
 
+    def owe(self, record: ClockRecord) -> None:
+        """The same."""
+        self.promise(record)
+
+    @property
+    def failing(self) -> None:
+        """Nothing can fail here."""
+
     def forget_clock(self, scope: str) -> None:
         """Nothing is owed to that scope any more."""
         self._clocks.pop(scope, None)

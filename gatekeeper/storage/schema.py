@@ -28,7 +28,7 @@ __all__ = [
 
 APPLICATION_ID = 0x67617465
 """`gate`: in the header of every file that is ours."""
-VERSION = 3
+VERSION = 4
 
 _MAGIC = b"SQLite format 3\x00"
 _QUICK_CHECK_BELOW = 8 * 1024 * 1024
@@ -64,7 +64,10 @@ CREATE TABLE origins (
     good_hops TEXT NOT NULL,
     body_hash BLOB,
     took REAL,
-    last_page_ok_at REAL
+    last_page_ok_at REAL,
+    made_at REAL,
+    boot_id TEXT NOT NULL DEFAULT '',
+    boot_at REAL NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE TABLE clocks (
     scope TEXT PRIMARY KEY,
@@ -79,7 +82,9 @@ CREATE TABLE clocks (
     latency REAL,
     said_interval REAL NOT NULL DEFAULT 0,
     said_until REAL NOT NULL DEFAULT 0,
-    era REAL
+    made_at REAL,
+    boot_id TEXT NOT NULL DEFAULT '',
+    boot_at REAL NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 """
 
@@ -136,7 +141,16 @@ def _to_3(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE clocks ADD COLUMN era REAL")
 
 
-_MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _to_2, 2: _to_3}
+def _to_4(connection: sqlite3.Connection) -> None:
+    """Records say when they were written, so that a wall clock that was set misleads nobody."""
+    connection.execute("ALTER TABLE clocks DROP COLUMN era")
+    for table in ("origins", "clocks"):
+        connection.execute(f"ALTER TABLE {table} ADD COLUMN made_at REAL")
+        connection.execute(f"ALTER TABLE {table} ADD COLUMN boot_id TEXT NOT NULL DEFAULT ''")
+        connection.execute(f"ALTER TABLE {table} ADD COLUMN boot_at REAL NOT NULL DEFAULT 0")
+
+
+_MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _to_2, 2: _to_3, 3: _to_4}
 """From a version to the next."""
 
 

@@ -153,8 +153,17 @@ class SqliteStorage:
         self._writer.put_clock(record.scope, record)
 
     def promise(self, record: ClockRecord) -> None:
-        """Keep it, durable against kill -9 before this returns (or counted unjournaled)."""
+        """Keep it, durable against kill -9 before this returns. Raises StorageError."""
         self._writer.promise(record)
+
+    def owe(self, record: ClockRecord) -> None:
+        """The same of what came of an answer. Raises StorageError."""
+        self._writer.promise(record, spare=True)
+
+    @property
+    def failing(self) -> str | None:
+        """Why promises can't be kept now; None: they can, or `on_failure` is "continue"."""
+        return self._writer.failing
 
     def forget_clock(self, scope: str) -> None:
         """Nothing is owed to that scope any more."""

@@ -98,6 +98,9 @@ def _origin_row(r: OriginRecord) -> tuple[Any, ...]:
         r.body_hash,
         r.took,
         r.last_page_ok_at,
+        r.made_at,
+        r.boot_id,
+        r.boot_at,
     )
 
 
@@ -137,7 +140,9 @@ def _clock_row(r: ClockRecord) -> tuple[Any, ...]:
         r.latency,
         r.said_interval,
         r.said_until,
-        r.era,
+        r.made_at,
+        r.boot_id,
+        r.boot_at,
     )
 
 

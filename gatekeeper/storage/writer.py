@@ -4,16 +4,22 @@ The loop's thread puts under a lock that is held for microseconds; everything th
 wait (opening, committing, fsync, deleting) happens in this thread. It sleeps until
 something is put, then gathers for `flush_interval` and commits once. A transaction that
 fails is given back to the buffer, where newer records win over it, and tried again.
+
+A promise that the journal does not take is refused (or, with `on_failure = "continue"`, only
+counted), and the thread tries to mend the journal every second from then on: what was promised
+meanwhile and is in force goes in first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import sqlite3
 import threading
 import time
 from concurrent.futures import Future
+from enum import Enum, auto
 from pathlib import Path
 
 from gatekeeper.clock import Clock
@@ -37,6 +43,18 @@ EARLY = 10_000
 MAX_RETRY = 30.0
 SYNC_INTERVAL = 1.0
 """A power cut may cost this much of the journal (DESIGN.md promise 8)."""
+MEND_INTERVAL = 1.0
+"""Seconds between two attempts to have a journal again that takes promises."""
+_AT_ONCE = 500
+"""Promises made up for without letting the loop's thread in."""
+
+
+class _Work(Enum):
+    """What the thread has to do."""
+
+    COMMIT = auto()
+    SYNC = auto()
+    MEND = auto()
 
 
 class Writer:
@@ -65,6 +83,11 @@ class Writer:
         self._unsynced_since: float | None = None
         self._promises = 0
         self._unjournaled = 0
+        self._trouble: str | None = None
+        """Why the journal took no promise when it was last tried."""
+        self._mend_at = 0.0
+        self._unkept: dict[str, None] = {}
+        """Scopes whose latest promise is in memory alone."""
         # The thread's own; `append` alone is called from outside, under _wake:
         self._journal = Journal(path, limit=config.journal_bytes)
         self._committer: Committer | None = None
@@ -114,18 +137,62 @@ class Writer:
             self._pending.put_clock(scope, record)
             self._set_due()
 
-    def promise(self, record: ClockRecord) -> None:
-        """Keep it in the journal now and in the next batch."""
+    def promise(self, record: ClockRecord, *, spare: bool = False) -> None:
+        """Keep it in the journal now and in the next batch.
+
+        `spare`: it came of an answer, so it may use the room that is held back for those.
+        Raises StorageError where the journal does not take it and `on_failure` is "refuse";
+        it is kept in memory and made up for all the same.
+        """
         with self._wake:
             self._check_running()
             sequence = self._pending.put_clock(record.scope, record)
             self._promises += 1
-            if not self._journal.append(sequence, record):
+            kept = True
+            try:
+                self._journal.append(sequence, record, spare=spare)
+            except OSError as error:
+                kept = False
                 self._unjournaled += 1
+                self._unkept[record.scope] = None
+                self._in_trouble(error)
+            else:
+                if self._unkept:
+                    self._unkept.pop(record.scope, None)
             if self._unsynced_since is None:
                 self._unsynced_since = time.monotonic()
                 self._wake.notify()
             self._set_due()
+        if not kept and self._refuses:
+            raise StorageError(
+                f"{self._path}: promises can't be kept ({self._trouble}); "
+                "make room there or make it writable, or go on without it with "
+                'storage.on_failure = "continue"'
+            )
+
+    @property
+    def _refuses(self) -> bool:
+        return self._config.on_failure == "refuse"
+
+    @property
+    def failing(self) -> str | None:
+        """Why promises are refused now; None: they are not."""
+        return self._trouble if self._refuses else None
+
+    def _in_trouble(self, error: OSError) -> None:
+        """Under the lock: the journal does not take what it should."""
+        if self._trouble is None:
+            _log.error(
+                "%s: promises can't be kept (%s): %s",
+                self._path,
+                error,
+                "turns whose clocks must be kept are refused until they can"
+                if self._refuses
+                else 'going on without (storage.on_failure = "continue"): kill -9 forgets them',
+            )
+            self._mend_at = time.monotonic()
+            self._wake.notify()
+        self._trouble = error.strerror or str(error)
 
     def flush(self) -> Future[None]:
         """Done when all that was put so far is committed, or holds the StorageError."""
@@ -186,6 +253,7 @@ class Writer:
                 batches=self._batches(),
                 failed_batches=self._failed_batches,
                 last_error=self._error,
+                failing=self._trouble,
                 dropped=self._pending.dropped,
                 rejected=committer.rejected if committer else 0,
                 promises=self._promises,
@@ -266,15 +334,21 @@ class Writer:
     def _serve(self, committer: Committer) -> None:
         while True:
             with self._wake:
-                commit_due = self._await_work()
-                self._unsynced_since = None
+                work = self._await_work()
                 stopping = self._stopping
-                if commit_due:
+                if work is not _Work.MEND:
+                    self._unsynced_since = None
+                if work is _Work.COMMIT:
                     batch, flushes = self._take()
-            if not commit_due:
-                self._journal.sync()
+            if work is _Work.SYNC:
+                self._sync()
+                continue
+            if work is _Work.MEND:
+                self._mend()
                 continue
             error = self._write(committer, batch)
+            if self._trouble is not None:
+                self._mend()
             for flush in flushes:
                 if error is None:
                     flush.set_result(None)
@@ -285,19 +359,79 @@ class Writer:
                     self._journal.discard_all()
                 return
 
-    def _await_work(self) -> bool:
-        """Sleep until a commit is due (true) or an fsync of the journal (false)."""
+    def _await_work(self) -> _Work:
+        """Sleep until there is something to do."""
         while not (self._stopping or self._flushes):
             now = time.monotonic()
             if self._due is not None and now >= self._due:
-                return True
+                return _Work.COMMIT
             ends = [] if self._due is None else [self._due]
+            if self._trouble is not None:
+                if now >= self._mend_at:
+                    return _Work.MEND
+                ends.append(self._mend_at)
             if self._unsynced_since is not None:
                 ends.append(self._unsynced_since + SYNC_INTERVAL)
                 if now >= ends[-1]:
-                    return False
+                    return _Work.SYNC
             self._wake.wait(min(ends) - now if ends else None)
+        return _Work.COMMIT
+
+    def _sync(self) -> bool:
+        """Have the journal on the disk. Where that fails nobody knows what of it is there:
+        all that is not committed goes to another generation."""
+        try:
+            self._journal.sync()
+        except OSError as error:
+            with self._wake:
+                self._journal.abandon()
+                for clocks in (self._writing.clocks if self._writing else {}, self._pending.clocks):
+                    self._unkept.update(dict.fromkeys(clocks))
+                self._in_trouble(error)
+            return False
         return True
+
+    def _mend(self) -> None:
+        """Have a journal that takes promises, and make up for those that it missed."""
+        with self._wake:
+            self._mend_at = time.monotonic() + MEND_INTERVAL
+        try:
+            with self._wake:
+                if self._journal.idle:
+                    self._journal.begin()
+            try:
+                self._make_up()
+            except OSError:
+                with self._wake:
+                    self._journal.begin()  # the disk may be well, and the open file not
+                self._make_up()
+        except OSError as error:
+            with self._wake:
+                self._in_trouble(error)
+            return
+        if not self._sync():
+            return
+        with self._wake:
+            if self._unkept:  # another one was missed meanwhile
+                return
+            self._trouble = None
+        _log.warning("%s: promises can be kept again", self._path)
+
+    def _make_up(self) -> None:
+        """Append what the journal missed. Raises OSError."""
+        while self._unkept:
+            with self._wake:
+                for scope in list(itertools.islice(self._unkept, _AT_ONCE)):
+                    record = self._latest(scope)
+                    if record is not None:
+                        self._journal.append(self._pending.sequence, record)
+                    del self._unkept[scope]
+
+    def _latest(self, scope: str) -> ClockRecord | None:
+        for clocks in (self._pending.clocks, self._writing.clocks if self._writing else {}):
+            if scope in clocks:
+                return clocks[scope]
+        return None
 
     def _take(self) -> tuple[Batch, list[Future[None]]]:
         """The next batch, the journal begun anew where due, and who waits for it."""
@@ -313,8 +447,11 @@ class Writer:
         try:
             self._journal.begin()
         except OSError as error:
-            # A full disk: the generation before goes on, or promises count as unjournaled.
-            _log.warning("%s: no new journal can be begun: %s", self._path, error)
+            # A full disk: the generation before goes on, if there is one.
+            if self._journal.idle:
+                self._in_trouble(error)
+            else:
+                _log.warning("%s: no new journal can be begun: %s", self._path, error)
 
     def _write(self, committer: Committer, batch: Batch) -> sqlite3.Error | None:
         began = time.monotonic()
@@ -329,6 +466,8 @@ class Writer:
         took = time.monotonic() - began
         with self._wake:
             self._writing = None
+            # On the disk as much as the database is: what the journal missed is made up for.
+            self._unkept = {name: None for name in self._unkept if name in self._pending.clocks}
             self._failures = 0
             self._error = None
             self._journal.stalled = False
@@ -353,4 +492,4 @@ class Writer:
             self._journal.stalled = True
             wait = min(self._config.flush_interval * 2.0 ** min(self._failures, 16), MAX_RETRY)
             self._due = time.monotonic() + wait if len(self._pending) else None
-        self._journal.sync()
+        self._sync()

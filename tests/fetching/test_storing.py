@@ -111,6 +111,37 @@ async def test_a_clock_set_wrong_between_two_processes_makes_us_ask(jump: float)
         assert second.source.asked == [ORIGIN]
 
 
+@pytest.mark.parametrize("jump", [-30 * DAY, -10 * HOUR, -2 * HOUR, 2 * HOUR, 30 * DAY])
+async def test_a_clock_set_while_down_changes_no_lifetime_on_one_start_of_the_machine(
+    jump: float,
+) -> None:
+    storage = MemoryStorage()
+    async with house(storage=storage) as first:
+        await first.get()
+        await first.clock.elapse(HOUR)
+    first.clock.jump_wall(jump)
+    async with house(file(NEW), storage=storage, clock=first.clock) as second:
+        assert second.allows(await second.get(), "/old") is False
+        assert second.source.asked == []
+        # The hard limit of 24 hours counts from the fetch, whatever the wall clock shows.
+        await second.clock.elapse(23 * HOUR)
+        assert second.allows(await second.get(), "/old") is True
+
+
+@pytest.mark.parametrize("jump", [-30 * DAY, -2 * HOUR, 2 * HOUR, 30 * DAY])
+async def test_a_clock_set_while_down_moves_nobody_on_the_ladder(jump: float) -> None:
+    storage = MemoryStorage()
+    async with house(DOWN, storage=storage) as first:
+        left = (await first.get()).expires - first.clock.monotonic()
+        await first.clock.elapse(left / 2)
+    first.clock.jump_wall(jump)
+    async with house(DOWN, storage=storage, clock=first.clock) as second:
+        record = await second.get()
+        assert second.source.asked == []
+        assert record.expires - second.clock.monotonic() == pytest.approx(left / 2)
+        assert record.unreachable_for(second.clock.monotonic()) == pytest.approx(left / 2)
+
+
 async def test_a_clock_set_back_prolongs_no_pause() -> None:
     storage = MemoryStorage()
     async with house(DOWN, storage=storage) as first:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
@@ -9,6 +10,7 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, PacingConfig
+from gatekeeper.errors import StorageError
 from gatekeeper.pacing.scheduler import Grant, Scheduler, Wish
 from gatekeeper.storage.base import ClockRecord
 from tests.pacing_support import FakeStorage
@@ -44,22 +46,22 @@ class Runs:
         async def ask() -> None:
             grant.append(await self.take(seconds, host))
 
-        import asyncio
-
         task = asyncio.create_task(ask())
         await self.clock.elapse(4000.0)
         await task
         return grant[0].start_at - begun
 
-    async def crash(self, down: float = 0.0, **pacing: object) -> None:
+    async def crash(self, down: float = 0.0, jump: float = 0.0, **pacing: object) -> None:
         self.storage = self.storage.crash()
         await self.scheduler.close()
         await self.clock.elapse(down)
+        self.clock.jump_wall(jump)
         await self.start(**pacing)
 
-    async def restart(self, down: float = 0.0) -> None:
+    async def restart(self, down: float = 0.0, jump: float = 0.0) -> None:
         await self.scheduler.close()
         await self.clock.elapse(down)
+        self.clock.jump_wall(jump)
         await self.start()
 
 
@@ -68,8 +70,8 @@ async def runs(clock: VirtualClock) -> Runs:
     return Runs(clock)
 
 
-Again = Callable[[Runs, float], Awaitable[None]]
-AGAIN: list[Again] = [lambda runs, down: runs.crash(down), lambda runs, down: runs.restart(down)]
+Again = Callable[..., Awaitable[None]]
+AGAIN: list[Again] = [Runs.crash, Runs.restart]
 
 
 @pytest.mark.parametrize("again", AGAIN, ids=["crash", "restart"])
@@ -288,6 +290,100 @@ async def test_a_clock_that_lies_a_day_ahead_by_a_jump_is_not_believed(runs: Run
     await runs.scheduler.close()
 
 
+JUMPS = [-30 * DAY, -DAY, -7200.0, -5.0, 5.0, 7200.0, DAY, 400 * DAY]
+
+
+@pytest.mark.parametrize("again", AGAIN, ids=["crash", "restart"])
+@pytest.mark.parametrize("jump", JUMPS)
+async def test_a_wall_clock_set_while_down_changes_nothing(
+    runs: Runs, again: Again, jump: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    await runs.start()
+    (await runs.take(20.0)).release()
+    blocked = await runs.take(1.0, "blocked.example")
+    blocked.report(429, retry_after=600.0)
+    blocked.release()
+    slowed = await runs.take(1.0, "slowed.example")
+    slowed.report(200, rate_limit='"d";r=10;t=600')
+    slowed.release()
+    runs.scheduler.block("closed.example", runs.clock.wall() + 300.0)
+    runs.scheduler.pause("paused.example")
+    await again(runs, 4.0, jump)
+    direction = "forward" if jump > 0 else "back"
+    assert (
+        f"while no gatekeeper ran here, the wall clock was set {direction} by {abs(jump):.0f} s"
+        in caplog.text
+    )
+    assert runs.scheduler.paused("paused.example")
+    now = runs.clock.monotonic()
+    due = {name: runs.scheduler.due_at(f"{name}.example") - now for name in ("blocked", "closed")}
+    assert due == pytest.approx({"blocked": 596.0, "closed": 296.0})
+    assert await runs.wait_for_turn(20.0) == pytest.approx(16.0)
+    await runs.scheduler.close()
+
+
+@pytest.mark.parametrize("jump", [-DAY, DAY])
+async def test_what_stands_in_the_storage_was_said_anew_after_a_jump(
+    runs: Runs, jump: float
+) -> None:
+    """By the wall clock it is told what is old, and what holds if the machine starts anew."""
+    await runs.start()
+    for host in (HOST, "left.example"):
+        grant = await runs.take(1.0, host)
+        grant.report(429, retry_after=600.0)
+        grant.release()
+    await runs.scheduler.close()
+    runs.clock.jump_wall(jump)
+    await runs.start(max_hosts=1)
+    await runs.scheduler.close()
+    for host in (HOST, "left.example"):
+        until = runs.storage.durable[host].blocked_until
+        assert until - runs.clock.wall() == pytest.approx(600.0)
+
+
+@pytest.mark.parametrize("set_by", [0.0, -2.0, -60.0, -DAY, -400 * DAY])
+async def test_after_a_start_of_the_machine_no_block_outlasts_its_own_length(
+    runs: Runs, set_by: float
+) -> None:
+    await runs.start()
+    grant = await runs.take(5.0)
+    grant.report(429, retry_after=600.0)
+    grant.release()
+    await runs.scheduler.close()
+    await runs.clock.elapse(30.0)
+    runs.clock.reboot()
+    runs.clock.jump_wall(set_by)
+    await runs.start()
+    left = runs.scheduler.due_at(HOST) - runs.clock.monotonic()
+    assert left == pytest.approx(min(600.0, 570.0 - set_by))
+    await runs.scheduler.close()
+
+
+async def test_after_a_start_of_the_machine_the_wall_clock_says_how_long_ago_it_was(
+    runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    await runs.start()
+    (await runs.take(100.0)).release()
+    await runs.scheduler.close()
+    await runs.clock.elapse(30.0)
+    runs.clock.reboot()
+    await runs.start()
+    assert await runs.wait_for_turn(100.0) == pytest.approx(70.0)
+    assert "the wall clock was set" not in caplog.text
+    await runs.scheduler.close()
+
+
+async def test_a_jump_is_told_once_while_it_runs(
+    runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    await runs.start()
+    (await runs.take(10.0)).release()
+    runs.clock.jump_wall(-7200.0)
+    await runs.clock.elapse(100.0)
+    assert caplog.text.count("the wall clock was set back by 7200 s") == 1
+    await runs.scheduler.close()
+
+
 async def test_a_turn_open_at_a_crash_is_waited_for_once_however_the_wall_clock_jumps(
     runs: Runs,
 ) -> None:
@@ -302,11 +398,13 @@ async def test_a_turn_open_at_a_crash_is_waited_for_once_however_the_wall_clock_
 async def test_what_can_not_be_made_durable_is_not_granted(runs: Runs) -> None:
     await runs.start()
     runs.storage.fails = True
-    with pytest.raises(OSError, match="disk full"):
-        await runs.take(10.0)
+    for _ in range(3):
+        with pytest.raises(StorageError, match="disk full"):
+            await runs.take(10.0)
     stats = runs.scheduler.stats()
     assert (stats.in_flight, stats.granted) == (0, 0)
     runs.storage.fails = False
+    assert await runs.wait_for_turn(10.0) == 0.0, "nothing was sent: no clock runs"
     await runs.scheduler.close()
 
 
@@ -314,10 +412,44 @@ async def test_a_block_that_can_not_be_made_durable_is_in_force_all_the_same(run
     await runs.start()
     grant = await runs.take(0.0)
     runs.storage.fails = True
-    with pytest.raises(OSError, match="disk full"):
-        grant.report(429, retry_after=60.0)
-    runs.storage.fails = False
+    grant.report(429, retry_after=60.0)
+    grant.release()
     assert runs.scheduler.blocked(HOST) is not None
+    await runs.clock.elapse(61.0)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="disk full"):
+            await runs.take(0.0)  # what is in force is not written yet
+    (await runs.take(0.0, "other.example")).release()
+    runs.storage.fails = False
+    (await runs.take(0.0)).release()
+    assert runs.storage.durable[HOST].failures == 1
+    await runs.scheduler.close()
+
+
+async def test_nothing_is_granted_before_the_next_run_would_know_of_a_crash(runs: Runs) -> None:
+    """Clocks of up to a second are kept by that alone."""
+    runs.storage.fails = True
+    await runs.start()
+    for _ in range(2):
+        with pytest.raises(StorageError, match="disk full"):
+            await runs.take(0.5)
+    runs.storage.fails = False
+    (await runs.take(0.5)).release()
+    await runs.crash()
+    assert await runs.wait_for_turn(0.5) >= 0.5
+    await runs.scheduler.close()
+
+
+async def test_who_waits_is_refused_at_the_turn_that_can_not_be_kept(runs: Runs) -> None:
+    await runs.start()
+    (await runs.take(10.0)).release()
+    waiting = [asyncio.create_task(runs.take(10.0)) for _ in range(3)]
+    await runs.clock.elapse(5.0)
+    runs.storage.fails = True
+    await runs.clock.elapse(6.0)
+    assert all(isinstance(task.exception(), StorageError) for task in waiting)
+    runs.storage.fails = False
+    assert await runs.wait_for_turn(10.0) == 0.0
     await runs.scheduler.close()
 
 

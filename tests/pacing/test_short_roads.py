@@ -23,6 +23,16 @@ class Recorder:
 
     def __init__(self) -> None:
         self.promises: list[tuple[str, float, float, int]] = []
+        self.marked = True
+
+    def mark(self) -> None:
+        """It is."""
+
+    def unkept(self, scope: Scope) -> bool:
+        return False
+
+    def remember(self, scope: Scope, now: float) -> None:
+        self.promise(scope, now)
 
     def promise(self, scope: Scope, now: float) -> None:
         self.promises.append((scope.name, scope.basis, scope.gap, scope.unheaded))

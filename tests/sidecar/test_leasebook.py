@@ -36,17 +36,26 @@ def path(tmp_path: Path) -> Path:
 
 
 def left_in(path: Path, now: float = 0.0) -> dict[str, OpenLease]:
-    book = LeaseBook(path, now=now)
+    return left_by(path, VirtualClock(wall=now))
+
+
+def left_by(path: Path, clock: VirtualClock) -> dict[str, OpenLease]:
+    book = LeaseBook(path, clock=clock)
     book.close()
     return {lease.id: lease for lease in book.left_over}
 
 
 @contextmanager
 def full_disk(book: LeaseBook) -> Iterator[None]:
+    """No line goes in, and no new file can be made beside."""
     kept, book._fd = book._fd, os.open(FULL, os.O_WRONLY)
+    assert book._path is not None
+    fresh = book._path.with_name(book._path.name + ".new")
+    fresh.mkdir()
     try:
         yield
     finally:
+        fresh.rmdir()
         os.close(book._fd)
         book._fd = kept
 
@@ -56,13 +65,13 @@ def full_disk(book: LeaseBook) -> Iterator[None]:
     [
         OpenLease("a", 5.0, URL),
         OpenLease("a", 5.0, URL, "Other Bot/1.0 (+http://b.test/?q=%20)\n- a"),
-        OpenLease("a", 5.0, "http://a.test/%20?x=1#y"),
         OpenLease("a", 5.0, URL, None, "127.0.0.1"),
         OpenLease("a", 5.0, URL, "Other/1.0 -", "certificate of %41 b"),
+        OpenLease("a", 5.0, "http://a.test/%20?x=1#y", ttl=20.0, boot_id="b", boot_at=1.5),
     ],
 )
 def test_an_open_lease_is_read_as_it_was_written(path: Path, lease: OpenLease) -> None:
-    book = LeaseBook(path, now=0.0)
+    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
     book.granted(lease)
     book.close()
 
@@ -76,25 +85,104 @@ def test_a_line_of_an_earlier_version_is_read(path: Path) -> None:
 
 
 def test_a_blank_in_a_url_makes_no_other_field_of_it(path: Path) -> None:
-    book = LeaseBook(path, now=0.0)
+    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
     book.granted(OpenLease("a", 5.0, "http://a.test/x y\n- a"))
     book.close()
 
     assert left_in(path)["a"].url == "http://a.test/x%20y%0A-%20a"
 
 
-def test_what_ran_out_is_not_left_over(path: Path) -> None:
-    book = LeaseBook(path, now=0.0)
-    book.granted(OpenLease("a", 5.0, URL))
+@pytest.mark.parametrize(("now", "left"), [(5.0, True), (14.9, True), (15.1, False)])
+def test_what_ran_out_is_left_over_for_as_long_again(path: Path, now: float, left: bool) -> None:
+    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
+    book.granted(OpenLease.lasting("a", URL, 5.0, VirtualClock(wall=0.0)))
+    book.granted(OpenLease.lasting("b", URL, 10.0, VirtualClock(wall=-5.0)))
+    book.granted(OpenLease("earlier-version", -50.0, URL))
     book.close()
 
-    assert left_in(path, now=6.0) == {}
+    assert ("a" in left_in(path, now)) is (now < 10.0)
+    assert ("b" in left_in(path, now)) is left
+    assert ("earlier-version" in left_in(path, now)) is (now < 10.0)
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, -7200.0, 7200.0, 86_400.0])
+def test_a_wall_clock_that_was_set_meanwhile_moves_no_end(path: Path, jump: float) -> None:
+    clock = VirtualClock()
+    book = LeaseBook(path, clock=clock)
+    book.granted(OpenLease.lasting("a", URL, 60.0, clock))
+    book.close()
+    clock.advance(20.0)
+    clock.jump_wall(jump)
+
+    assert left_by(path, clock)["a"].left(clock) == pytest.approx(40.0)
+
+
+def test_after_a_start_of_the_machine_the_wall_clock_decides_and_no_end_is_put_off(
+    path: Path,
+) -> None:
+    clock = VirtualClock()
+    book = LeaseBook(path, clock=clock)
+    book.granted(OpenLease.lasting("a", URL, 60.0, clock))
+    book.close()
+    clock.reboot()
+    clock.jump_wall(20.0)
+    assert left_by(path, clock)["a"].left(clock) == pytest.approx(40.0)
+    clock.jump_wall(-86_400.0)
+    assert left_by(path, clock)["a"].left(clock) == 60.0
+
+
+def test_a_lease_that_ran_out_is_in_a_shortened_journal_too(path: Path) -> None:
+    clock = VirtualClock()
+    book = LeaseBook(path, clock=clock)
+    for name in ("a", "b"):
+        book.granted(OpenLease.lasting(name, URL, 60.0, clock))
+    clock.advance(61.0)
+    for name in ("a", "b"):
+        book.ran_out(name)
+    book.ended("b")
+    book._rewrite(path)
+    book.close()
+
+    assert set(left_by(path, clock)) == {"a"}
+
+
+def test_a_piece_of_a_line_that_can_not_be_taken_out_spoils_no_other(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
+    write = os.write
+
+    def refuse(*_: object) -> None:
+        raise OSError("read-only")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) - 4]))
+        disk.setattr(os, "ftruncate", refuse)
+        with pytest.raises(OSError, match="space"):
+            book.granted(OpenLease("b", 5.0, URL))
+    book.granted(OpenLease("c", 5.0, URL))
+    book.close()
+
+    assert set(left_in(path)) == {"c"}
+
+
+def test_a_lost_descriptor_is_made_up_for(path: Path) -> None:
+    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
+    book.granted(OpenLease("a", 5.0, URL))
+    os.close(book._fd)
+    with pytest.raises(OSError, match="descriptor"):
+        book.granted(OpenLease("b", 5.0, URL))
+    assert book.writable
+    book.granted(OpenLease("c", 5.0, URL))
+    book.close()
+
+    assert set(left_in(path)) == {"a", "c"}
 
 
 def test_a_line_that_went_in_by_half_is_taken_out_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = LeaseBook(path, now=0.0)
+    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
     book.granted(OpenLease("a", 5.0, URL))
     write = os.write
     with monkeypatch.context() as disk:
@@ -108,7 +196,7 @@ def test_a_line_that_went_in_by_half_is_taken_out_again(
 
 
 def test_an_end_that_was_not_written_can_be_said_again(path: Path) -> None:
-    book = LeaseBook(path, now=0.0)
+    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
     book.granted(OpenLease("a", 5.0, URL))
     if FULL.exists():
         with full_disk(book), pytest.raises(OSError, match="space"):
@@ -122,7 +210,7 @@ def test_an_end_that_was_not_written_can_be_said_again(path: Path) -> None:
 def test_a_journal_that_cannot_be_made_shorter_goes_on_as_it_is(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = LeaseBook(path, now=0.0)
+    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
     book._rewrite_at = 1
     path.with_name(path.name + ".new").mkdir()  # nothing can be written there
     book.granted(OpenLease("a", 5.0, URL))
@@ -136,10 +224,10 @@ def test_a_journal_that_cannot_be_made_shorter_goes_on_as_it_is(
 class Kept:
     """A table over a real gate, with a journal."""
 
-    def __init__(self, service: Any, book: LeaseBook) -> None:
+    def __init__(self, service: Any, book: LeaseBook, clock: VirtualClock) -> None:
         self.gate = service.gate
         self.book = book
-        self.clock = VirtualClock()
+        self.clock = clock
         self.table = LeaseTable(ServerConfig(), self.clock, book)
 
     async def take(self, **wanted: Any) -> str:
@@ -156,7 +244,8 @@ async def kept(door: Any, internet: FakeInternet, path: Path) -> AsyncIterator[K
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
     service = (await door(pacing={"concurrency": 3})).service
     await service.gate.check(URL)
-    one = Kept(service, LeaseBook(path, now=0.0))
+    clock = VirtualClock()
+    one = Kept(service, LeaseBook(path, clock=clock), clock)
     yield one
     one.table.close()
 
@@ -233,3 +322,59 @@ async def test_a_renewal_that_a_full_disk_refused_changes_nothing(kept: Kept) ->
     kept.clock.advance(11.0)
 
     assert len(kept.table) == 0
+
+
+# --- a restart -----------------------------------------------------------------------------
+
+
+async def restarted(kept: Kept, path: Path, seconds: float) -> LeaseTable:
+    """Another process's table, so much later."""
+    kept.table.close()
+    kept.clock.advance(seconds)
+    table = LeaseTable(ServerConfig(), kept.clock, LeaseBook(path, clock=kept.clock))
+    await table.take_up(kept.gate)
+    return table
+
+
+@pytest.mark.parametrize("status", [429, 503, 302, 403])
+async def test_a_report_of_a_lease_that_ran_out_meanwhile_counts(
+    kept: Kept, path: Path, status: int
+) -> None:
+    lease_id = await kept.take(ttl=30.0)
+    table = await restarted(kept, path, 45.0)
+    assert (len(table), kept.in_flight) == (0, 0)
+    assert kept.gate._scheduler.blocked("a.test") is None
+
+    told = REPORT | {"status": status, "retry_after": "600"}
+    assert table.report(lease_id, **told) is None
+    blocked = kept.gate._scheduler.blocked("a.test")
+    assert blocked is not None
+    assert blocked[0] - kept.gate.clock.wall() == pytest.approx(600.0, abs=1.0)
+    table.report(lease_id, **(told | {"retry_after": "9000"}))
+    assert kept.gate._scheduler.blocked("a.test")[0] == pytest.approx(blocked[0], abs=1.0)
+
+    table.close()
+    again = LeaseTable(ServerConfig(), kept.clock, LeaseBook(path, clock=kept.clock))
+    with pytest.raises(Problem, match="no-lease"):
+        again.report(lease_id, **told)
+    again.close()
+
+
+async def test_a_report_that_comes_later_than_that_is_of_no_lease(kept: Kept, path: Path) -> None:
+    lease_id = await kept.take(ttl=30.0)
+    table = await restarted(kept, path, 61.0)
+    with pytest.raises(Problem, match="no-lease"):
+        table.report(lease_id, **REPORT)
+    table.close()
+
+
+async def test_a_lease_that_had_run_out_before_the_end_of_the_process_is_reportable(
+    kept: Kept, path: Path
+) -> None:
+    lease_id = await kept.take(ttl=30.0)
+    kept.clock.advance(31.0)
+    assert len(kept.table) == 0
+    table = await restarted(kept, path, 20.0)
+    table.report(lease_id, **(REPORT | {"status": 429, "retry_after": 600.0}))
+    assert kept.gate._scheduler.blocked("a.test") is not None
+    table.close()

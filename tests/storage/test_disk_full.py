@@ -1,12 +1,16 @@
-"""A full disk: nothing is written, nothing is lost, and reads go on."""
+"""A disk that takes nothing: what is promised is refused, nothing is lost, reads go on."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import errno
 import json
+import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,8 @@ import pytest
 
 from gatekeeper.config import StorageConfig
 from gatekeeper.errors import StorageError
-from gatekeeper.storage import ClockRecord, SqliteStorage, schema
+from gatekeeper.storage import ClockRecord, SqliteStorage, schema, writer
+from gatekeeper.storage.journal import read_generation
 
 SLOW = StorageConfig(flush_interval=3600.0)
 
@@ -98,13 +103,20 @@ def record(n, at):
 
 async def main():
     seen = {}
-    async with SqliteStorage(sys.argv[1], config=StorageConfig(flush_interval=3600.0)) as storage:
+    config = StorageConfig(flush_interval=3600.0, on_failure=sys.argv[2])
+    async with SqliteStorage(sys.argv[1], config=config) as storage:
         storage.put_origin(record(0, 1.0))
         await storage.flush()
         allow(8192)
+        refused = 0
         for n in range(500):
             storage.put_origin(record(n, 2.0))
-            storage.promise(ClockRecord(scope=f"{n}.example", next_at=float(n)))
+            try:
+                storage.promise(ClockRecord(scope=f"{n}.example", next_at=float(n)))
+            except StorageError:
+                refused += 1
+        seen["refused"] = refused
+        seen["failing"] = storage.failing
         try:
             await storage.flush()
         except StorageError as error:
@@ -119,6 +131,7 @@ async def main():
         storage.promise(ClockRecord(scope="after.example", next_at=1.0))
         seen["unjournaled after"] = storage.stats().unjournaled
         await storage.flush()
+        seen["failing after"] = storage.stats().failing
         seen["pending after"] = storage.stats().pending
     print(json.dumps(seen))
 
@@ -127,19 +140,188 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no resource limits there")
-async def test_a_disk_that_refuses_every_write_is_survived(path: Path) -> None:
+@pytest.mark.parametrize("on_failure", ["refuse", "continue"])
+async def test_a_disk_that_refuses_every_write_is_survived(path: Path, on_failure: str) -> None:
     """The kernel itself says no, to the database and to the journal."""
     run = subprocess.run(
-        [sys.executable, "-c", FILL, path], capture_output=True, text=True, check=False
+        [sys.executable, "-c", FILL, path, on_failure], capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
     seen = json.loads(run.stdout)
     assert "state.db" in seen["error"]
     assert seen["failed"] == 1
     assert 0 < seen["unjournaled"] < 500
+    refuses = on_failure == "refuse"
+    assert seen["refused"] == (seen["unjournaled"] if refuses else 0)
+    assert (seen["failing"] is not None) is refuses
+    assert seen["failing after"] is None
     assert (seen["pending"], seen["read"], seen["clocks"]) == (1000, 2.0, 500)
     assert seen["unjournaled after"] == seen["unjournaled"]
     assert seen["pending after"] == 0
     async with SqliteStorage(path) as storage:
         assert len(await storage.load_clocks()) == 501
         assert await storage.load_origin("https://499.example") is not None
+
+
+# --- the journal ----------------------------------------------------------------------------
+
+
+def broken(what: int) -> Callable[..., int]:
+    def refuse(*_: object) -> int:
+        raise OSError(what, os.strerror(what))
+
+    return refuse
+
+
+Break = Callable[[pytest.MonkeyPatch, SqliteStorage], None]
+BREAK: dict[str, Break] = {
+    **{
+        name: lambda patch, _, code=code: patch.setattr(os, "pwrite", broken(code))  # type: ignore[misc]
+        for name, code in {
+            "full": errno.ENOSPC,
+            "quota": errno.EDQUOT,
+            "read-only": errno.EROFS,
+            "input/output": errno.EIO,
+        }.items()
+    },
+    "torn": lambda patch, _: patch.setattr(os, "pwrite", lambda _fd, _data, _at: 3),
+    "closed": lambda _, storage: os.close(storage._writer._journal._fd),
+    "fsync": lambda patch, _: patch.setattr(os, "fsync", broken(errno.EIO)),
+}
+JOURNAL_ONLY = StorageConfig(flush_interval=3600.0)
+
+
+def promised(host: str) -> ClockRecord:
+    return ClockRecord(scope=host, next_at=5.0)
+
+
+async def until(done: Callable[[], bool]) -> None:
+    """The writer's thread comes round by itself, within a second or so."""
+    async with asyncio.timeout(30.0):
+        while not done():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "MEND_INTERVAL", 0.02)
+    monkeypatch.setattr(writer, "SYNC_INTERVAL", 0.02)
+
+
+async def in_trouble(storage: SqliteStorage) -> None:
+    """A failed write shows at once, a failed fsync when the thread comes to it."""
+    with contextlib.suppress(StorageError):
+        storage.promise(promised("a.example"))
+    await until(lambda: storage.stats().failing is not None)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("how", [name for name in BREAK if name != "closed"])
+async def test_while_the_journal_fails_promises_are_refused_and_then_made_up_for(
+    path: Path, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with SqliteStorage(path, config=JOURNAL_ONLY) as storage:
+        storage.promise(promised("before.example"))
+        with monkeypatch.context() as disk:
+            BREAK[how](disk, storage)
+            await in_trouble(storage)
+            for name in ("b.example", "c.example"):
+                with pytest.raises(StorageError, match=r"state\.db: .*on_failure"):
+                    storage.owe(promised(name))
+            assert storage.failing is not None
+        await until(lambda: storage.failing is None)
+        storage.promise(promised("after.example"))
+        assert caplog.text.count("promises can't be kept") == 1
+        assert caplog.text.count("promises can be kept again") == 1
+        kept = {record.scope for record in journaled(path)}
+        assert kept == {f"{n}.example" for n in ("before", "a", "b", "c", "after")}
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_descriptor_that_was_closed_is_made_up_for(path: Path) -> None:
+    async with SqliteStorage(path, config=JOURNAL_ONLY) as storage:
+        storage.promise(promised("before.example"))
+        BREAK["closed"](pytest.MonkeyPatch(), storage)
+        with pytest.raises(StorageError, match="descriptor"):
+            storage.promise(promised("a.example"))
+        await until(lambda: storage.failing is None)
+        storage.promise(promised("after.example"))
+        kept = {record.scope for record in journaled(path)}
+        assert kept == {"before.example", "a.example", "after.example"}
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_journal_that_fails_for_long_leaves_few_files(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with SqliteStorage(path, config=JOURNAL_ONLY) as storage:
+        with monkeypatch.context() as disk:
+            begun = 0
+
+            def fsync(_fd: int) -> None:
+                nonlocal begun
+                begun += 1
+                raise OSError(errno.EIO, "sick")
+
+            disk.setattr(os, "fsync", fsync)
+            await in_trouble(storage)
+            journal = storage._writer._journal
+            await until(lambda: len(journal.retired()) >= 16)
+            tried = storage._writer._mend_at
+            await until(lambda: storage._writer._mend_at > tried + 0.1)
+            assert len(list(path.parent.glob("*.promises-*"))) <= 17
+        await storage.flush()
+        assert storage.failing is None
+        assert len(list(path.parent.glob("*.promises-*"))) == 1
+
+
+@pytest.mark.usefixtures("soon")
+async def test_with_continue_it_goes_on_with_a_warning(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = StorageConfig(flush_interval=3600.0, on_failure="continue")
+    async with SqliteStorage(path, config=config) as storage:
+        with monkeypatch.context() as disk:
+            BREAK["full"](disk, storage)
+            for n in range(3):
+                storage.promise(promised(f"{n}.example"))
+            assert storage.failing is None
+            assert storage.stats().unjournaled == 3
+            assert caplog.text.count('going on without (storage.on_failure = "continue")') == 1
+        await until(lambda: storage.stats().failing is None)
+        assert len(journaled(path)) == 3
+
+
+async def test_a_database_that_takes_nothing_is_made_up_for_by_the_journal_for_a_while(
+    path: Path, made: Any, disk: type[_Disk]
+) -> None:
+    config = StorageConfig(flush_interval=3600.0, journal_bytes=4000)
+    async with SqliteStorage(path, config=config) as storage:
+        disk.pages = 1
+        for n in range(300):
+            storage.put_origin(made(f"https://{n}.example", b"#%d" % n))
+        storage.promise(promised("a.example"))
+        with pytest.raises(StorageError, match="full"):
+            await storage.flush()
+        assert storage.failing is None
+        with pytest.raises(StorageError, match="promises can't be kept"):
+            promise_many(storage)
+        assert storage.failing is not None
+        disk.pages = None
+        await storage.flush()
+        assert storage.failing is None
+        storage.promise(promised("b.example"))
+
+
+def promise_many(storage: SqliteStorage) -> None:
+    for n in range(1000):
+        storage.promise(promised(f"{n}.example"))
+
+
+def journaled(path: Path) -> list[ClockRecord]:
+    """What a process would find that is killed now."""
+    return [
+        record
+        for file in sorted(path.parent.glob("*.promises-*"))
+        for _, record in read_generation(file)[0]
+    ]

@@ -126,7 +126,9 @@ async def test_clocks_come_back_whole(storage: Storage) -> None:
         latency=2.5,
         said_interval=60.0,
         said_until=3600.0,
-        era=1e9,
+        made_at=4.0,
+        boot_id="b",
+        boot_at=2.5,
     )
     storage.put_clock(clock)
     assert await storage.load_clock("a.example") == clock

@@ -40,8 +40,11 @@ PRAGMA user_version = 1;
 """
 
 
-# What the second version was, where the third one differs.
+# What the second version was, where later ones differ.
 VERSION_2_CLOCKS = """
+ALTER TABLE origins DROP COLUMN made_at;
+ALTER TABLE origins DROP COLUMN boot_id;
+ALTER TABLE origins DROP COLUMN boot_at;
 DROP TABLE clocks;
 CREATE TABLE clocks (
     scope TEXT PRIMARY KEY, next_at REAL NOT NULL, blocked_until REAL NOT NULL,

@@ -37,10 +37,10 @@ async def healthz(service: Service, call: Call) -> web.StreamResponse:
 
 
 async def readyz(service: Service, call: Call) -> web.StreamResponse:
-    """New questions are taken: 200, or 503 while starting or draining."""
+    """New questions are taken: 200, or 503 while starting, draining, without a network, or
+    while promises can't be kept."""
     if not service.ready:
-        why = service.phase if service.phase != "serving" else "our own network seems to be down"
-        raise Problem(503, "not-ready", why, headers={"Retry-After": "1"})
+        raise Problem(503, "not-ready", service.unready, headers={"Retry-After": "1"})
     return json_response(Health("ready"))
 
 

@@ -141,7 +141,7 @@ async def report(service: Service, call: Call) -> web.StreamResponse:
     if call.request.body_exists:
         told = await read_body(call.request, LeaseReport, limit=service.config.server.max_body)
     left_over = _tell(service, call.params["id"], told)
-    if left_over is not None and told.status in (429, 503):
+    if left_over is not None:
         await _block(service, left_over.url, told)
     return quick_nothing(call.request)
 
@@ -170,12 +170,14 @@ def _tell(service: Service, lease_id: str, told: LeaseReport) -> OpenLease | Non
 
 
 async def _block(service: Service, url: str, told: LeaseReport) -> None:
-    """A report about a lease of an earlier process: what the site said holds all the same."""
+    """A report about a lease of an earlier process that could not be held again: what the
+    site said of its block holds all the same (HTTP-08)."""
     wall = service.clock.wall()
     seconds = parse_retry_after(told.retry_after, wall)
-    if seconds is None:
+    if seconds is None and told.status in (429, 503):
         seconds = service.config.pacing.backoff_initial
-    await service.gate.block(urls.parse(url).host, wall + seconds, f"{told.status}")
+    if seconds is not None and (told.status is None or told.status >= 300):
+        await service.gate.block(urls.parse(url).host, wall + seconds, f"{told.status}")
 
 
 async def give_back(service: Service, call: Call) -> web.StreamResponse:

@@ -1,0 +1,96 @@
+"""State files that an earlier gatekeeper left: every clock, block, lease and text is found.
+
+`data/make.py` says how they were made, by the version whose schema is in their name.
+"""
+
+from __future__ import annotations
+
+import random
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import Config
+from gatekeeper.fetching.faults import LocalFaults
+from gatekeeper.fetching.records import Record
+from gatekeeper.fetching.shelf import Shelf
+from gatekeeper.fetching.storing import from_stored
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.sidecar.leasebook import LeaseBook
+from gatekeeper.storage import SqliteStorage
+from tests.storage.data.make import TEXT, WALL
+
+DATA = Path(__file__).with_name("data")
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(start=77.0, wall=WALL + 5.0)
+
+
+@pytest.fixture(params=["closed", "killed"])
+def state(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    with tarfile.open(DATA / "schema-3.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    path = tmp_path / request.param / "state.db"
+    assert path.exists()
+    return path
+
+
+@pytest.fixture
+async def storage(state: Path, clock: VirtualClock) -> AsyncIterator[SqliteStorage]:
+    async with SqliteStorage(state, clock=clock) as opened:
+        yield opened
+
+
+async def test_every_clock_and_block_is_found(
+    storage: SqliteStorage, clock: VirtualClock, state: Path
+) -> None:
+    scheduler = Scheduler(Config(), clock=clock, rng=random.Random(1), storage=storage)
+    await scheduler.open()
+    now = clock.monotonic()
+    names = ("slow.test", "late.test", "blocked.test")
+    due = {name: scheduler.due_at(name) - now for name in names}
+    assert due == pytest.approx({"slow.test": 3.0, "late.test": 15.0, "blocked.test": 595.0})
+    blocked = scheduler.blocked("blocked.test")
+    assert blocked is not None
+    assert blocked[1] == "429, Retry-After 600"
+    assert scheduler.paused("paused.test")
+    await scheduler.close()
+
+
+async def test_every_text_and_pause_is_found(storage: SqliteStorage, clock: VirtualClock) -> None:
+    config = Config()
+    shelf = Shelf(config, stored=True)
+    faults = LocalFaults(random.Random(1), lambda _on: None)
+
+    async def record(origin: str) -> Record:
+        stored = await storage.load_origin(origin)
+        assert stored is not None
+        found = from_stored(
+            stored, config=config, clock=clock, texts=shelf.texts, uptime=faults.uptime
+        )
+        assert found is not None
+        return found
+
+    slow = await record("http://slow.test")
+    assert slow.text is not None
+    assert slow.text.body() == TEXT
+    assert slow.expires - clock.monotonic() == pytest.approx(86_395.0)
+    down = await record("http://down.test")
+    assert (down.reachable, down.step) == (False, 2)
+    assert down.expires - clock.monotonic() == pytest.approx(235.0)
+    assert down.text is not None
+    entries = await storage.history("http://slow.test")
+    assert await storage.body(entries[0].body_hash) == TEXT
+
+
+def test_every_open_lease_is_found(state: Path, clock: VirtualClock) -> None:
+    book = LeaseBook(Path(f"{state}-leases"), clock=clock)
+    book.close()
+    ((lease),) = book.left_over
+    assert (lease.id, lease.url, lease.agent) == ("open-lease", "http://slow.test/a", "Other/1.0")
+    assert lease.left(clock) == pytest.approx(55.0)
