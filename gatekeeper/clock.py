@@ -16,6 +16,7 @@ import contextlib
 import functools
 import heapq
 import itertools
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -98,10 +99,15 @@ _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", No
 _PROCESS = secrets.token_hex(6)
 
 
+def _own_boot(clock: Clock) -> Boot:
+    # Not that of a process that was forked from this one, whose clock goes another way.
+    return Boot(f"{_PROCESS}-{os.getpid()}-{id(clock):x}", clock.monotonic())
+
+
 def boot_of(clock: Clock) -> Boot:
     """What `clock.boot()` says, or for a clock without it, its own monotonic time."""
     boot: Callable[[], Boot] | None = getattr(clock, "boot", None)
-    return boot() if boot is not None else Boot(f"{_PROCESS}{id(clock):x}", clock.monotonic())
+    return boot() if boot is not None else _own_boot(clock)
 
 
 class Stamp(NamedTuple):
@@ -195,9 +201,6 @@ class _VirtualTimer:
             self.clock._cancelled_one()
 
 
-_virtual_boots = map("virtual-{}".format, itertools.count())
-
-
 class VirtualClock:
     """Time that moves only when told to: for tests and simulations.
 
@@ -209,10 +212,14 @@ class VirtualClock:
     10.0
     """
 
-    def __init__(self, *, start: float = 0.0, wall: float = 1_790_000_000.0) -> None:
+    def __init__(
+        self, *, start: float = 0.0, wall: float = 1_790_000_000.0, boot: Boot | None = None
+    ) -> None:
+        """`boot`: what the machine counts at `start`; None: it was started just for this."""
         self._now = start
         self._wall_offset = wall - start
-        self._boot_id = next(_virtual_boots)
+        boot = boot or Boot(f"virtual-{secrets.token_hex(4)}", start)
+        self._boot_id, self._boot_offset = boot.id, boot.seconds - start
         self._timers: list[tuple[float, int, _VirtualTimer]] = []
         self._dead = 0
         """Cancelled timers that still lie in the heap."""
@@ -231,12 +238,12 @@ class VirtualClock:
         self._wall_offset += seconds
 
     def boot(self) -> Boot:
-        """A start of its own for each clock, counted from there as `monotonic` is."""
-        return Boot(self._boot_id, self._now)
+        """What the machine counts."""
+        return Boot(self._boot_id, self._now + self._boot_offset)
 
     def reboot(self) -> None:
         """Start the machine anew, as far as `boot` says."""
-        self._boot_id = next(_virtual_boots)
+        self._boot_id = f"virtual-{secrets.token_hex(4)}"
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
         """Call back when time reaches `when`; in the next turn of a running loop if past."""
