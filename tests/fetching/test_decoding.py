@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gatekeeper.fetching import decoding
 from gatekeeper.fetching.decoding import BadEncoding, Decoder
 
 TEXT = b"User-agent: *\nDisallow: /private\n" * 40
@@ -80,3 +82,56 @@ def test_a_bomb_is_known_by_what_it_grew_to() -> None:
     bomb = gzip.compress(b"#" * 50_000_000)
     with pytest.raises(BadEncoding, match="bomb"):
         decoded("gzip", bomb, piece=1 << 16, room=512_001)
+
+
+def test_what_follows_the_end_is_padding_whatever_is_in_it() -> None:
+    data = gzip.compress(TEXT) + b"\0" * 100 + b"\x1f\x8b no member" * 20
+    for piece in (1, 64, 100, len(data)):
+        assert decoded("gzip", data, piece=piece) == TEXT
+
+
+MEMBERS = {
+    "empty": b"",
+    "a letter": b"x",
+    "just beyond what is tried first": bytes(range(46)),
+    "some lines": TEXT[:100],
+}
+
+
+class Counting:
+    """zlib, with a count of the octets that it was given: what it does not use, it copies."""
+
+    MAX_WBITS, error = zlib.MAX_WBITS, zlib.error
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def decompressobj(self, window: int) -> Any:
+        inner, outer = zlib.decompressobj(window), self
+
+        class Unpacker:
+            def decompress(self, data: memoryview, room: int) -> bytes:
+                outer.given += len(data)
+                return inner.decompress(data, room)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(inner, name)
+
+        return Unpacker()
+
+
+@pytest.mark.parametrize("kind", MEMBERS)
+@pytest.mark.parametrize("piece", [1_000, 65_536, 1 << 20])
+def test_many_members_cost_no_more_than_one_of_their_length(
+    kind: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, most = gzip.compress(MEMBERS[kind]), 300_000
+    data = member * (most // len(member)) + gzip.compress(TEXT)
+    counting = Counting()
+    monkeypatch.setattr(decoding, "zlib", counting)
+    text = decoded("gzip", data, piece=piece)
+
+    assert text.endswith(TEXT)
+    assert len(text) == len(MEMBERS[kind]) * (most // len(member)) + len(TEXT)
+    # Beyond the first member, whose rest is copied once, a few times what there is.
+    assert counting.given <= 6 * len(data)
