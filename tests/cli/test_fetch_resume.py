@@ -168,6 +168,21 @@ async def test_a_page_that_only_asks_to_wait_fails_and_is_tried_by_the_next_run(
     assert site.paths.count("/x") == 3
 
 
+@pytest.mark.parametrize("name", ["manifest.jsonl", "manifest.jsonl.lock", "gatekeeper.db"])
+async def test_no_file_of_a_crawl_is_a_link(
+    internet: FakeInternet, tmp_path: Path, name: str
+) -> None:
+    internet.site("a.test").robots(OPEN).page("/x")
+    folder, precious = tmp_path / "pages", tmp_path / "precious"
+    folder.mkdir()
+    precious.write_bytes(b"mine")
+    (folder / name).symlink_to(precious)
+    with pytest.raises(StorageError, match=f"{name}: is a symbolic link"):
+        await fetch(internet, "http://a.test/x", output=folder)
+    assert precious.read_bytes() == b"mine"
+    assert internet.requests == []
+
+
 # -- two at a time
 
 

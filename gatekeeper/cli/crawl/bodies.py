@@ -12,10 +12,12 @@ from typing import IO
 import aiohttp
 
 from gatekeeper import urls
+from gatekeeper.cli.crawl.folder import Folder
 from gatekeeper.errors import StorageError
 
 __all__ = ["Body", "name_for", "parts"]
 
+_PARTS = ".parts"
 _SPOOLED = 1 << 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9.\-]+")
 _LONGEST = 60
@@ -68,18 +70,17 @@ class Body:
         self.cut: str | None = None
         """Why the end of it is missing, if it is, in the words of WARC-Truncated."""
         self._url = url
-        self._folder = folder
+        self._folder = None if folder is None else Folder(folder)
+        self._part = hashlib.sha256(url.encode()).hexdigest()
         self._limit = limit
         self._spool = spool
         self._hash = hashlib.sha256()
-        self._part: Path | None = None
+        self._kept = False
         self._file: IO[bytes] | None = None
 
     def __enter__(self) -> Body:
         if self._folder is not None:
-            self._part = parts(self._folder) / hashlib.sha256(self._url.encode()).hexdigest()
-            self._part.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._part.open("w+b")
+            self._file = self._folder.create(_PARTS, self._part)
         elif self._spool:
             self._file = tempfile.SpooledTemporaryFile(max_size=_SPOOLED)
         return self
@@ -88,8 +89,8 @@ class Body:
         if self._file is not None:
             with contextlib.suppress(OSError):  # of a body that nobody keeps
                 self._file.close()
-        if self._part is not None:
-            self._part.unlink(missing_ok=True)
+        if self._folder is not None and not self._kept:
+            self._folder.remove(_PARTS, self._part)
 
     @property
     def sha256(self) -> str:
@@ -113,7 +114,8 @@ class Body:
                 self._file.write(piece)
             except OSError as error:
                 # Not the host's fault: it must not look like a failed request.
-                raise StorageError(f"{self._part or 'temporary file'}: {error.strerror}") from error
+                where = "temporary file" if self._folder is None else self._folder.path / _PARTS
+                raise StorageError(f"{where}: {error.strerror}") from error
 
     def open(self) -> IO[bytes]:
         """What was taken, from its beginning."""
@@ -125,17 +127,16 @@ class Body:
 
     def keep(self, content_type: str) -> str | None:
         """Put it in its place, over an earlier body of the same URL; its name there."""
-        if self._folder is None or self._part is None or self._file is None:
+        if self._folder is None or self._file is None:
             return None
         name = name_for(self._url, content_type)
-        final = self._folder / name
-        final.parent.mkdir(exist_ok=True)
+        host, _, last = name.partition("/")
         self._file.close()
-        self._part.replace(final)
-        self._part = None
+        self._folder.move((_PARTS, self._part), (host, last))
+        self._kept = True
         return name
 
 
 def parts(folder: Path) -> Path:
     """Where bodies stand until they are whole."""
-    return folder / ".parts"
+    return folder / _PARTS

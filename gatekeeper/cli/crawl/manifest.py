@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from gatekeeper.cli.crawl.folder import NO_LINK
 from gatekeeper.decision import Decision, Reason
 
 __all__ = ["Entry", "Manifest", "Outcome", "WarcPlace", "digest"]
@@ -128,7 +129,7 @@ class Manifest:
     def __enter__(self) -> Manifest:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Appended to by this process alone, so that what is read is all there is.
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_LINK, 0o644)
         for line in self._whole_lines(self._file):
             try:
                 self._learn(_decode(line))

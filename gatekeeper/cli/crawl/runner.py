@@ -19,6 +19,7 @@ import msgspec
 from gatekeeper.cli.common import DENIED, OK, version
 from gatekeeper.cli.crawl.ending import INTERRUPTED_BY_SIGNAL, MAX_WAIT, Ending, ending
 from gatekeeper.cli.crawl.engine import Crawl, Place
+from gatekeeper.cli.crawl.folder import refuse_links
 from gatekeeper.cli.crawl.holdups import Holdup, ListeningGate, Told
 from gatekeeper.cli.crawl.limits import MANIFEST, STATE, Limits
 from gatekeeper.cli.crawl.manifest import Entry, Manifest
@@ -177,6 +178,7 @@ def _lock(job: Job, stack: AsyncExitStack) -> None:
     """
     if job.output is not None:
         _make_folder("-o", job.output, job.output)
+        refuse_links(job.output, MANIFEST, STATE)
     if job.warc is not None:
         if job.warc.is_dir():
             raise ConfigError(f"--warc {job.warc}: is a directory; name a file in it")

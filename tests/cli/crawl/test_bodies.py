@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -111,9 +112,69 @@ async def test_without_a_folder_nothing_is_written_but_everything_counted() -> N
 
 
 async def test_a_full_disk_is_not_taken_for_a_failed_request(tmp_path: Path) -> None:
-    part = parts(tmp_path) / hashlib.sha256(URL.encode()).hexdigest()
-    part.parent.mkdir()
-    part.symlink_to("/dev/full")
-    full = pytest.raises(StorageError, match="No space left")
+    full = pytest.raises(StorageError, match=r"\.parts: No space left")
     with Body(URL, tmp_path, limit=10**9, spool=False) as body, full:
+        assert body._file is not None
+        body._file.close()
+        body._file = os.fdopen(os.open("/dev/full", os.O_RDWR), "w+b", buffering=0)
         await body.receive(content(b"x" * 100_000))
+
+
+# -- links that somebody left in the folder
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A directory that nothing may be written to, with a file."""
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    (place / "precious").write_bytes(b"mine")
+    return place
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "pages"
+    made.mkdir()
+    return made
+
+
+async def store(folder: Path) -> str | None:
+    with Body(URL, folder, limit=100, spool=False) as body:
+        await body.receive(content(b"hello"))
+        return body.keep("text/plain")
+
+
+def untouched(elsewhere: Path) -> bool:
+    return [(one.name, one.read_bytes()) for one in elsewhere.iterdir()] == [("precious", b"mine")]
+
+
+@pytest.mark.parametrize("name", ["a.test", ".parts"])
+async def test_no_link_is_followed_to_another_directory(
+    folder: Path, elsewhere: Path, name: str
+) -> None:
+    (folder / name).symlink_to(elsewhere, target_is_directory=True)
+    with pytest.raises(StorageError, match=rf"{name}: is a symbolic link"):
+        await store(folder)
+    assert untouched(elsewhere)
+
+
+async def test_a_link_in_the_place_of_a_file_is_replaced(folder: Path, elsewhere: Path) -> None:
+    name = name_for(URL, "text/plain")
+    part = parts(folder) / hashlib.sha256(URL.encode()).hexdigest()
+    for link in (folder / name, part):
+        link.parent.mkdir()
+        link.symlink_to(elsewhere / "precious")
+    assert await store(folder) == name
+    assert untouched(elsewhere)
+    assert not (folder / name).is_symlink()
+    assert (folder / name).read_bytes() == b"hello"
+    assert list(parts(folder).iterdir()) == []
+
+
+async def test_the_folder_itself_may_be_reached_by_a_link(folder: Path, tmp_path: Path) -> None:
+    alias = tmp_path / "alias"
+    alias.symlink_to(folder, target_is_directory=True)
+    name = await store(alias)
+    assert name is not None
+    assert (folder / name).read_bytes() == b"hello"
