@@ -137,6 +137,17 @@ class PacingConfig(_Section, frozen=True):
     backoff_max: Positive = 86_400.0
     backoff_jitter: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.2
     forgive_after: Positive = 1800.0
+    """Seconds without a refusal after which blocks begin at `backoff_initial` again."""
+    backoff_floor: Positive = 0.1
+    """After a 429 or 503 the interval of a host doubles: from this where it has none."""
+    backoff_answers: Count = 100
+    """Good answers after which it halves, once the refused interval is tried again ..."""
+    backoff_quiet: Positive = 300.0
+    """... or seconds without a refusal, whichever comes first."""
+    backoff_retry: Positive = 3_600.0
+    """Seconds after which a refused interval is tried again; twice as long each time ..."""
+    backoff_retry_max: Positive = 86_400.0
+    """... that it is refused anew, up to this."""
     address_interval: Seconds | None = None
     """Least time between two requests to one IP address; None: no such scope."""
     domain_interval: Seconds | None = None

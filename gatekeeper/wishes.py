@@ -20,7 +20,7 @@ from gatekeeper.fetching.flights import HeldUp
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.whereabouts import Whereabouts
-from gatekeeper.pacing.intervals import NO_RATE, Wish
+from gatekeeper.pacing.intervals import NO_RATE, UNKNOWN, Wish
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots import RobotsTxt
@@ -64,7 +64,7 @@ class Wishes:
         """The pace that the text asks for at this moment, with the line that says so."""
         standing = record.standing(self._clock)
         if standing.robots is None:
-            return NO_RATE
+            return UNKNOWN
         return self._pace(record, standing.robots, standing.took, agent)
 
     def at_any_hour(self, record: Record, agent: str) -> Wish | None:
@@ -103,9 +103,11 @@ class Wishes:
         if self._whereabouts is not None:
             scopes = await self._whereabouts.scopes(target.host, target.port)
         record = self.look_up(target.origin)
-        wish = NO_RATE
+        wish = UNKNOWN
         if record is not None and record.text is not None:
             wish = self._pace(record, record.text.robots, None, self._agent)
+        elif record is not None and record.reachable:
+            wish = NO_RATE
         self.unpark(target.host)  # asking is how one learns that the name is back
         with _Lookout(self._clock, self.holder(), partial(self.held, target.host)):
             return await self._scheduler.acquire_robots(url, target.host, wish=wish, scopes=scopes)

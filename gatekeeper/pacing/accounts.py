@@ -9,7 +9,15 @@ from gatekeeper.clock import Clock
 from gatekeeper.pacing.blocks import Report
 from gatekeeper.pacing.counters import Away, Counters, Keeper
 from gatekeeper.pacing.expiry import OpenLeases
-from gatekeeper.pacing.intervals import LONGEST, Interval, Settings, Wish, interval_for, jittered
+from gatekeeper.pacing.intervals import (
+    LONGEST,
+    UNKNOWN,
+    Interval,
+    Settings,
+    Wish,
+    interval_for,
+    jittered,
+)
 from gatekeeper.pacing.ledger import INF, MemoryLedger, Scope
 from gatekeeper.pacing.rules import Rules
 
@@ -131,12 +139,36 @@ class Accounts:
         if self.keeper is not None and gap > DURABLE:
             self.keeper.remember(scope, now)
 
-    def change_gap(self, scope: Scope, gap: float, now: float) -> bool:
-        """Put another interval in force for a turn that starts now; False if it may not then."""
+    def found(self, scope: Scope, wish: Wish, now: float) -> float:
+        """The text of a host was just read: the seconds in force from now on.
+
+        They count from the last request. Where that was the first one, for the text itself, its
+        clock was started by a guess: it runs by what the text asks for now, more or less.
+        """
+        guessed = scope.wish is UNKNOWN
+        gap = self.interval(scope, wish, now)
+        history = scope.history
+        if wish is UNKNOWN:
+            return gap
+        if history is not None and history.back_off is not None and scope.interval is not None:
+            history.back_off.found(scope.interval.usual, self.pacing)
+            gap = self.interval(scope, wish, now)
+        if gap > scope.gap:
+            self.lengthen(scope, gap, now)
+        elif guessed and scope.gap < LONGEST:
+            scope.gap = jittered(gap, self._jitter, self.rng)
+        return gap
+
+    def change_gap(self, scope: Scope, gap: float, now: float, same: bool = False) -> bool:
+        """Put another interval in force for a turn that starts now; False if it may not then.
+
+        `same`: the text asks for what it asked for before. Then something else that slowed the
+        host is over, and nobody's pace is to be kept beside this one.
+        """
         if gap > scope.gap and (scope.basis + gap > now or scope.unheaded):
             self.lengthen(scope, gap, now)
             return False
-        if gap <= DURABLE < scope.gap < LONGEST:
+        if gap <= DURABLE < scope.gap < LONGEST and not same:
             self.mixed[scope.name] = scope.gap
         scope.gap = jittered(gap, self._jitter, self.rng)
         return True
@@ -148,8 +180,12 @@ class Accounts:
         says so at once, and outlives the process (promises 8 and 9).
         """
         history = scope.past()
-        pause = history.error_pause()
-        blocks = history.observe(report, now, scope.gap, self.pacing, self.rng)
+        pause, slowed = history.error_pause(), history.back_off is not None
+        self.interval(scope, scope.wish, now)
+        usual = scope.interval.usual if scope.interval is not None else 0.0
+        guessed = scope.wish is UNKNOWN
+        blocks = history.observe(report, now, usual, self.pacing, self.rng, guessed=guessed)
+        changed = history.error_pause() != pause or (slowed and history.back_off is None)
         if not blocks and history.latency is None and not history.owes(now, self.pacing):
             scope.history = scope.interval = None
         gap = self.interval(scope, scope.wish, now)
@@ -157,6 +193,6 @@ class Accounts:
         if slower:
             scope.gap = gap
         slower = slower and gap > DURABLE
-        if self.keeper is not None and not blocks and (slower or history.error_pause() != pause):
+        if self.keeper is not None and not blocks and (slower or changed):
             self.keeper.remember(scope, now)
         return blocks

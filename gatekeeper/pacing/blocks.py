@@ -1,4 +1,4 @@
-"""What a host has shown and said: blocks, back-off, the safe rate, latency, errors.
+"""What a host has shown and said: blocks, refusals, latency, errors, its RateLimit field.
 
 A `History` exists only for scopes that have one: a host that answers well costs nothing
 here. All moments are monotonic seconds; they are converted from and to wall seconds
@@ -15,14 +15,11 @@ import random
 import msgspec
 
 from gatekeeper.config import PacingConfig
+from gatekeeper.pacing.backoff import BackOff
 
 __all__ = ["History", "Report"]
 
-SAFE_CEILING = 60.0
-"""Learning from a 429 alone never slows beyond this; the site's own wish may."""
-SAFE_LEAST = 1.0
-QUIET_SUCCESSES = 50
-"""Answers in a row after which the learnt interval shrinks by a tenth."""
+_REFUSALS = (429, 503)
 LATENCY_WEIGHT = 0.2
 ERROR_CEILING = 60.0
 LONGEST_BLOCK = 10 * 366 * 86_400.0
@@ -41,6 +38,9 @@ class Report(msgspec.Struct, frozen=True, gc=False):
     """Seconds between requests that the RateLimit field allows (HTTP-11); 0: it is silent."""
     spread_for: float = 0.0
     """Seconds for which that holds."""
+    under_way: bool = False
+    """The request was sent before the host's last refusal came: of what has been done about
+    that it says nothing."""
 
     @property
     def failed(self) -> bool:
@@ -60,17 +60,16 @@ class History:
 
     __slots__ = (
         "accuser",
+        "back_off",
         "blocked_until",
-        "drew",
         "errors",
         "failed_at",
         "failures",
         "latency",
         "paused",
         "probing",
-        "quiet",
         "reason",
-        "safe",
+        "refusals",
         "said",
         "said_until",
     )
@@ -83,11 +82,10 @@ class History:
         self.failed_at = float("-inf")
         self.probing = False
         """Half open: one request at a time until one succeeds."""
-        self.safe = 0.0
-        """Interval learnt from a 429."""
-        self.drew = 0.0
-        """The interval that drew it; `safe` never shrinks back to that."""
-        self.quiet = 0
+        self.refusals = 0
+        """How often the host turned us away, those apart whose requests were under way."""
+        self.back_off: BackOff | None = None
+        """How far it is slowed by a 429 or 503; None where it is not."""
         self.errors = 0
         self.latency: float | None = None
         self.paused = False
@@ -107,7 +105,7 @@ class History:
             self.paused
             or now < self.blocked_until
             or now < self.said_until
-            or self.safe
+            or (self.back_off is not None and not self.back_off.over(now, pacing))
             or self.errors
             or ((self.failures or self.probing) and not self._forgiven(now, pacing))
         )
@@ -130,40 +128,57 @@ class History:
         self.reason = ""
 
     def observe(
-        self, report: Report, now: float, gap: float, pacing: PacingConfig, rng: random.Random
+        self,
+        report: Report,
+        now: float,
+        usual: float,
+        pacing: PacingConfig,
+        rng: random.Random,
+        *,
+        guessed: bool = False,
     ) -> bool:
         """Take one report into account; True if it blocks the scope.
 
-        `gap` is the interval that was in force for the request.
+        `usual` is the interval of the request without what refusals, errors and a RateLimit
+        field add; `guessed`: it is a default, for the host's robots.txt is not known yet.
         """
         self._note_latency(report, pacing)
         if report.spread:
             self.said, self.said_until = report.spread, now + report.spread_for
-        if report.status in (429, 503) or (
+        if report.status in _REFUSALS or (
             # HTTP-08: Retry-After means something with redirects and refusals as well.
             report.retry_after is not None and (report.status is None or report.status >= 300)
         ):
-            self._turned_away(report, now, gap, pacing, rng)
+            self._turned_away(report, now, pacing, rng)
+            if report.status in _REFUSALS and not (report.under_way and self.back_off):
+                if self.back_off is None:
+                    self.back_off = BackOff()
+                self.back_off.refuse(
+                    report.status,
+                    usual=usual,
+                    now=now,
+                    until=self.blocked_until,
+                    pacing=pacing,
+                    guessed=guessed,
+                )
             return True
         if report.failed:
             self.errors += 1
-            self.quiet = 0
         elif report.good:
-            self._succeeded(now, pacing)
+            self._succeeded(report, now, usual, pacing)
         return False
 
     def _turned_away(
-        self, report: Report, now: float, gap: float, pacing: PacingConfig, rng: random.Random
+        self, report: Report, now: float, pacing: PacingConfig, rng: random.Random
     ) -> None:
         if self._forgiven(now, pacing):
             self.failures = 0
-        self.failures += 1
+        if not (report.under_way and self.failures):
+            # Many requests that were under way at once are turned away for one reason.
+            self.failures += 1
+            self.refusals += 1
         self.failed_at = now
         self.probing = True
-        self.quiet = 0
-        if report.status == 429:
-            self.drew = max(self.drew, gap)
-            self.safe = max(self.safe, gap, min(max(2 * gap, SAFE_LEAST), SAFE_CEILING))
         said = "no status" if report.status is None else str(report.status)
         if report.retry_after is not None:
             # A minimum (HTTP-08): obeyed as it stands.
@@ -175,18 +190,17 @@ class History:
             reason = f"{said} without Retry-After, number {self.failures} in a row"
         self.block(now + wait, reason)
 
-    def _succeeded(self, now: float, pacing: PacingConfig) -> None:
+    def _succeeded(self, report: Report, now: float, usual: float, pacing: PacingConfig) -> None:
         self.errors = 0
+        if report.under_way:
+            return
         self.probing = False
         if self._forgiven(now, pacing):
             self.failures = 0
-        if not self.safe:
-            return
-        self.quiet += 1
-        if self.quiet >= QUIET_SUCCESSES:
-            # Additive-increase with a memory: creep back, never to the rate that drew a 429.
-            self.quiet = 0
-            self.safe = min(self.safe, max(self.safe * 0.9, self.drew * 1.1, SAFE_LEAST / 2))
+        if self.back_off is not None:
+            self.back_off.answered(usual, now, pacing)
+            if self.back_off.forgotten:
+                self.back_off = None
 
     def _note_latency(self, report: Report, pacing: PacingConfig) -> None:
         if pacing.latency_factor <= 0 or report.elapsed is None:

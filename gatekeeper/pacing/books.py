@@ -157,15 +157,16 @@ class Books(Accounts):
         if self.plain_to < 0 and self.keeper is not None and not self.keeper.marked:
             self.keeper.mark()
             self.survey()
-        kept = scope.interval
-        if kept is not None and wish is scope.wish and scope.history is None:
+        kept, before = scope.interval, scope.wish
+        if kept is not None and wish is before and scope.history is None:
             gap = kept.seconds
         else:
             gap = self.interval(scope, wish, now)
-        if gap != scope.gap and not self.change_gap(scope, gap, now):
+        if gap != scope.gap and not self.change_gap(scope, gap, now, wish == before):
             return None
         expires = now + (self._ttl if ttl is None else ttl)
         grant = Grant(self, scope, url, now, expires, scope.basis, scope.shared)
+        grant.refusals = 0 if scope.history is None else scope.history.refusals
         scope.basis = now
         if scope.in_flight:
             scope.in_flight += 1
@@ -215,6 +216,8 @@ class Books(Accounts):
         start = max(now, scope.clock_at(), *clocks)
         expires = now + (self._ttl if ttl is None else ttl)
         grant = Grant(self, scope, url, start, expires, start, scope.shared)
+        if scope.history is not None:
+            grant.refusals = scope.history.refusals
         scope.basis, scope.gap = start, gap
         scope.in_flight += 1
         scope.unheaded += 1
@@ -315,7 +318,12 @@ class Books(Accounts):
             ):
                 wait = fields.parse_retry_after(retry_after, self.clock.wall())
                 spread = fields.spread_of(rate_limit) or fields.NO_SPREAD
-                report = Report(status, elapsed, wait, size, spread.seconds, spread.lasting)
+                past = scope.history
+                # Sent before the last refusal came: a burst that is turned away is one refusal.
+                under_way = past is not None and grant.refusals < past.refusals
+                report = Report(
+                    status, elapsed, wait, size, spread.seconds, spread.lasting, under_way
+                )
                 self._observe(grant, report, now)
             if began and self.keeper is not None:
                 self._keep(grant, now, self.keeper.remember)

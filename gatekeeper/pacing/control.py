@@ -161,9 +161,11 @@ class Controls(Shell):
         if scope is None:
             return 0.0
         now = self._clock.monotonic()
-        gap = self._books.interval(scope, wish, now)
-        if gap > scope.gap:
-            self._books.lengthen(scope, gap, now)
+        before = scope.gap
+        gap = self._books.found(scope, wish, now)
+        if scope.gap < before:
+            self._turns.requeue(scope, now)
+            self._turns.run(now)
         return gap * (1.0 + self._pacing.jitter)
 
     # --- looking ------------------------------------------------------------------------
@@ -176,7 +178,7 @@ class Controls(Shell):
     def why(self, host: str) -> tuple[ClockView, ...]:
         """Every clock of the host, each with where it came from; empty for an unknown one."""
         scope = self._books.known(host)
-        return () if scope is None else explain(scope, self._clock)
+        return () if scope is None else explain(scope, self._clock, self._pacing)
 
     def due_at(self, host: str) -> float:
         """Monotonic moment before which no turn can be had; inf: not before an event."""

@@ -9,9 +9,11 @@ import msgspec
 from msgspec.structs import replace
 
 from gatekeeper.clock import Clock, utc
+from gatekeeper.config import PacingConfig
+from gatekeeper.pacing.intervals import REFUSED, Interval, interval_for
 from gatekeeper.pacing.ledger import INF, Scope
 
-__all__ = ["ClockView", "explain"]
+__all__ = ["ClockView", "explain", "slowed"]
 
 _ANSWER = re.compile(r"\A(?:[0-9]{3}|no status)\b")
 """How the reason of a block begins that an answer of the host drew."""
@@ -49,17 +51,30 @@ class ClockView(msgspec.Struct, frozen=True):
         return text
 
 
-def explain(scope: Scope, clock: Clock) -> tuple[ClockView, ...]:
+def explain(scope: Scope, clock: Clock, pacing: PacingConfig) -> tuple[ClockView, ...]:
     """What holds a host's scope and those it shares, and what would."""
     views: list[ClockView] = []
     for one in (scope, *scope.shared):
-        views.extend(_clocks(one, clock))
+        views.extend(_clocks(one, clock, pacing))
     return tuple(views)
 
 
-def _clocks(scope: Scope, clock: Clock) -> list[ClockView]:
+def slowed(scope: Scope, clock: Clock, pacing: PacingConfig) -> str:
+    """How far refusals slow a host at this moment, in one line; empty where they do not."""
+    history = scope.history
+    if history is None or history.back_off is None:
+        return ""
+    return history.back_off.sentence(clock.monotonic(), clock.wall(), pacing)
+
+
+def _clocks(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[ClockView]:
     now, wall = clock.monotonic(), clock.wall()
     views: list[ClockView] = []
+    found = scope.interval
+    if found is not None and scope.history is not None:
+        # What was in force at the last request need not be any more.
+        found = interval_for(scope.wish, scope.settings, scope.history, pacing, now)
+    refused = slowed(scope, clock, pacing) or REFUSED
 
     def add(kind: str, source: str, until: float | None = None) -> None:
         left = None if until is None else until - now
@@ -68,11 +83,13 @@ def _clocks(scope: Scope, clock: Clock) -> list[ClockView]:
 
     due = scope.basis + scope.gap
     if now < due < INF:
-        why = scope.interval.source if scope.interval is not None else "clock of an earlier run"
-        if scope.interval is None and scope.settings.default_source.endswith(" interval"):
+        why = found.source if found is not None else "clock of an earlier run"
+        why = refused if why == REFUSED else why
+        if found is None and scope.settings.default_source.endswith(" interval"):
             why = f"{scope.settings.default_source} {scope.gap:g} s"
         add("next", why, due)
-    views.extend(_intervals(scope))
+    if found is not None:
+        views.extend(_intervals(scope, found, refused))
     if scope.in_flight:
         waits = f", {scope.unheaded} before the head of the response" if scope.unheaded else ""
         add("in_flight", f"busy x{scope.in_flight}{waits}")
@@ -91,15 +108,13 @@ def _clocks(scope: Scope, clock: Clock) -> list[ClockView]:
     return views
 
 
-def _intervals(scope: Scope) -> list[ClockView]:
-    found = scope.interval
-    if found is None:
-        return []
+def _intervals(scope: Scope, found: Interval, refused: str) -> list[ClockView]:
+    """One for each voice; `refused` says at length what `REFUSED` stands for."""
     return [
         ClockView(
             scope.name,
             "interval",
-            source,
+            refused if source == REFUSED else source,
             seconds,
             decides=source == found.source,
             clamped=found.clamped,

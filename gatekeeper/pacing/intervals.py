@@ -14,7 +14,17 @@ import msgspec
 from gatekeeper.config import PacingConfig
 from gatekeeper.pacing.blocks import History
 
-__all__ = ["LONGEST", "NO_RATE", "Interval", "Settings", "Wish", "interval_for", "jittered"]
+__all__ = [
+    "LONGEST",
+    "NO_RATE",
+    "REFUSED",
+    "UNKNOWN",
+    "Interval",
+    "Settings",
+    "Wish",
+    "interval_for",
+    "jittered",
+]
 
 LONGEST = 10 * 366 * 86_400.0
 """Ten years: no wish of a site is obeyed for longer than a datetime can say."""
@@ -32,6 +42,10 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_RATE = Wish()
+UNKNOWN = Wish(None, "robots.txt is not known yet")
+"""Until it could be had nobody knows what the host asks for: the default is a guess."""
+REFUSED = "after a refusal"
+"""The source of the part that a `BackOff` brings; `why` says more of it."""
 
 
 class Settings(msgspec.Struct, frozen=True, eq=False):
@@ -61,6 +75,8 @@ class Interval(msgspec.Struct, frozen=True):
     """Every voice that was heard: its seconds and its source."""
     clamped: bool = False
     """The operator's cap made it shorter than the site asks."""
+    usual: float = 0.0
+    """Seconds without what refusals, errors and a RateLimit field add to it."""
 
     @property
     def source(self) -> str:
@@ -93,22 +109,29 @@ def interval_for(
         parts.append((settings.own, settings.own_source))
     if settings.floor > 0:
         parts.append((settings.floor, f"pacing.min_interval {settings.floor:g} s"))
-    if history is not None and pacing is not None:
-        parts.extend(shown_by(history, pacing, now))
-    return Interval(max(part[0] for part in parts), tuple(parts), clamped)
-
-
-def shown_by(history: History, pacing: PacingConfig, now: float) -> list[tuple[float, str]]:
-    """What the host's own behaviour asks for: latency, errors, the rate that drew a 429."""
-    parts: list[tuple[float, str]] = []
+    if history is None or pacing is None:
+        usual = max(part[0] for part in parts)
+        return Interval(usual, tuple(parts), clamped, usual)
     if pacing.latency_factor > 0 and history.latency is not None:
         slow = pacing.latency_factor * history.latency
         slow = max(pacing.latency_floor, min(slow, pacing.latency_cap))
         parts.append((slow, f"latency {history.latency:.3g} s x {pacing.latency_factor:g}"))
+    usual = max(part[0] for part in parts)
+    parts.extend(_for_now(history, usual, pacing, now))
+    return Interval(max(part[0] for part in parts), tuple(parts), clamped, usual)
+
+
+def _for_now(
+    history: History, usual: float, pacing: PacingConfig, now: float
+) -> list[tuple[float, str]]:
+    """What the host's answers ask for until further notice: refusals, errors, RateLimit."""
+    parts: list[tuple[float, str]] = []
+    if history.back_off is not None:
+        slowed = history.back_off.in_force(usual, now, pacing)
+        if slowed > usual:
+            parts.append((slowed, REFUSED))
     if (pause := history.error_pause()) > 0:
         parts.append((pause, f"{history.errors} errors in a row"))
-    if history.safe > 0:
-        parts.append((history.safe, f"safe rate after a 429: one in {history.safe:.3g} s"))
     if history.said > 0 and now < history.said_until:
         parts.append((history.said, f"RateLimit field: one in {history.said:.3g} s"))
     return parts

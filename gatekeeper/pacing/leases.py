@@ -50,6 +50,8 @@ class Grant(msgspec.Struct, eq=False):
     open: bool = True
     """The slot is held."""
 
+    refusals: int = 0
+    """How often the host had turned us away when this was granted."""
     held_by: Callable[[], InUse | None] | None = None
     """Weakly, what the request travels on: while that is in use, no end comes by itself."""
 

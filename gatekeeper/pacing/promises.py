@@ -19,6 +19,7 @@ import msgspec
 
 from gatekeeper.clock import Clock, Stamp, boot_of
 from gatekeeper.errors import StorageError
+from gatekeeper.pacing.backoff import BackOff
 from gatekeeper.pacing.books import DURABLE, Books
 from gatekeeper.pacing.ledger import INF, Scope
 from gatekeeper.storage.base import ClockRecord, Storage
@@ -35,7 +36,7 @@ _RECENT = 10.0
 """At a clean end, hosts asked within so many seconds are kept whatever their pace: the next
 run may learn that they ask for a slower one, which counts from that very request."""
 _SHARED = ("domain:", "address:", "group:")
-_MOMENTS = ("next_at", "blocked_until", "last_failure_at", "said_until")
+_MOMENTS = ("next_at", "blocked_until", "last_failure_at", "said_until", "refused_at")
 """The fields of a record that are wall seconds; 0: there is none."""
 
 _log = logging.getLogger(__name__)
@@ -185,12 +186,27 @@ class Promises:
             history.failures = record.failures
             history.probing = record.failures > 0
             history.failed_at = record.last_failure_at + shift if record.failures else -INF
-            history.safe = history.drew = record.safe_interval
+            if record.safe_interval:
+                history.back_off = self._back_off(record, now, shift)
             history.paused = record.paused
             history.errors, history.latency = record.errors, record.latency
             if said_until > now:
                 history.said, history.said_until = record.said_interval, said_until
         return scope
+
+    def _back_off(self, record: ClockRecord, now: float, shift: float) -> BackOff:
+        """What refusals have taught. Without their moment they count as those of now."""
+        back_off = BackOff()
+        when = record.refused_at or record.last_failure_at
+        back_off.restore(
+            record.refused_interval or record.safe_interval / 2.0,
+            record.refused_status,
+            min(when + shift, now) if when else now,
+            record.retry_wait,
+            record.blocked_until + shift,
+            self._books.pacing,
+        )
+        return back_off
 
     def record(self, scope: Scope, now: float) -> ClockRecord:
         """The scope as it is kept."""
@@ -213,6 +229,7 @@ class Promises:
         blocked = history.blocked_until > now
         said = history.said_until > now
         reason = history.reason if blocked else ""
+        taught = history.back_off
         return ClockRecord(
             scope=scope.name,
             next_at=next_at,
@@ -220,7 +237,11 @@ class Promises:
             block_reason=f"{made_of}; {reason}" if reason else made_of,
             failures=history.failures,
             last_failure_at=history.failed_at + shift if history.failures else 0.0,
-            safe_interval=history.safe,
+            safe_interval=taught.slowed or taught.refused if taught else 0.0,
+            refused_interval=taught.refused if taught else 0.0,
+            refused_at=taught.when + shift if taught else 0.0,
+            refused_status=taught.status if taught else 0,
+            retry_wait=taught.wait if taught else 0.0,
             paused=history.paused,
             errors=history.errors,
             latency=history.latency,

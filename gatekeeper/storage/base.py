@@ -70,7 +70,7 @@ class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
     """... how many seconds after it. See `clock.Stamp`."""
 
 
-class ClockRecord(msgspec.Struct, frozen=True, kw_only=True):
+class ClockRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A promise to a scope: its clock, block and back-off."""
 
     scope: str
@@ -82,7 +82,7 @@ class ClockRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks in a row, for the doubling back-off."""
     last_failure_at: float = 0.0
     safe_interval: float = 0.0
-    """The interval remembered from the rate that drew a 429; 0: none."""
+    """The interval in force after a 429 or 503; 0: the usual one."""
     paused: bool = False
     errors: int = 0
     """Failures in a row that were no blocks: what slows us after them."""
@@ -98,6 +98,14 @@ class ClockRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Which start of the machine that was in, and ..."""
     boot_at: float = 0.0
     """... how many seconds after it. See `clock.Stamp`."""
+    refused_interval: float = 0.0
+    """The interval that drew it; 0: an earlier version did not keep it ..."""
+    refused_at: float = 0.0
+    """... nor the wall seconds at which it came ..."""
+    refused_status: int = 0
+    """... nor its status ..."""
+    retry_wait: float = 0.0
+    """... nor the seconds after which that interval is tried again."""
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):

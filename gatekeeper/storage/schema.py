@@ -28,7 +28,7 @@ __all__ = [
 
 APPLICATION_ID = 0x67617465
 """`gate`: in the header of every file that is ours."""
-VERSION = 4
+VERSION = 5
 
 _MAGIC = b"SQLite format 3\x00"
 _QUICK_CHECK_BELOW = 8 * 1024 * 1024
@@ -84,7 +84,11 @@ CREATE TABLE clocks (
     said_until REAL NOT NULL DEFAULT 0,
     made_at REAL,
     boot_id TEXT NOT NULL DEFAULT '',
-    boot_at REAL NOT NULL DEFAULT 0
+    boot_at REAL NOT NULL DEFAULT 0,
+    refused_interval REAL NOT NULL DEFAULT 0,
+    refused_at REAL NOT NULL DEFAULT 0,
+    refused_status INTEGER NOT NULL DEFAULT 0,
+    retry_wait REAL NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 """
 
@@ -150,7 +154,20 @@ def _to_4(connection: sqlite3.Connection) -> None:
         connection.execute(f"ALTER TABLE {table} ADD COLUMN boot_at REAL NOT NULL DEFAULT 0")
 
 
-_MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _to_2, 2: _to_3, 3: _to_4}
+def _to_5(connection: sqlite3.Connection) -> None:
+    """Clocks learn which interval was refused, when, how, and when it is tried again."""
+    connection.execute("ALTER TABLE clocks ADD COLUMN refused_interval REAL NOT NULL DEFAULT 0")
+    connection.execute("ALTER TABLE clocks ADD COLUMN refused_at REAL NOT NULL DEFAULT 0")
+    connection.execute("ALTER TABLE clocks ADD COLUMN refused_status INTEGER NOT NULL DEFAULT 0")
+    connection.execute("ALTER TABLE clocks ADD COLUMN retry_wait REAL NOT NULL DEFAULT 0")
+
+
+_MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {
+    1: _to_2,
+    2: _to_3,
+    3: _to_4,
+    4: _to_5,
+}
 """From a version to the next."""
 
 

@@ -143,6 +143,10 @@ def _clock_row(r: ClockRecord) -> tuple[Any, ...]:
         r.made_at,
         r.boot_id,
         r.boot_at,
+        r.refused_interval,
+        r.refused_at,
+        r.refused_status,
+        r.retry_wait,
     )
 
 

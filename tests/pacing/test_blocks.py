@@ -15,11 +15,11 @@ def tell(
     status: int | None,
     now: float = 0.0,
     *,
-    gap: float = 1.0,
     retry_after: float | None = None,
-    pacing: PacingConfig = PACING,
+    under_way: bool = False,
 ) -> bool:
-    return history.observe(Report(status, 0.1, retry_after), now, gap, pacing, random.Random(5))
+    report = Report(status, 0.1, retry_after, under_way=under_way)
+    return history.observe(report, now, 1.0, PACING, random.Random(5))
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -80,21 +80,6 @@ def test_an_earlier_end_never_shortens_a_block() -> None:
     assert history.reason == "429, Retry-After 500"
 
 
-def test_the_rate_that_drew_a_429_is_remembered() -> None:
-    history = History()
-    tell(history, 429, gap=1.0)
-    assert history.safe == 2.0
-    for _ in range(2000):
-        tell(history, 200, 100.0)
-    assert 1.0 < history.safe < 1.2  # it creeps back, and never to what drew the 429
-
-
-def test_a_slow_site_is_not_slowed_beyond_its_own_wish() -> None:
-    history = History()
-    tell(history, 429, gap=3600.0)
-    assert history.safe == 3600.0
-
-
 def test_half_open_until_a_success() -> None:
     history = History()
     tell(history, 503)
@@ -102,6 +87,22 @@ def test_half_open_until_a_success() -> None:
     assert history.probing
     tell(history, 200, 101.0)
     assert not history.probing
+
+
+def test_an_answer_that_was_under_way_does_not_end_the_probe() -> None:
+    history = History()
+    tell(history, 503)
+    tell(history, 200, 1.0, under_way=True)
+    assert history.probing
+
+
+def test_refusals_that_were_under_way_together_are_one_failure() -> None:
+    history = History()
+    tell(history, 503)
+    for _ in range(9):
+        tell(history, 503, 1.0, under_way=True)
+    assert (history.failures, history.refusals) == (1, 1)
+    assert history.blocked_until == 61.0
 
 
 def test_a_redirect_loop_of_successes_owes_nothing() -> None:

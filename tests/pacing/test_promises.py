@@ -157,6 +157,7 @@ async def test_back_off_doubles_across_a_restart(runs: Runs) -> None:
     grant.report(503)
     grant.release()
     await runs.crash(60.0, backoff_jitter=0.0)
+    await runs.clock.elapse(1.0)
     grant = await runs.take(0.0)
     grant.report(503)
     blocked = runs.scheduler.blocked(HOST)

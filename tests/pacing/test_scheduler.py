@@ -413,7 +413,9 @@ async def test_a_refusal_blocks_the_host_and_then_lets_one_probe_through(
     await clock.elapse(0.1)
     assert visitor.names == ["refused", "probe"]
     visitor.grants["probe"].report(200)
-    await clock.settle()
+    await clock.elapse(0.2)  # twice pacing.backoff_floor
+    visitor.grants["x"].head()
+    await clock.elapse(0.2)
     assert visitor.names == ["refused", "probe", "x", "y"]
 
 
@@ -591,7 +593,9 @@ async def test_why_names_every_clock(visitor: Visitor, clock: VirtualClock) -> N
     await clock.settle()
     visitor.grants["page"].report(429, retry_after="120")
     said = {view.kind: view for view in visitor.scheduler.why(A)}
-    assert said["next"].source == "safe rate after a 429: one in 20 s"
+    assert said["next"].source == (
+        "twice the usual 10 s since a 429 at 14:13; the usual rate is tried again at 15:13"
+    )
     assert said["block"].source == "429, Retry-After 120"
     assert said["block"].seconds == pytest.approx(120.0)
     assert said["in_flight"].source == "busy x1"

@@ -33,8 +33,8 @@ def test_the_judge_sees_a_scheduler_that_is_too_fast(monkeypatch: pytest.MonkeyP
 
     kept = Accounts.change_gap
 
-    def hasty(books: Accounts, scope: Scope, gap: float, now: float) -> bool:
-        return kept(books, scope, max(0.0, gap - 0.1), now)
+    def hasty(books: Accounts, scope: Scope, gap: float, now: float, same: bool = False) -> bool:
+        return kept(books, scope, max(0.0, gap - 0.1), now, same)
 
     monkeypatch.setattr(Accounts, "change_gap", hasty)
     violations = simulate(50, 300).violations
