@@ -67,7 +67,7 @@ class RemoteGatekeeper(Controlled):
     `user_agent` is the whole User-Agent header, or a product token, as of `Gatekeeper`: it goes
     with every question and lease, and its token chooses the group in robots.txt. Without one
     the sidecar's own identity does, which `gate.user_agent` tells once the gate is open. Of
-    `config` only `[robots]` matters, for `robots` and `policy`.
+    `config` only `[robots]` matters, for `robots` and `policy`, and `pacing.own_wait`.
 
     `fail` says what `allowed` and `check` answer while the sidecar can't be asked: "closed"
     defers, "open" allows; the decision's reason is gate_unreachable. A lease needs the
@@ -80,6 +80,11 @@ class RemoteGatekeeper(Controlled):
     how many seconds at most a decision is repeated, `remember_most` how many are kept (0: none).
 
     A `PoliteQueue` works over it as over a gate of this process.
+
+    A task that would wait for what it holds, alone or in a circle of this client's tasks, gets
+    LeaseTimeout at once, and the child of one that holds the host after `pacing.own_wait`. The
+    client goes by its own leases and one slot a host: it knows nothing of a circle through
+    clocks that hosts share, through another client, or through where a robots.txt is redirected.
 
     Raises ConfigError for an address, token or name that can't be used. Every method raises
     SidecarError where the sidecar refuses the client (a wrong token, say).
@@ -142,6 +147,7 @@ class RemoteGatekeeper(Controlled):
             self._errands,
             self._tasks,
             self._deferral,
+            own_wait=self.config.pacing.own_wait,
             poll=poll,
             most_polls=most_polls,
             patience=patience,
@@ -184,6 +190,7 @@ class RemoteGatekeeper(Controlled):
             await self._tasks.close()
             self._questions.close()
             self._turns.held.end_all()
+            self._turns.waits.close()
             await self._errands.close(_FAREWELL)
         finally:
             await self._line.close()

@@ -133,6 +133,8 @@ class PacingConfig(_Section, frozen=True):
     max_hosts: Count = 2_000_000
     lease_ttl: Positive = 600.0
     """A lease never reported ends by itself after this long."""
+    own_wait: Positive = 30.0
+    """How long a task waits behind one lease that the task which started it holds."""
     backoff_initial: Positive = 60.0
     backoff_max: Positive = 86_400.0
     backoff_jitter: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.2

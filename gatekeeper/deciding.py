@@ -105,15 +105,16 @@ class Decider:
         """DEFER: nothing usable is known of the origin, and nobody may wait for it here."""
         return self._simple(Verdict.DEFER, Reason.INTERNAL, raw, target, agent)
 
-    def held_back(self, raw: str, target: Target, agent: str, held: str) -> Decision:
-        """DEFER: the file needs a turn of a host whose turn the asker itself holds."""
+    def held_back(self, raw: str, target: Target, agent: str, held: str, whose: str) -> Decision:
+        """DEFER: the file needs a turn of a host whose turn the asker itself holds, or who
+        started it; `held` is the URL of that lease, `whose` says in words who holds it."""
         decision = self._simple(
             Verdict.DEFER,
             Reason.OWN_LEASE,
             raw,
             target,
             agent,
-            note=f"robots.txt would wait for {held}, which the asker still holds",
+            note=f"robots.txt would wait for {held}, {whose}",
         )
         return replace(decision, retry_at=utc(self._clock.wall() + _SOON))
 

@@ -17,6 +17,7 @@ from gatekeeper import urls
 from gatekeeper.allowance import UNLIMITED
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config, as_config
+from gatekeeper.deadlock import WaitGraph, WaitsForItself
 from gatekeeper.deciding import ON_THE_WAY, Decider
 from gatekeeper.decision import Decision
 from gatekeeper.dialling import Dialling
@@ -98,8 +99,16 @@ class Gatekeeper(Immediate, Many, Dialling):
         self._scheduler = Scheduler(
             self.config, clock=self._clock, rng=self._rng, storage=self._storage, ledger=ledger
         )
+        self._waits: WaitGraph[Lease] = WaitGraph(
+            self._clock, self.config.pacing.own_wait, self._scheduler.needs
+        )
         self._wishes = Wishes(
-            self._scheduler, self._decider, self._clock, self._agent, self._whereabouts
+            self._scheduler,
+            self._decider,
+            self._clock,
+            self._agent,
+            self._waits,
+            self._whereabouts,
         )
         self._faults = LocalFaults(self._rng, self._on_fault)
         self._directory: Directory | None = None
@@ -115,6 +124,7 @@ class Gatekeeper(Immediate, Many, Dialling):
             self._clock,
             self._decider.serial,
             self._faults,
+            self._waits,
             self._whereabouts,
         )
         self._middleware = partial(self.passage(), UNLIMITED)
@@ -139,6 +149,7 @@ class Gatekeeper(Immediate, Many, Dialling):
             if self._whereabouts is not None:
                 stack.push_async_callback(self._whereabouts.close)
             await self._scheduler.open()
+            stack.callback(self._waits.close)
             stack.push_async_callback(self._scheduler.close)
             self._lessor.loop = asyncio.get_running_loop()
             stack.callback(self._lessor.uplink.close)
@@ -222,11 +233,10 @@ class Gatekeeper(Immediate, Many, Dialling):
         if decision is None:
             record = self._fresh(target.origin)
             if record is None:
-                near = await self._lessor.foresee(target)
-                held = self._held_back(url, target, agent, near)
-                if held is not None:
-                    return held
-                record = await self._open.get(target.origin)
+                try:
+                    record = await self._learn(target, asyncio.current_task(self._lessor.loop))
+                except WaitsForItself as error:
+                    return self._decider.held_back(url, target, agent, error.held, error.whose)
             decision = self._decide(url, target, record, agent)
         return decision
 

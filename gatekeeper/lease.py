@@ -14,9 +14,10 @@ from yarl import URL
 
 from gatekeeper.clock import utc
 from gatekeeper.decision import Decision
-from gatekeeper.middleware import open_leases
+from gatekeeper.middleware import hold_in_context, open_leases
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.leases import Grant
+from gatekeeper.pacing.selfwait import EVERYTHING
 from gatekeeper.sending import url_of
 
 if TYPE_CHECKING:
@@ -104,6 +105,17 @@ class Lease(msgspec.Struct, eq=False):
         return utc(clock.wall() + self._grant.expires_at - clock.monotonic())
 
     @property
+    def scopes(self) -> tuple[str, ...]:
+        """What it holds a slot of: its host, and the clocks that the host shares."""
+        grant = self._grant
+        return (grant.scope.name, *(other.name for other in grant.others), EVERYTHING)
+
+    @property
+    def headed(self) -> bool:
+        """The head of its response is here, as far as is known: no interval waits for it."""
+        return self._grant.headed
+
+    @property
     def ended(self) -> bool:
         """Whether the slot was given back, or the time is over."""
         return not self._grant.open
@@ -125,9 +137,10 @@ class Lease(msgspec.Struct, eq=False):
         """
         if self.ended:
             return
-        known = self.owner is not None
-        self.owner = asyncio.current_task(self._lessor.loop)
-        if not known and self.owner is not None:
+        task = asyncio.current_task(self._lessor.loop)
+        if self.owner is not task:
+            self._lessor.holdings.drop(self)
+            self.owner = task
             self._lessor.holdings.add(self)
         held = open_leases.get()
         if self not in held:
@@ -235,6 +248,8 @@ class Lease(msgspec.Struct, eq=False):
             # Weakly: to drop a response without a word frees its connection as well.
             self._grant.held_by = ref(connection)
             connection.add_callback(self._freed if then is not None else self.end)
+            if self.owner is not None:
+                hold_in_context(self)
 
     def lasts_with(
         self, connection: Connection | None, then: Callable[[], None] | None = None
@@ -280,8 +295,8 @@ class Lease(msgspec.Struct, eq=False):
                 self._drop()
 
     def _drop(self) -> None:
-        self.owner = None
         self._lessor.holdings.drop(self)
+        self.owner = None
 
 
 def _as_sent(url: str) -> URL | None:

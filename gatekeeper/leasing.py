@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
+from gatekeeper.deadlock import Wait, WaitGraph
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Deferred, Denied, LeaseTimeout, StorageError
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.whereabouts import Whereabouts
-from gatekeeper.holdings import Holdings
 from gatekeeper.lease import Lease, Origin
-from gatekeeper.middleware import open_leases
+from gatekeeper.middleware import held_leases, hold_in_context, inherited, open_leases
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
 from gatekeeper.unentered import Unentered
@@ -24,6 +24,8 @@ from gatekeeper.uplink import Uplink
 from gatekeeper.urls import Target
 
 __all__ = ["Lease", "LeaseRequest", "Lessor", "refuse"]
+
+Known = TypeVar("Known")
 
 _LOOK_UP = 0.5
 """Seconds that the address of a host may take whose lease of an earlier run is held again."""
@@ -135,14 +137,16 @@ class Lessor:
         clock: Clock,
         serial: Iterator[int],
         faults: LocalFaults,
+        waits: WaitGraph[Lease],
         whereabouts: Whereabouts | None = None,
     ) -> None:
-        """`serial` numbers the decisions; `faults` hears who answers; `whereabouts`, if any,
-        knows hosts' addresses."""
+        """`serial` numbers the decisions; `faults` hears who answers; `waits` finds circles
+        among those who wait; `whereabouts`, if any, knows hosts' addresses."""
         self.answers = answers
         self.clock = clock
         self.now = clock.monotonic
-        self.holdings: Holdings[Lease] = Holdings()
+        self.waits = waits
+        self.holdings = waits.holdings
         self.faults = faults
         self.uplink = Uplink(faults, scheduler, clock, self.holdings)
         # A host that shares the clock of its address has no turn before that is looked up.
@@ -178,7 +182,7 @@ class Lessor:
         lease = Lease(self, grant, url, host, owner, origin, next(self._serial))
         if self.uplink.asleep:
             self.uplink.wake()
-        if owner is not None and self.holdings.first.setdefault(host, lease) is not lease:
+        if owner is not None and self.holdings.first.setdefault(owner, lease) is not lease:
             self.holdings.add(lease)
         return lease
 
@@ -199,6 +203,12 @@ class Lessor:
                 url, owner, priority=priority, timeout=timeout, user_agent=user_agent
             )
         lease._by_hand = True
+        if owner is not None:
+            before = held_leases.get()
+            if before and not (len(before) == 1 and before[0].ended):
+                hold_in_context(lease)
+            else:  # most have one at a time
+                held_leases.set((lease,))
         return lease
 
     async def wait(
@@ -212,38 +222,48 @@ class Lessor:
     ) -> Lease:
         """Decide, wait for the turn, decide again at the grant: what `take` could not give."""
         target = urls.parse(url)
-        if owner is not None:
-            self.refuse_waiting_for_itself(target, await self.foresee(target))
-        end = None if timeout is None else self.clock.monotonic() + timeout
-        decision = await self._decide_within(url, target, timeout, user_agent)
-        if decision.reason not in _HELD or self._scheduler.held(target.host) is None:
-            refuse(decision)
-        # Else the file waits for the end of the host's block, as this lease will.
-        if (why := self._scheduler.unkept(target.host)) is not None:
-            refuse(self.answers.unkept(url, target, user_agent, why))
-        scopes = await self._locate(target, end)
-
-        def admit() -> Offer:
-            # Called at the moment of the grant; no await lies between it and the books.
-            nonlocal decision
-            decision, offer = self.answers.offer(url, target, user_agent)
-            if offer is not REFETCH:
-                refuse(decision)
-            return offer
-
+        waiting = None if owner is None else await self._begin_wait(target, owner)
         try:
+            end = None if timeout is None else self.clock.monotonic() + timeout
+            decision = await self._decide_within(url, target, timeout, user_agent)
+            if decision.reason is Reason.OWN_LEASE:
+                raise LeaseTimeout(target.url, f"{urls.mask(target.url)}: {decision.note}")
+            if decision.reason not in _HELD or self._scheduler.held(target.host) is None:
+                refuse(decision)
+            # Else the file waits for the end of the host's block, as this lease will.
+            if (why := self._scheduler.unkept(target.host)) is not None:
+                refuse(self.answers.unkept(url, target, user_agent, why))
+            scopes = () if self._whereabouts is None else await self._locate(target, end)
+            if waiting is not None:
+                self.waits.check(waiting)  # others may have joined in the meantime
+
+            def admit() -> Offer:
+                # Called at the moment of the grant; no await lies between it and the books.
+                nonlocal decision
+                decision, offer = self.answers.offer(url, target, user_agent)
+                if offer is not REFETCH:
+                    refuse(decision)
+                return offer
+
             grant = await self._scheduler.acquire(
                 target.url,
                 target.host,
                 priority=priority,
                 timeout=None if end is None else max(0.0, end - self.clock.monotonic()),
                 admit=admit,
-                refetch=lambda: self.answers.learn(target.origin),
+                refetch=lambda: self.ask(self.answers.learn, target, owner),
                 scopes=scopes,
             )
         except StorageError as error:
             why = self._scheduler.unkept(target.host) or "the state can't be read or written"
             raise Deferred(self.answers.unkept(url, target, user_agent, why)) from error
+        except asyncio.CancelledError:
+            if waiting is not None:
+                waiting.cancelled()
+            raise
+        finally:
+            if waiting is not None:
+                self.waits.end(waiting)
         lease = Lease(self, grant, target.url, target.host, owner, decision, user_agent=user_agent)
         self.uplink.wake()
         if owner is not None:
@@ -264,40 +284,50 @@ class Lessor:
         decision, _ = self.answers.offer(url, target, user_agent)
         return Lease(self, grant, target.url, target.host, None, decision, user_agent=user_agent)
 
-    @property
-    def foresees(self) -> bool:
-        """The current task holds leases, and addresses say whether it waits for itself."""
-        return self._whereabouts is not None and bool(
-            self.holdings.of(asyncio.current_task(self.loop))
-        )
+    async def _begin_wait(self, target: Target, task: asyncio.Task[object]) -> Wait[Lease] | None:
+        """Say that the task waits for the target's host; None where that is in nobody's way.
 
-    async def foresee(self, target: Target) -> tuple[str, ...]:
-        """The scopes of the target's addresses, where `foresees` wants to know them."""
-        if self._whereabouts is None or not self.foresees:
-            return ()
-        return await self._whereabouts.scopes(target.host, target.port)
-
-    def stuck_behind(self, host: str, near: tuple[str, ...] = ()) -> Lease | None:
-        """The lease of the current task that has to end before the host's next turn, if any.
-
-        `near`: scopes that the host shares beside those known of it.
+        Raises WaitsForItself where it could never end.
         """
-        # To look at every open lease for each who waits would cost more than the waiting.
-        alone = not near and self._scheduler.stands_alone(host)
-        task = asyncio.current_task(self.loop)
-        mine = self.holdings.of(task, host if alone else None)
-        grants = {lease._grant: lease for lease in mine}
-        grant = self._scheduler.stuck_behind(host, grants, near)
-        return None if grant is None else grants[grant]
+        # Another gate's leases are no business of this one's hosts.
+        under = [one for one in inherited(task) if getattr(one, "_lessor", None) is self]
+        mine = bool(self.holdings.first) and bool(self.holdings.of(task))
+        if not mine and not under:
+            return None
+        near: tuple[str, ...] = ()
+        if mine and self._whereabouts is not None:
+            near = await self._whereabouts.scopes(target.host, target.port)
+        return self.waits.begin(task, target.url, target.host, near, under)
 
-    def refuse_waiting_for_itself(self, target: Target, near: tuple[str, ...] = ()) -> None:
-        """Raise LeaseTimeout if the host's turn can't come before a lease of this task ends."""
-        if self.holdings.first and (held := self.stuck_behind(target.host, near)) is not None:
-            raise LeaseTimeout(
-                target.url,
-                f"{urls.mask(target.url)} would wait for {held.url}, which this task still "
-                f"holds: read or close that response first (host {target.host})",
-            )
+    async def ask(
+        self,
+        get: Callable[[str], Coroutine[Any, Any, Known]],
+        target: Target,
+        task: asyncio.Task[object] | None,
+    ) -> Known:
+        """`await get(target.origin)`, which waits for the origin's robots.txt, for the task.
+
+        Raises WaitsForItself where the file could not come before a lease of the task ends,
+        or has not come for so long because of one that the task was started under.
+        """
+        outer = self.waits.current(asyncio.current_task(self.loop))
+        if task is None:
+            return await get(target.origin)
+        waiting = outer or await self._begin_wait(target, task)
+        if waiting is None:
+            return await get(target.origin)
+        try:
+            self.waits.for_file(waiting, target.origin)
+            return await get(target.origin)
+        except asyncio.CancelledError:
+            if outer is None:
+                waiting.cancelled()
+            raise
+        finally:
+            if outer is None:
+                self.waits.end(waiting)
+            else:
+                self.waits.for_turn(waiting)
 
     async def _locate(self, target: Target, end: float | None) -> tuple[str, ...]:
         """The scopes of the target's addresses; none where no clock belongs to an address."""

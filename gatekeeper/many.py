@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 from gatekeeper.batching import in_order
+from gatekeeper.deadlock import WaitsForItself
 from gatekeeper.decision import Decision
 from gatekeeper.errors import GatekeeperError, InvalidURL
 from gatekeeper.fetching.records import Record
@@ -57,14 +59,7 @@ class Many(Operated):
         Text that is no URL gives DENY with reason invalid_url, so that nothing is lost.
         """
         agent = self._token_of(user_agent)
-        if self._lessor.foresees:  # `answer` could not tell which file waits for the asker
-            for url in urls:
-                try:
-                    decision = await self.check(url, user_agent=user_agent)
-                except Exception as error:  # noqa: BLE001 - see `_instead`
-                    decision = self._instead(url, agent, error)
-                yield decision
-            return
+        asker = asyncio.current_task()
 
         def answer(url: str) -> Decision | str:
             try:
@@ -72,13 +67,23 @@ class Many(Operated):
             except Exception as error:  # noqa: BLE001 - see `_instead`
                 return self._instead(url, agent, error)
 
-        def settle(url: str, record: Record) -> Decision:
+        async def ask(origin: str) -> Record | WaitsForItself:
+            # In a task of the batch's own; the leases that count are the asker's.
             try:
-                return self._decide(url, parse(url), record, agent)
+                return await self._learn(parse(f"{origin}/"), asker)
+            except WaitsForItself as error:
+                return error
+
+        def settle(url: str, known: Record | WaitsForItself) -> Decision:
+            try:
+                target = parse(url)
+                if isinstance(known, WaitsForItself):
+                    return self._decider.held_back(url, target, agent, known.held, known.whose)
+                return self._decide(url, target, known, agent)
             except Exception as error:  # noqa: BLE001 - see `_instead`
                 return self._instead(url, agent, error)
 
-        async for decision in in_order(urls, answer, self._open.get, settle):
+        async for decision in in_order(urls, answer, ask, settle):
             yield decision
 
     def _answer(self, url: str, agent: str) -> Decision | str:
@@ -92,8 +97,7 @@ class Many(Operated):
             return decision
         record = self._fresh(target.origin)
         if record is None:
-            held = self._held_back(url, target, agent)
-            return target.origin if held is None else held
+            return target.origin
         return self._decide(url, target, record, agent)
 
     def _instead(self, url: str, agent: str, error: Exception) -> Decision:

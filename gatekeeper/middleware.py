@@ -39,6 +39,9 @@ __all__ = [
     "adopt",
     "gate_middleware",
     "gate_passage",
+    "held_leases",
+    "hold_in_context",
+    "inherited",
     "open_leases",
     "signals",
 ]
@@ -146,6 +149,31 @@ _RATE_LIMIT = type(RETRY_AFTER)("RateLimit")  # looked up without folding its ca
 
 open_leases: ContextVar[tuple[HeldLease, ...]] = ContextVar("gatekeeper_open_leases", default=())
 """The leases that `async with gate.lease(...)` holds open in this context, oldest first."""
+
+
+held_leases: ContextVar[tuple[Any, ...]] = ContextVar("gatekeeper_held_leases", default=())
+"""The leases that belong to tasks of this context without a block, oldest first."""
+
+
+def hold_in_context(lease: Any) -> None:
+    """Let tasks that are started from here know of a lease that no block surrounds."""
+    before = held_leases.get()
+    if before:  # most have one at a time
+        before = tuple(one for one in before if not one.ended) if len(before) > 1 else before
+        if len(before) == 1 and before[0].ended:
+            before = ()
+    held_leases.set((*before, lease))
+
+
+def inherited(task: asyncio.Task[object] | None) -> list[Any]:
+    """The open leases of other tasks under which this one was started: a task's context is a
+    copy, made when it is started, of that of the task which starts it.
+    """
+    blocks, others = open_leases.get(), held_leases.get()
+    if not blocks and not others:
+        return []
+    found = dict.fromkeys((*blocks, *others))
+    return [one for one in found if one.owner is not task and one.owner and not one.ended]
 
 
 def adopt(url: str) -> HeldLease | None:

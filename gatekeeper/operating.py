@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import HostRule
 from gatekeeper.deciding import Decider
-from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.decision import Reason, Verdict
 from gatekeeper.errors import ConfigError, GateClosed, LeaseTimeout
 from gatekeeper.fetching.directory import Directory, DirectoryStats
 from gatekeeper.fetching.guard import Guard, GuardStats
@@ -89,14 +90,18 @@ class Operated:
     def _token_of(self, user_agent: str | None) -> str:
         return self._agent if user_agent is None else token_of(user_agent)
 
-    def _held_back(
-        self, raw: str, target: Target, agent: str, near: tuple[str, ...] = ()
-    ) -> Decision | None:
-        """DEFER, where the file could not come before a lease of the asking task ends."""
-        if not self._lessor.holdings.first or self._open.peek(target.origin) is not None:
-            return None
-        held = self._lessor.stuck_behind(target.host, near)
-        return None if held is None else self._decider.held_back(raw, target, agent, held.url)
+    async def _learn(
+        self, target: Target, task: asyncio.Task[object] | None, *, force: bool = False
+    ) -> Record:
+        """What is known of the target's origin, asked for, on behalf of the task, if need be.
+
+        Raises WaitsForItself where that could never come, as the task holds what it waits for.
+        """
+        if force:
+            return await self._lessor.ask(self._open.refresh, target, task)
+        if self._open.peek(target.origin) is not None:
+            return await self._open.get(target.origin)  # it does not wait
+        return await self._lessor.ask(self._open.get, target, task)
 
     async def _record_of(self, url: str) -> Record:
         """What is known of the URL's origin, asked for if need be.
@@ -105,9 +110,7 @@ class Operated:
         for the end of a host's block or pause.
         """
         target = urls.parse(url)
-        if self._open.peek(target.origin) is None:
-            await self._refuse_waiting_for_itself(target)
-        return self._known(target, await self._open.get(target.origin))
+        return self._known(target, await self._learn(target, asyncio.current_task()))
 
     def _known(self, target: Target, record: Record) -> Record:
         if record.current.outcome not in (Outcome.HOST_BLOCKED, Outcome.HOST_PAUSED):
@@ -120,9 +123,6 @@ class Operated:
             f"ask again at {retry_at:%Y-%m-%dT%H:%M:%SZ}",
             retry_at=retry_at,
         )
-
-    async def _refuse_waiting_for_itself(self, target: Target) -> None:
-        self._lessor.refuse_waiting_for_itself(target, await self._lessor.foresee(target))
 
     async def robots(self, url: str) -> RobotsTxt | None:
         """The robots.txt that speaks for the URL's origin; None where there is none to read.
@@ -207,8 +207,7 @@ class Operated:
         end of a host's block or pause: the origin is asked then.
         """
         target = urls.parse(origin)
-        await self._refuse_waiting_for_itself(target)
-        self._known(target, await self._open.refresh(target.origin))
+        self._known(target, await self._learn(target, asyncio.current_task(), force=True))
 
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
         """No request to the host before `until` (aware datetime, or wall seconds).

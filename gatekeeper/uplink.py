@@ -14,9 +14,9 @@ import aiohttp
 
 from gatekeeper.clock import Clock, Timer
 from gatekeeper.config import FetchConfig
+from gatekeeper.deadlock import Holdings
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.outcomes import classify
-from gatekeeper.holdings import Holdings
 from gatekeeper.pacing.scheduler import Scheduler
 
 if TYPE_CHECKING:

@@ -10,13 +10,14 @@ import contextlib
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, Timer, utc
+from gatekeeper.deadlock import WaitGraph
 from gatekeeper.deciding import ON_THE_WAY, Decider
 from gatekeeper.errors import StorageError
-from gatekeeper.fetching.flights import HeldUp
+from gatekeeper.fetching.flights import HeldUp, flying
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.whereabouts import Whereabouts
@@ -48,12 +49,14 @@ class Wishes:
         decider: Decider,
         clock: Clock,
         agent: str,
+        waits: WaitGraph[Any],
         whereabouts: Whereabouts | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._decider = decider
         self._clock = clock
         self._agent = agent
+        self._waits = waits
         self._whereabouts = whereabouts
         self.look_up: Callable[[str], Record | None] = lambda _origin: None
         """What is in memory of an origin, however old."""
@@ -109,8 +112,17 @@ class Wishes:
         elif record is not None and record.reachable:
             wish = NO_RATE
         self.unpark(target.host)  # asking is how one learns that the name is back
-        with _Lookout(self._clock, self.holder(), partial(self.held, target.host)):
-            return await self._scheduler.acquire_robots(url, target.host, wish=wish, scopes=scopes)
+        flight = flying.get()
+        if flight is not None:
+            self._waits.file_waits(flight.origin, target.host, scopes)
+        try:
+            with _Lookout(self._clock, self.holder(), partial(self.held, target.host)):
+                return await self._scheduler.acquire_robots(
+                    url, target.host, wish=wish, scopes=scopes
+                )
+        finally:
+            if flight is not None:
+                self._waits.file_goes_on(flight.origin)
 
     def held(self, host: str) -> tuple[Outcome, float] | None:
         """What keeps everybody from the host for more than a moment, and for how long."""

@@ -12,9 +12,8 @@ from gatekeeper.names import match_named
 from gatekeeper.pacing.accounts import DURABLE
 from gatekeeper.pacing.explain import ClockView, explain
 from gatekeeper.pacing.intervals import Wish
-from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.ledger import INF, Scope
-from gatekeeper.pacing.selfwait import stands_alone, stuck_behind
+from gatekeeper.pacing.selfwait import Need, needs
 from gatekeeper.pacing.shell import Shell
 
 __all__ = ["SHARED", "Controls", "check_moment"]
@@ -187,18 +186,9 @@ class Controls(Shell):
             return -INF
         return max(scope.due_at(), *(other.due_at() for other in scope.shared), -INF)
 
-    def stuck_behind(
-        self, host: str, mine: Iterable[Grant], near: Iterable[str] = ()
-    ) -> Grant | None:
-        """Which of these leases keeps whoever holds them from the host's next turn, if any.
-
-        `near`: names of scopes that the host shares beside those known of it.
-        """
-        return stuck_behind(self._books, host, mine, near)
-
-    def stands_alone(self, host: str) -> bool:
-        """Whether only the host's own leases can keep anybody from its next turn."""
-        return stands_alone(self._books, host)
+    def needs(self, host: str, near: Iterable[str] = ()) -> list[Need]:
+        """Of which scopes a turn of the host takes a slot; see `selfwait.needs`."""
+        return needs(self._books, host, near)
 
     def blocked(self, host: str) -> tuple[float, str] | None:
         """Until when (wall seconds) and why a host is blocked; None if it is not."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextvars import Context
 from datetime import datetime
 from functools import partial
 
@@ -239,7 +240,8 @@ class LaneWaits:
         near = self._near
         while near and self._cold and len(self._asking) < MAX_ASKING and not self._closed:
             asking = self._ask_for(self._cold.popleft(), near)
-            task = asyncio.get_running_loop().create_task(asking)
+            # Nobody's child: whoever is in `get` now may hold leases, and does not wait for it.
+            task = asyncio.get_running_loop().create_task(asking, context=Context())
             self._asking.add(task)
             task.add_done_callback(self._asked)
 

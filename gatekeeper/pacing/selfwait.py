@@ -1,57 +1,51 @@
-"""Whether a turn could only come once leases end that the asker itself holds."""
+"""What a turn of a host takes a slot of: what the deadlock check goes by."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from gatekeeper.pacing.books import Books
-from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.ledger import Scope
 
-__all__ = ["stands_alone", "stuck_behind"]
+__all__ = ["EVERYTHING", "Need", "needs"]
+
+EVERYTHING = ""
+"""The name under which all leases count together (pacing.max_in_flight)."""
 
 
-def stuck_behind(
-    books: Books, host: str, mine: Iterable[Grant], near: Iterable[str] = ()
-) -> Grant | None:
-    """The first of these leases that has to end, or go out, before the host's next turn.
+class Need(NamedTuple):
+    """A slot that a turn takes."""
 
-    Whoever holds them and waits meanwhile waits for itself: it had all the slots of one of
-    the host's scopes, or holds back the request whose head the next interval is counted from.
-    None where others, or the clock alone, decide. `near` names scopes that the host shares
-    beside those the books know of: its addresses, before its first turn.
+    scope: str
+    slots: int
+    """How many there are."""
+    paced: bool
+    """An interval is in force: a lease whose head is awaited keeps everybody else out."""
+
+
+def needs(books: Books, host: str, near: Iterable[str] = ()) -> list[Need]:
+    """Of which scopes a turn of the host takes a slot.
+
+    `near` names scopes that the host shares beside those the books know of: its addresses,
+    before its first turn. None in a dry run, in which nobody waits.
     """
-    held = [grant for grant in mine if grant.open]
-    if not held:
-        return None
-    if len(held) >= books.pacing.max_in_flight:
-        return held[0]
+    if books.pacing.dry_run:
+        return []
     scope = books.scopes.get(host)
     known: tuple[Scope, ...]
     if scope is None:
         known, near = (), (*books.rules.shared_names(host), *near)
     else:
         known = (scope, *scope.shared)
-    for one in (*known, *(books.scopes[name] for name in near if name in books.scopes)):
-        inside = [grant for grant in held if grant.scope is one or one in grant.others]
-        if inside and len(inside) >= _limit(one):
-            return inside[0]
-        if one.gap > 0:
-            for grant in inside:
-                if not grant.headed:
-                    return grant
-    return None
+    names = {one.name for one in known}
+    beside = (books.scopes[name] for name in near if name in books.scopes and name not in names)
+    found = [Need(one.name, _slots(one), one.gap > 0) for one in (*known, *beside)]
+    found.append(Need(EVERYTHING, books.pacing.max_in_flight, False))
+    return found
 
 
-def stands_alone(books: Books, host: str) -> bool:
-    """Whether only the host's own leases can keep anybody from its next turn."""
-    if books.granted >= books.turnstile:
-        return False
-    scope = books.scopes.get(host)
-    return not (books.rules.shared_names(host) if scope is None else scope.shared)
-
-
-def _limit(scope: Scope) -> int:
+def _slots(one: Scope) -> int:
     """Half open, after a block, one probe is all there may be."""
-    probing = scope.history is not None and scope.history.probing
-    return 1 if probing else scope.settings.limit
+    probing = one.history is not None and one.history.probing
+    return 1 if probing else one.settings.limit

@@ -22,9 +22,10 @@ from aiohttp.connector import Connection
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, Timer, utc
+from gatekeeper.deadlock import Holdings
 from gatekeeper.decision import Decision
 from gatekeeper.errors import InvalidURL
-from gatekeeper.middleware import open_leases
+from gatekeeper.middleware import hold_in_context, open_leases
 from gatekeeper.remote.errands import Errand, Errands
 from gatekeeper.remote.wire import LeaseGiven, Renewal, Told, encode
 from gatekeeper.unentered import Unentered
@@ -112,6 +113,16 @@ class RemoteLease:
         return utc(self._clock.wall() + self.lasts_until - self._clock.monotonic())
 
     @property
+    def scopes(self) -> tuple[str, ...]:
+        """What it holds a slot of, as far as this client knows: its host."""
+        return (self.host,)
+
+    @property
+    def headed(self) -> bool:
+        """The head of its response is here."""
+        return self._head_at is not None
+
+    @property
     def ended(self) -> bool:
         """Whether the slot was given back, or the time is over."""
         return self._ended or self._clock.monotonic() >= self.lasts_until
@@ -143,7 +154,7 @@ class RemoteLease:
         """Let requests of this context adopt it; the current task is its owner from now on."""
         if self.ended:
             return
-        self.owner = asyncio.current_task()
+        self._held.own(self)
         held = open_leases.get()
         if self not in held:
             open_leases.set((*held, self))
@@ -219,6 +230,8 @@ class RemoteLease:
             if then is not None:
                 connection.add_callback(then)
             connection.add_callback(self.end)
+            if self.owner is not None:
+                hold_in_context(self)
             return
         try:
             if then is not None:
@@ -286,11 +299,11 @@ class RemoteLeaseRequest:
 class Held:
     """Every lease in this client's hands, and one timer for all their renewals."""
 
-    def __init__(self, errands: Errands, clock: Clock) -> None:
+    def __init__(self, errands: Errands, holdings: Holdings[RemoteLease], clock: Clock) -> None:
         self._errands = errands
+        self._holdings = holdings
         self._clock = clock
         self._held: dict[str, RemoteLease] = {}
-        self._by_host: dict[str, list[RemoteLease]] = {}
         self._renewals: OrderedDict[str, float] = OrderedDict()
         """Id -> moment of the next renewal. Each is put in half a TTL ahead, at the end: so
         the first is the earliest."""
@@ -305,17 +318,18 @@ class Held:
         """A lease that just arrived, and was asked for under that name."""
         lease = RemoteLease(given, host, self, self._clock, user_agent)
         self._held[lease.id] = lease
-        self._by_host.setdefault(host, []).append(lease)
         if owned:
-            lease.owner = asyncio.current_task()
+            self.own(lease)
         self._renew_later(lease.id)
         return lease
 
-    def of_this_task(self, host: str) -> RemoteLease | None:
-        """A lease of the host that the current task holds, the oldest."""
+    def own(self, lease: RemoteLease) -> None:
+        """The current task is its owner from now on."""
         task = asyncio.current_task()
-        held = self._by_host.get(host, ())
-        return next((lease for lease in held if lease.owner is task and not lease.ended), None)
+        if lease.owner is not task:
+            self._holdings.drop(lease)
+            lease.owner = task
+            self._holdings.add(lease)
 
     def tell(self, lease: RemoteLease, told: Told) -> None:
         """Report it, once; that ends it in the sidecar."""
@@ -352,10 +366,8 @@ class Held:
         if self._held.pop(lease.id, None) is None:
             return
         self._renewals.pop(lease.id, None)
-        row = self._by_host[lease.host]
-        row.remove(lease)
-        if not row:
-            del self._by_host[lease.host]
+        self._holdings.drop(lease)
+        lease.owner = None
 
     def _renew_later(self, lease_id: str) -> None:
         self._renewals[lease_id] = self._clock.monotonic() + TTL / 2

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline, utc
+from gatekeeper.deadlock import Wait, WaitGraph, WaitsForItself
 from gatekeeper.decision import Decision
 from gatekeeper.errors import (
     Deferred,
@@ -17,6 +18,8 @@ from gatekeeper.errors import (
     LeaseTimeout,
     SidecarError,
 )
+from gatekeeper.middleware import hold_in_context, inherited
+from gatekeeper.pacing.selfwait import Need
 from gatekeeper.remote.errands import Errands
 from gatekeeper.remote.leases import TTL, Held, RemoteLease
 from gatekeeper.remote.line import Answer, Line, Unreached, backoff
@@ -50,6 +53,7 @@ class Turns:
         poll: float,
         most_polls: int,
         patience: float,
+        own_wait: float,
         clock: Clock,
         rng: random.Random,
     ) -> None:
@@ -63,7 +67,8 @@ class Turns:
         self._patience = patience
         self._clock = clock
         self._rng = rng
-        self.held = Held(errands, clock)
+        self.waits: WaitGraph[RemoteLease] = WaitGraph(clock, own_wait, _needs)
+        self.held = Held(errands, self.waits.holdings, clock)
         self.granted = 0
 
     async def acquire(
@@ -78,19 +83,44 @@ class Turns:
         """See `RemoteGatekeeper.acquire`."""
         target = urls.parse(url)
         end = _INF if timeout is None else self._clock.monotonic() + max(0.0, timeout)
-        mine = self.held.of_this_task(target.host) if owned else None
         asked = _Asked(url, target, priority, user_agent, end)
-        await self._slot(asked)
+        stuck: WaitsForItself | None = None
+        waiting: Wait[RemoteLease] | None = None
         try:
-            if mine is not None:
-                given = await self._beside(asked, mine)
-            else:
-                given = await self._given(asked)
+            waiting = self._begin_wait(target) if owned else None
+        except WaitsForItself as error:
+            stuck = error
+        try:
+            await self._slot(asked)
+            try:
+                given = await (self._given(asked) if stuck is None else self._beside(asked, stuck))
+            finally:
+                self._slots.release()
+        except asyncio.CancelledError:
+            if waiting is not None:
+                waiting.cancelled()
+            raise
         finally:
-            self._slots.release()
+            if waiting is not None:
+                self.waits.end(waiting)
         self.granted += 1
         # No await between the arrival and the books: the lease is never nobody's.
-        return self.held.take(given, target.host, user_agent, owned=owned)
+        lease = self.held.take(given, target.host, user_agent, owned=owned)
+        if owned:
+            hold_in_context(lease)
+        return lease
+
+    def _begin_wait(self, target: Target) -> Wait[RemoteLease] | None:
+        """Say that this task waits for the host; None where that is in nobody's way.
+
+        Raises WaitsForItself where, as far as this client can see, it could never end.
+        """
+        task = asyncio.current_task()
+        if task is None:  # pragma: no cover - whoever awaits a lease runs inside a task
+            return None
+        # Another gate's leases are no business of this one's hosts.
+        under = [one for one in inherited(task) if getattr(one, "_held", None) is self.held]
+        return self.waits.begin(task, target.url, target.host, (), under)
 
     async def look(self, url: str, *, priority: int, user_agent: str | None) -> RemoteLease:
         """The lease, if its turn is now: one round trip, which may take its time.
@@ -119,11 +149,11 @@ class Turns:
                 f"{asked.target.url}: {self._most_polls} others of this client wait already",
             ) from None
 
-    async def _beside(self, asked: _Asked, mine: RemoteLease) -> LeaseGiven:
-        """A second lease for a host of which this task holds one.
+    async def _beside(self, asked: _Asked, stuck: WaitsForItself) -> LeaseGiven:
+        """A lease for a host of which this task holds one, or those who wait for it.
 
-        The sidecar hears of the first one's head only when it ends, so what is not granted
-        at once would wait for a task that waits.
+        The sidecar hears of a lease's head only when it ends, so what is not granted at once
+        would wait for a task that waits.
         """
         try:
             answer = await self._asking(asked, 0.0)
@@ -132,13 +162,7 @@ class Turns:
         if answer.status == 201:
             return read(answer, LeaseGiven)
         refusal = self._refusal(asked, answer)
-        if not isinstance(refusal, LeaseTimeout):
-            raise refusal
-        raise LeaseTimeout(
-            asked.target.url,
-            f"{asked.target.url} would wait for {mine.url}, which this task still holds: "
-            f"read or close that response first (host {asked.target.host})",
-        )
+        raise stuck if isinstance(refusal, LeaseTimeout) else refusal
 
     async def _given(self, asked: _Asked) -> LeaseGiven:
         """Poll until the turn comes, it is refused, or the time is over."""
@@ -236,6 +260,11 @@ class Turns:
         if poll.cancelled() or poll.exception() is not None or poll.result().status != 201:
             return
         self.held.give_back_id(read(poll.result(), LeaseGiven).id)
+
+
+def _needs(host: str, _near: tuple[str, ...]) -> tuple[Need, ...]:
+    """What a client knows of a host's slots: that there is one."""
+    return (Need(host, 1, False),)
 
 
 class _Asked:

@@ -302,3 +302,69 @@ async def test_an_adopted_lease_outlives_its_block_while_the_body_comes(world: W
         response.close()
         await until(lambda: not len(sidecar.service.leases))
     assert sidecar.service.leases.ended == {"reported": 1, "given_back": 0, "expired": 0}
+
+
+async def test_of_two_tasks_that_cross_the_last_is_refused_at_once(world: World) -> None:
+    for name in ("a.test", "b.test"):
+        world.internet.site(name).robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    holding = asyncio.Barrier(2)
+
+    async def one(mine: str, others: str) -> str | None:
+        async with gate.lease(f"http://{mine}/held"):
+            await holding.wait()
+            try:
+                async with gate.lease(f"http://{others}/wanted"):
+                    return None
+            except LeaseTimeout as error:
+                return str(error)
+
+    tasks = [
+        asyncio.create_task(one("a.test", "b.test")),
+        asyncio.create_task(one("b.test", "a.test")),
+    ]
+    await world.clock.elapse(30.0, turns=60)
+    refused = [text for text in await asyncio.gather(*tasks) if text is not None]
+    assert len(refused) == 1
+    assert refused[0].count("/held") == 2
+    assert "/wanted would wait for http://" in refused[0]
+
+
+async def test_a_child_of_one_that_holds_the_host_is_refused_in_the_end(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    took = []
+
+    async def child() -> None:
+        began = world.clock.monotonic()
+        with pytest.raises(LeaseTimeout, match=r"(?s)/child waited 30 s .*/parent"):
+            async with gate.lease("http://a.test/child"):
+                pass
+        took.append(world.clock.monotonic() - began)
+
+    async def parent() -> None:
+        async with gate.lease("http://a.test/parent"):
+            await asyncio.create_task(child())
+
+    task = asyncio.create_task(parent())
+    await world.clock.elapse(60.0, turns=60)
+    await task
+    assert took == [pytest.approx(30.0, abs=0.5)]
+    assert len(gate._turns.waits) == 0
+
+
+async def test_the_leases_of_two_gates_do_not_stand_in_each_others_way(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    first = await world.client((await world.sidecar()).where)
+    second = await world.client((await world.sidecar()).where)
+
+    async def child() -> None:
+        async with second.lease("http://a.test/y"):
+            pass
+
+    async with first.lease("http://a.test/x"), second.lease("http://a.test/z"):
+        pass
+    async with first.lease("http://a.test/x"):
+        await asyncio.create_task(child())

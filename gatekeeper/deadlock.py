@@ -1,0 +1,570 @@
+"""Which tasks hold which leases and wait for which hosts, so that no wait is without an end.
+
+A task that waits can't end the leases that it holds. So a host's next turn may be out of reach:
+all slots of one of its scopes are held by the waiting task itself, or by tasks that wait in turn
+for what this one holds. Such a wait is refused when it would begin, as nothing else ends it.
+
+A task may also have been started by one that holds a lease (`asyncio.create_task`, `gather`,
+`wait_for` before Python 3.12). Whether that one waits for its child can't be known: a crawler
+starts tasks for a page's links while it reads the page, and reads on. So the child waits; it is
+warned of, and refused once the same lease was in its way for `pacing.own_wait` seconds.
+
+Only tasks that hold a lease, or were started under one, are looked at: all others cost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
+
+from gatekeeper.clock import Clock, Deadline, Timer
+from gatekeeper.errors import LeaseTimeout
+from gatekeeper.pacing.selfwait import Need
+from gatekeeper.urls import mask
+
+__all__ = ["Holdings", "Wait", "WaitGraph", "WaitsForItself"]
+
+_log = logging.getLogger(__name__)
+
+_FEW = 64
+_WARN_AFTER = 5.0
+"""Seconds for which an inherited lease is in the way before it is warned of; also how often a
+wait is looked at."""
+_MOST = 1000
+"""Waits that are followed from one before it counts as not stuck: it is looked at again."""
+_CHILDREN = 8
+"""Waiting tasks of those that were started under one lease that are looked at."""
+_AT_ONCE = 500
+"""Waits looked at in one turn of the loop."""
+
+Task = asyncio.Task[object]
+
+
+class Held(Protocol):
+    """An open lease."""
+
+    @property
+    def url(self) -> str:
+        """What it was granted for."""
+
+    @property
+    def owner(self) -> Task | None:
+        """The task that would wait for itself if it asked for another one."""
+
+    @property
+    def ended(self) -> bool:
+        """The slot is free again; nobody tells us where a lease's time ran out."""
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """What it holds a slot of."""
+
+    @property
+    def headed(self) -> bool:
+        """The head of its response is here: no interval waits for it."""
+
+
+H = TypeVar("H", bound=Held)
+
+
+class WaitsForItself(LeaseTimeout):
+    """The turn can't come before a lease ends that the asker, or who started it, still holds.
+
+    `held` is the URL of the lease in the way, `whose` says in words who holds it.
+    """
+
+    def __init__(self, url: str, message: str, held: str, whose: str) -> None:
+        super().__init__(url, message)
+        self.held = held
+        self.whose = whose
+
+
+class Holdings(Generic[H]):
+    """The open leases by the task that owns them."""
+
+    def __init__(self) -> None:
+        self.first: dict[Task, H] = {}
+        """Most tasks hold one lease at a time: it stands here, and others in `_more`."""
+        self._more: dict[Task, dict[H, None]] = {}
+        self._beside = 0
+        """How many stand in `_more`."""
+        self._crowded = _FEW
+
+    def __len__(self) -> int:
+        return len(self.first) + self._beside
+
+    def everybody(self) -> list[H]:
+        """Every lease that is remembered; some may have ended."""
+        return [*self.first.values(), *(one for more in self._more.values() for one in more)]
+
+    def add(self, lease: H) -> None:
+        """Remember a lease that has an owner."""
+        owner = lease.owner
+        if owner is None:
+            return
+        first = self.first.setdefault(owner, lease)
+        if first is lease:
+            return
+        if first.ended:
+            self.first[owner] = lease
+        else:
+            self._more.setdefault(owner, {})[lease] = None
+            self._beside += 1
+
+    def drop(self, lease: H) -> None:
+        """Forget a lease of its owner; unknown ones are no error."""
+        owner = lease.owner
+        if owner is None:
+            return
+        if not self._more:  # the usual case
+            if self.first.get(owner) is lease:
+                del self.first[owner]
+            return
+        more = self._more.get(owner)
+        if self.first.get(owner) is lease:
+            if more is None:
+                del self.first[owner]
+                return
+            self.first[owner] = lease = next(iter(more))
+        if more is not None and lease in more:
+            del more[lease]
+            self._beside -= 1
+            if not more:
+                del self._more[owner]
+
+    def of(self, task: Task | None) -> list[H]:
+        """The open leases of a task."""
+        self._sweep()
+        first = None if task is None else self.first.get(task)
+        if first is None or task is None:
+            return []
+        return [one for one in (first, *self._more.get(task, ())) if not one.ended]
+
+    def _sweep(self) -> None:
+        """Forget leases that ended by themselves, in bulk now and then."""
+        if len(self) <= self._crowded:
+            return
+        everybody = self.everybody()
+        self.first.clear()
+        self._more.clear()
+        self._beside = 0
+        for lease in everybody:
+            if not lease.ended:
+                self.add(lease)
+        self._crowded = 2 * len(self) + _FEW
+
+
+class Wait(Generic[H]):
+    """One task's wait for the turn of a host, or for a robots.txt that needs such a turn."""
+
+    __slots__ = (
+        "_before",
+        "_limit",
+        "_runner",
+        "began",
+        "host",
+        "in_the_way",
+        "inherited",
+        "near",
+        "origin",
+        "over",
+        "own",
+        "refusal",
+        "since",
+        "task",
+        "url",
+        "warned",
+    )
+
+    def __init__(
+        self,
+        task: Task,
+        url: str,
+        host: str,
+        near: tuple[str, ...],
+        own: Iterable[H],
+        inherited: Iterable[H],
+        began: float,
+    ) -> None:
+        self.task = task
+        self.url = url
+        self.host = host
+        self.near = near
+        """Scopes that the host shares beside those known of it."""
+        self.own = tuple(own)
+        self.inherited = tuple(inherited)
+        """Leases that were open, and another task's, when this task was started."""
+        self.origin: str | None = None
+        """It waits for the robots.txt of that origin now."""
+        self.began = began
+        self.in_the_way: H | None = None
+        """The lease that stood in its way when it was looked at last ..."""
+        self.since = began
+        """... and since when."""
+        self.warned = False
+        self.over = False
+        self.refusal: WaitsForItself | None = None
+        # The questions of a batch are asked by tasks of its own, for the one that awaits it.
+        self._runner = asyncio.current_task() or task
+        self._before = self._runner.cancelling()
+        self._limit: Deadline | None = None
+
+    def refuse(self, clock: Clock, error: WaitsForItself) -> None:
+        """End it: whoever waits is cancelled, of which `cancelled` makes the error."""
+        if self.refusal is None and not self.over:
+            self.refusal = error
+            self._limit = Deadline(clock, self._runner)
+            self._limit.fire()
+
+    def cancelled(self) -> None:
+        """The wait met a cancellation. If it was ours, take it back and raise the refusal; one
+        that came from elsewhere in the same moment goes on.
+        """
+        if self._took_back() and self.refusal is not None:
+            raise self.refusal from None
+
+    def _took_back(self) -> bool:
+        limit, self._limit = self._limit, None
+        if limit is None:
+            return False
+        limit.end()
+        return limit.fired and self._runner.uncancel() <= self._before
+
+
+class WaitGraph(Generic[H]):
+    """The waits of tasks that hold leases, or were started under one.
+
+    `needs(host, near)` says of which scopes a turn of the host takes a slot, and how many
+    slots each has. `own_wait` is `pacing.own_wait`, in seconds.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        own_wait: float,
+        needs: Callable[[str, tuple[str, ...]], Iterable[Need]],
+    ) -> None:
+        self._clock = clock
+        self._own_wait = own_wait
+        self._needs = needs
+        self.holdings: Holdings[H] = Holdings()
+        self._waits: dict[Task, dict[Wait[H], None]] = {}
+        self._by_lease: dict[H, dict[Wait[H], None]] = {}
+        """Who waits and holds the lease, or was started under it."""
+        self._by_scope: dict[str, dict[H, None]] = {}
+        """These leases, by what they hold a slot of."""
+        self._by_origin: dict[str, dict[Wait[H], None]] = {}
+        self._files: dict[str, tuple[str, tuple[str, ...]]] = {}
+        """Origins whose robots.txt waits for a turn: of which host, with which scopes near."""
+        self._looks: list[tuple[float, int, Wait[H]]] = []
+        self._order = itertools.count()
+        self._alive = 0
+        self._timer: Timer | None = None
+
+    def __len__(self) -> int:
+        return self._alive
+
+    def close(self) -> None:
+        """Look at nobody any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._looks.clear()
+
+    # --- beginning and ending -----------------------------------------------------------
+
+    def begin(
+        self,
+        task: Task,
+        url: str,
+        host: str,
+        near: tuple[str, ...] = (),
+        inherited: Iterable[H] = (),
+    ) -> Wait[H] | None:
+        """The task is about to wait for a turn of the host; `end` must follow.
+
+        None: it holds nothing and was started under nothing, so that it is in nobody's way.
+        Raises WaitsForItself where the wait could never end.
+        """
+        own = self.holdings.of(task)
+        if not own and not inherited:
+            return None
+        wait = Wait(task, url, host, near, own, inherited, self._clock.monotonic())
+        self._alive += 1
+        self._waits.setdefault(task, {})[wait] = None
+        for lease in (*wait.own, *wait.inherited):
+            self._by_lease.setdefault(lease, {})[wait] = None
+            for scope in lease.scopes:
+                self._by_scope.setdefault(scope, {})[lease] = None
+        try:
+            self.check(wait)
+        except WaitsForItself:
+            self.end(wait)
+            raise
+        self._look_later(wait, self._clock.monotonic() + min(_WARN_AFTER, self._own_wait))
+        return wait
+
+    def current(self, task: Task | None) -> Wait[H] | None:
+        """The wait that the task has begun, if any."""
+        waits = None if task is None else self._waits.get(task)
+        return next(iter(waits)) if waits else None
+
+    def check(self, wait: Wait[H]) -> None:
+        """Raise WaitsForItself if the wait could never end."""
+        if wait.own and (found := self._behind(wait, soft=False)) is not None:
+            raise self._refusal(wait, *found)
+
+    def for_file(self, wait: Wait[H], origin: str) -> None:
+        """It waits for that origin's robots.txt now; raises WaitsForItself as `check` does."""
+        wait.origin = origin
+        self._by_origin.setdefault(origin, {})[wait] = None
+        self.check(wait)
+
+    def for_turn(self, wait: Wait[H]) -> None:
+        """It waits for its host's turn again."""
+        origin, wait.origin = wait.origin, None
+        if origin is not None:
+            _discard(self._by_origin, origin, wait)
+
+    def end(self, wait: Wait[H]) -> None:
+        """It waits no more. Idempotent."""
+        if wait.over:
+            return
+        wait.over = True
+        wait._took_back()  # whoever caught our cancellation and went on
+        self._alive -= 1
+        self.for_turn(wait)
+        _discard(self._waits, wait.task, wait)
+        for lease in (*wait.own, *wait.inherited):
+            if _discard(self._by_lease, lease, wait):
+                for scope in lease.scopes:
+                    _discard(self._by_scope, scope, lease)
+
+    # --- robots.txt ---------------------------------------------------------------------
+
+    def file_waits(self, origin: str, host: str, near: tuple[str, ...] = ()) -> None:
+        """The robots.txt of an origin can't be fetched before a turn of that host."""
+        self._files[origin] = host, near
+        for wait in [one for one in self._by_origin.get(origin, ()) if one.own]:
+            try:
+                self.check(wait)
+            except WaitsForItself as error:
+                wait.refuse(self._clock, error)
+
+    def file_goes_on(self, origin: str) -> None:
+        """It has its turn, or needs none any more."""
+        self._files.pop(origin, None)
+
+    # --- looking now and then -----------------------------------------------------------
+
+    def _look_later(self, wait: Wait[H], moment: float) -> None:
+        heapq.heappush(self._looks, (moment, next(self._order), wait))
+        if len(self._looks) > 2 * self._alive + _FEW:
+            self._looks = [entry for entry in self._looks if not entry[2].over]
+            heapq.heapify(self._looks)
+        if self._timer is None:
+            self._timer = self._clock.call_at(moment, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._clock.monotonic()
+        for _ in range(_AT_ONCE):
+            if not self._looks or self._looks[0][0] > now:
+                break
+            wait = heapq.heappop(self._looks)[2]
+            if not wait.over and wait.refusal is None:
+                self._look_at(wait, now)
+        while self._looks and self._looks[0][2].over:
+            heapq.heappop(self._looks)
+        if self._looks and self._timer is None:
+            self._timer = self._clock.call_at(self._looks[0][0], self._look)
+
+    def _look_at(self, wait: Wait[H], now: float) -> None:
+        """Warn, or refuse, if the same lease was in its way for so long."""
+        found = self._behind(wait, soft=False) if wait.own else None
+        if found is not None:  # it came about without anybody's joining: slots became fewer
+            wait.refuse(self._clock, self._refusal(wait, *found))
+            return
+        found = self._behind(wait, soft=True)
+        lease = None if found is None else found[0]
+        if lease is not wait.in_the_way:
+            # One that it was started under was there before it began to wait.
+            wait.since = wait.began if wait.in_the_way is None and lease in wait.inherited else now
+            wait.in_the_way = lease
+            wait.warned = False
+        following = now + _WARN_AFTER
+        if found is not None:
+            waited = now - wait.since
+            if waited >= self._own_wait:
+                wait.refuse(self._clock, self._refusal(wait, *found, waited))
+                return
+            if waited >= _WARN_AFTER and not wait.warned:
+                wait.warned = True
+                _log.warning("%s", self._words(wait, *found, "waits"))
+            following = min(following, wait.since + self._own_wait)
+        self._look_later(wait, following)
+
+    # --- what stands in the way ---------------------------------------------------------
+
+    def _behind(self, start: Wait[H], *, soft: bool) -> tuple[H, H] | None:
+        """The lease that the wait can't outlast, and the one of its own, or, `soft`, of those it
+        was started under, for whose end that lease waits in turn; None: it may go on.
+
+        A wait is stuck while, of one of the scopes that it needs, all slots are held by leases
+        that can't end. A lease can't end while its task is stuck. Softly, one can't end either
+        where a task waits that was started under it. What is sought is the largest set of
+        waits that are stuck by each other.
+        """
+        known = {start: self._obstacles(start)}
+        if not known[start]:
+            return None
+        order, asked_by = [start], dict[Wait[H], list[Wait[H]]]()
+        for wait in order:  # it grows meanwhile
+            for _, leases in known[wait]:
+                for lease in leases:
+                    if self._firm(start, lease, soft=soft):
+                        continue
+                    for other in self._waiting_with(lease, soft=soft):
+                        asked_by.setdefault(other, []).append(wait)
+                        if other not in known:
+                            if len(order) >= _MOST:
+                                return None
+                            known[other] = self._obstacles(other)
+                            order.append(other)
+        stuck, again = set(order), deque(reversed(order))
+        while again:
+            wait = again.popleft()
+            if wait in stuck and not self._is_stuck(start, known[wait], stuck, soft=soft):
+                stuck.discard(wait)
+                again.extend(asked_by.get(wait, ()))
+        return self._circle(start, known, stuck, soft=soft) if start in stuck else None
+
+    def _obstacles(self, wait: Wait[H]) -> list[tuple[int, list[H]]]:
+        """Leases that may keep the wait from its turn, and of how many each it takes to do so."""
+        host, near = wait.host, wait.near
+        if wait.origin is not None:
+            found = self._files.get(wait.origin)
+            if found is None:
+                return []  # the file is on its way, or is about to ask for its turn
+            host, near = found
+        result: list[tuple[int, list[H]]] = []
+        for scope, slots, paced in self._needs(host, near):
+            leases = self._by_scope.get(scope)
+            if leases is None:
+                continue
+            if len(leases) >= slots:
+                still = [lease for lease in leases if not lease.ended]
+                if len(still) >= slots:
+                    result.append((slots, still))
+            if paced:
+                result += ((1, [one]) for one in leases if not one.headed and not one.ended)
+        return result
+
+    def _firm(self, start: Wait[H], lease: H, *, soft: bool) -> bool:
+        """Whether the lease can't end while this very wait goes on."""
+        return lease.owner is start.task or (soft and lease in start.inherited)
+
+    def _waiting_with(self, lease: H, *, soft: bool) -> list[Wait[H]]:
+        """Whose waits keep the lease open."""
+        owner = lease.owner
+        found = [] if owner is None else list(self._waits.get(owner, ()))
+        if soft:
+            children = itertools.islice(self._by_lease.get(lease, ()), _CHILDREN)
+            found += (wait for wait in children if wait.task is not owner)
+        return found
+
+    def _is_stuck(
+        self,
+        start: Wait[H],
+        obstacles: list[tuple[int, list[H]]],
+        stuck: set[Wait[H]],
+        *,
+        soft: bool,
+    ) -> bool:
+        return any(
+            sum(self._lasts(start, lease, stuck, soft=soft) for lease in leases) >= slots
+            for slots, leases in obstacles
+        )
+
+    def _lasts(self, start: Wait[H], lease: H, stuck: set[Wait[H]], *, soft: bool) -> bool:
+        """Whether the lease can't end while these waits go on."""
+        if self._firm(start, lease, soft=soft):
+            return True
+        owner = lease.owner
+        waits = None if owner is None else self._waits.get(owner)
+        if waits and all(wait in stuck for wait in waits):
+            return True
+        return soft and any(
+            wait in stuck and wait.task is not owner
+            for wait in self._waiting_with(lease, soft=True)
+        )
+
+    def _circle(
+        self,
+        start: Wait[H],
+        known: dict[Wait[H], list[tuple[int, list[H]]]],
+        stuck: set[Wait[H]],
+        *,
+        soft: bool,
+    ) -> tuple[H, H] | None:
+        """The first lease in the way and the own one behind it; None where the wait is behind
+        others' circle, which is theirs to end."""
+        seen = {start}
+        order: deque[tuple[Wait[H], H | None]] = deque([(start, None)])
+        while order:
+            wait, first = order.popleft()
+            for slots, leases in known[wait]:
+                lasting = [one for one in leases if self._lasts(start, one, stuck, soft=soft)]
+                if len(lasting) < slots:
+                    continue
+                for lease in lasting:
+                    if self._firm(start, lease, soft=soft):
+                        return first or lease, lease
+                for lease in lasting:
+                    for other in self._waiting_with(lease, soft=soft):
+                        if other in stuck and other not in seen:
+                            seen.add(other)
+                            order.append((other, first or lease))
+        return None
+
+    # --- in words -----------------------------------------------------------------------
+
+    def _refusal(
+        self, wait: Wait[H], lease: H, mine: H, waited: float | None = None
+    ) -> WaitsForItself:
+        verb = "would wait" if waited is None else f"waited {waited:.0f} s (pacing.own_wait)"
+        text = self._words(wait, lease, mine, verb)
+        return WaitsForItself(wait.url, text, lease.url, self._whose(wait, lease, mine))
+
+    def _words(self, wait: Wait[H], lease: H, mine: H, verb: str) -> str:
+        return (
+            f"{mask(wait.url)} {verb} for {lease.url}, {self._whose(wait, lease, mine)}: "
+            f"read or close that response first (host {wait.host})"
+        )
+
+    def _whose(self, wait: Wait[H], lease: H, mine: H) -> str:
+        holder = "this task" if mine.owner is wait.task else "the task that started this one"
+        if lease is mine:
+            return f"which {holder} still holds"
+        return f"whose task waits in turn for {mine.url}, which {holder} still holds"
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _discard(index: dict[K, dict[V, None]], key: K, value: V) -> bool:
+    """Take a value out from under its key; whether it was the last one."""
+    values = index.get(key)
+    if values is None:
+        return False
+    values.pop(value, None)
+    if values:
+        return False
+    del index[key]
+    return True
