@@ -100,7 +100,7 @@ def version_of(distribution: str) -> str | None:
 
 
 _NAMED = (
-    "gatekeeper",
+    "robots-gatekeeper",
     "protego",
     "reppy",
     "robotspy",

@@ -3,55 +3,115 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
-from gatekeeper.client import RemoteGatekeeper, RemoteStats
-from gatekeeper.clock import Clock, SystemClock, VirtualClock
-from gatekeeper.config import Config, GroupRule, HostRule
-from gatekeeper.decision import Decision, Reason, State, Verdict
-from gatekeeper.errors import (
-    AddressRefused,
-    ConfigError,
-    Deferred,
-    Denied,
-    GateClosed,
-    GatekeeperError,
-    InvalidURL,
-    LeaseTimeout,
-    SidecarError,
-    StorageError,
-)
-from gatekeeper.gate import Gatekeeper
-from gatekeeper.leasing import Lease
-from gatekeeper.middleware import Gate, signals
-from gatekeeper.operating import GateStats
-from gatekeeper.pacing.explain import ClockView
-from gatekeeper.pacing.ledger import ClockState, Ledger, MemoryLedger, Reservation
-from gatekeeper.pacing.queue import PoliteQueue
-from gatekeeper.robots import (
-    Candidate,
-    CleanParam,
-    Dialect,
-    Finding,
-    Group,
-    Match,
-    PageRules,
-    PageSignals,
-    Policy,
-    RequestRate,
-    RobotsTxt,
-    Rule,
-    Severity,
-    Window,
-    product_token,
-)
-from gatekeeper.session import (
-    Guard,
-    Refusal,
-    guarded_connector,
-    polite_session,
-    session_gate,
-)
-from gatekeeper.urls import Target
+from gatekeeper.lazy import lazily
+
+if TYPE_CHECKING:
+    from gatekeeper.client import RemoteGatekeeper, RemoteStats
+    from gatekeeper.clock import Clock, SystemClock, VirtualClock
+    from gatekeeper.config import Config, GroupRule, HostRule
+    from gatekeeper.decision import Decision, Reason, State, Verdict
+    from gatekeeper.errors import (
+        AddressRefused,
+        ConfigError,
+        Deferred,
+        Denied,
+        GateClosed,
+        GatekeeperError,
+        InvalidURL,
+        LeaseTimeout,
+        SidecarError,
+        StorageError,
+    )
+    from gatekeeper.gate import Gatekeeper
+    from gatekeeper.leasing import Lease
+    from gatekeeper.middleware import Gate, signals
+    from gatekeeper.operating import GateStats
+    from gatekeeper.pacing.explain import ClockView
+    from gatekeeper.pacing.ledger import ClockState, Ledger, MemoryLedger, Reservation
+    from gatekeeper.pacing.queue import PoliteQueue
+    from gatekeeper.robots import (
+        Candidate,
+        CleanParam,
+        Dialect,
+        Finding,
+        Group,
+        Match,
+        PageRules,
+        PageSignals,
+        Policy,
+        RequestRate,
+        RobotsTxt,
+        Rule,
+        Severity,
+        Window,
+        product_token,
+    )
+    from gatekeeper.session import (
+        Guard,
+        Refusal,
+        guarded_connector,
+        polite_session,
+        session_gate,
+    )
+    from gatekeeper.urls import Target
+else:  # each when it is first asked for: a parser alone need not wait for an HTTP client
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "gatekeeper.client": ["RemoteGatekeeper", "RemoteStats"],
+            "gatekeeper.clock": ["Clock", "SystemClock", "VirtualClock"],
+            "gatekeeper.config": ["Config", "GroupRule", "HostRule"],
+            "gatekeeper.decision": ["Decision", "Reason", "State", "Verdict"],
+            "gatekeeper.errors": [
+                "AddressRefused",
+                "ConfigError",
+                "Deferred",
+                "Denied",
+                "GateClosed",
+                "GatekeeperError",
+                "InvalidURL",
+                "LeaseTimeout",
+                "SidecarError",
+                "StorageError",
+            ],
+            "gatekeeper.gate": ["Gatekeeper"],
+            "gatekeeper.leasing": ["Lease"],
+            "gatekeeper.middleware": ["Gate", "signals"],
+            "gatekeeper.operating": ["GateStats"],
+            "gatekeeper.pacing.explain": ["ClockView"],
+            "gatekeeper.pacing.ledger": ["ClockState", "Ledger", "MemoryLedger", "Reservation"],
+            "gatekeeper.pacing.queue": ["PoliteQueue"],
+            "gatekeeper.robots": [
+                "Candidate",
+                "CleanParam",
+                "Dialect",
+                "Finding",
+                "Group",
+                "Match",
+                "PageRules",
+                "PageSignals",
+                "Policy",
+                "RequestRate",
+                "RobotsTxt",
+                "Rule",
+                "Severity",
+                "Window",
+                "product_token",
+            ],
+            "gatekeeper.session": [
+                "Guard",
+                "Refusal",
+                "guarded_connector",
+                "polite_session",
+                "session_gate",
+            ],
+            "gatekeeper.urls": ["Target"],
+        },
+    )
+
+__version__ = "0.1.0"
 
 # A library says where it logs; whether anybody listens is the application's choice.
 logging.getLogger("gatekeeper").addHandler(logging.NullHandler())

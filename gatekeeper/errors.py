@@ -17,14 +17,16 @@ raised only where a request has to be stopped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import aiohttp
+from gatekeeper.lazy import lazily
 
 if TYPE_CHECKING:
-    from gatekeeper.decision import Decision
+    from gatekeeper.refusals import Deferred, Denied, LeaseTimeout
+else:  # they bring aiohttp in, which who reads a text needs not wait for
+    __getattr__, __dir__ = lazily(
+        __name__, {"gatekeeper.refusals": ["Deferred", "Denied", "LeaseTimeout"]}
+    )
 
 __all__ = [
     "AddressRefused",
@@ -64,43 +66,6 @@ class ConfigError(GatekeeperError, ValueError):
     """A setting that can't be used; the message names the setting and the remedy."""
 
 
-class Denied(GatekeeperError, aiohttp.ClientError):
-    """This request may not be sent. `decision` says why."""
-
-    def __init__(self, decision: Decision) -> None:
-        super().__init__(decision)
-        self.decision = decision
-
-    def __str__(self) -> str:
-        return self.decision.explain()
-
-
-class Deferred(Denied):
-    """Not now: ask again at `retry_at` (an aware UTC datetime)."""
-
-    @property
-    def retry_at(self) -> datetime | None:
-        """The earliest moment at which asking again can help."""
-        return self.decision.retry_at
-
-
-class LeaseTimeout(GatekeeperError, aiohttp.ClientError, TimeoutError):
-    """No turn came in time, or waiting for one could never end.
-
-    `url` is the request that waited; `retry_at` is the moment (aware, UTC) from which
-    a turn can be had as far as is known, or None.
-    """
-
-    def __init__(self, url: str, message: str, *, retry_at: datetime | None = None) -> None:
-        super().__init__(message)
-        self.url = url
-        self.retry_at = retry_at
-
-    def __reduce__(self) -> tuple[Callable[..., LeaseTimeout], tuple[Any, ...]]:
-        # As told by `args` alone it could not be made again, in another process for one.
-        return _lease_timeout, (self.url, str(self), self.retry_at)
-
-
 class AddressRefused(GatekeeperError, OSError):
     """The guard refused to dial. The text is constant: it tells a client nothing (T2)."""
 
@@ -135,7 +100,3 @@ class SidecarError(GatekeeperError):
 
 class GateClosed(GatekeeperError, RuntimeError):
     """The gate was asked before `async with` opened it, or after it was closed."""
-
-
-def _lease_timeout(url: str, message: str, retry_at: datetime | None) -> LeaseTimeout:
-    return LeaseTimeout(url, message, retry_at=retry_at)

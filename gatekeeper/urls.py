@@ -18,12 +18,15 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-from yarl import URL
 
 from gatekeeper.errors import InvalidURL
 from gatekeeper.masking import mask, not_text, printable
+
+if TYPE_CHECKING:
+    from yarl import URL
 
 __all__ = [
     "MAX_URL",
@@ -309,6 +312,10 @@ def _remember(written: str, origin: str, place: tuple[str, str, int]) -> None:
 
 def _read(raw: str) -> URL:
     """The text cut into parts, none of them changed."""
+    # Imported where it is used: ordinary URLs are read without it, and so are the paths that a
+    # robots.txt is asked about. To import it takes as long as to parse a thousand files.
+    from yarl import URL  # noqa: PLC0415
+
     _refuse_text(raw)
     try:
         url = URL(raw, encoded=True)
@@ -330,6 +337,8 @@ def _refuse_text(raw: str) -> None:
 
 def _authority(raw: str, scheme: str, hostport: str) -> tuple[str, int]:
     """Host and port as they are dialled. Judges the mapped host only, never the raw one."""
+    from yarl import URL  # noqa: PLC0415 - see `_read`
+
     name, colon, port = hostport.rpartition("]")[2].partition(":")
     if "%" in hostport:  # escapes and IPv6 zones: parsers disagree about both
         raise _invalid(raw, "a '%' in the host; write the name itself")

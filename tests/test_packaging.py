@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import gatekeeper
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "gatekeeper"
 RUNTIME = {"aiohttp", "cachetools", "msgspec", "prometheus-client", "yarl"}
@@ -37,6 +39,29 @@ def name_of(requirement: str) -> str:
     found = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert found is not None
     return re.sub(r"[-_.]+", "-", found[0]).lower()
+
+
+def test_the_distribution_has_a_name_of_its_own(project: dict[str, Any]) -> None:
+    """`gatekeeper` is taken on the package index; `uvx NAME` wants a command of that name."""
+    assert project["name"] == "robots-gatekeeper"
+    scripts = {"gatekeeper", "robots-gatekeeper"}
+    assert project["scripts"] == dict.fromkeys(scripts, "gatekeeper.__main__:main")
+    assert project["dynamic"] == ["version"]
+    assert re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", gatekeeper.__version__)
+
+
+def test_every_message_names_that_distribution() -> None:
+    """Whoever follows one must not install the other project."""
+    wrong = re.compile(
+        r"pip install '?+(?!robots-gatekeeper\[|\.|--group|-)|(?<!robots-)gatekeeper\["
+    )
+    told = [
+        (str(path.relative_to(ROOT)), line)
+        for path in [*PACKAGE.rglob("*.py"), ROOT / "README.md", ROOT / "pyproject.toml"]
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if wrong.search(line)
+    ]
+    assert told == []
 
 
 class _Imports(ast.NodeVisitor):

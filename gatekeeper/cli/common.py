@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from gatekeeper import __version__
 from gatekeeper.cli.settings import Settings, meant
 from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.names import agent_doubt
@@ -45,8 +45,8 @@ Subparsers = Any  # argparse's own class for them is private
 
 
 def version() -> str:
-    """The installed version of this package."""
-    return importlib.metadata.version("gatekeeper")
+    """The version of this package."""
+    return __version__
 
 
 def add_command(

@@ -199,7 +199,8 @@ def registered_domain_of() -> Callable[[str], str | None]:
         from publicsuffixlist import PublicSuffixList  # noqa: PLC0415 - an optional extra
     except ImportError as error:
         raise ConfigError(
-            "pacing.domain_interval needs the Public Suffix List: install gatekeeper[psl]"
+            "pacing.domain_interval needs the Public Suffix List: "
+            "pip install 'robots-gatekeeper[psl]' (in a checkout: pip install '.[psl]')"
         ) from error
     suffixes = PublicSuffixList()
 

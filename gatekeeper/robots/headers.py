@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 import msgspec
@@ -255,6 +254,8 @@ def _room(count: int) -> float:
 
 def _date(text: str) -> datetime | None:
     """RFC 822, RFC 850 or ISO 8601; a date without a zone is UTC."""
+    from email.utils import parsedate_to_datetime  # noqa: PLC0415 - a dear import, seldom used
+
     moment: datetime | None = None
     for read in (datetime.fromisoformat, parsedate_to_datetime):
         try:

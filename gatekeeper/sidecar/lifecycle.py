@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import logging
 import os
 import signal
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from gatekeeper import __version__
 from gatekeeper.clock import SystemClock
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError, StorageError
@@ -165,7 +165,7 @@ def _service(
         config,
         tokens=tokens,
         hosts=accepted_hosts(config.server, names) if names else None,
-        version=importlib.metadata.version("gatekeeper"),
+        version=__version__,
         reread=lambda: with_state(wiring.reread()),
         lease_book=_lease_book(config),
         certificates=Certificates(config.server),

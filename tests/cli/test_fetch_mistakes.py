@@ -19,7 +19,9 @@ async def test_without_warcio_nothing_is_made(
     internet: FakeInternet, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "warcio.warcwriter", None)
-    with pytest.raises(ConfigError, match=r"pip install 'gatekeeper\[warc\]' \(in a checkout: "):
+    with pytest.raises(
+        ConfigError, match=r"pip install 'robots-gatekeeper\[warc\]' \(in a checkout: "
+    ):
         await fetch(internet, "http://a.test/x", output=folder, warc=tmp_path / "p.warc")
     assert list(tmp_path.iterdir()) == []
 

@@ -68,7 +68,7 @@ def warc_writer() -> Any:
         from warcio.warcwriter import WARCWriter  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ConfigError(
-            "--warc needs warcio: pip install 'gatekeeper[warc]' "
+            "--warc needs warcio: pip install 'robots-gatekeeper[warc]' "
             "(in a checkout: pip install '.[warc]')"
         ) from error
     return WARCWriter

@@ -1,0 +1,61 @@
+"""Names of a package that are imported when they are first asked for (PEP 562).
+
+A package of many parts costs what its user uses: `import gatekeeper` imports none of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+
+__all__ = ["lazily"]
+
+
+def lazily(
+    package: str, homes: Mapping[str, Iterable[str]]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` for the package. `homes`: each module, and which of its names
+    (`name`, or `name as other`) are the package's.
+
+    Modules of the package can be had as its attributes, too, imported or not.
+
+    >>> getattr_, dir_ = lazily("gatekeeper", {"gatekeeper.masking": ["mask", "mask as hide"]})
+    >>> getattr_("hide") is getattr_("mask"), {"hide", "mask"} <= {*dir_()}
+    (True, True)
+    """
+    places: dict[str, tuple[str, str]] = {}
+    for module, its in homes.items():
+        for text in its:
+            name, _, other = text.partition(" as ")
+            places[other or name] = module, name
+
+    def find(name: str) -> object:
+        place = places.get(name)
+        if place is not None:
+            value: object = getattr(import_module(place[0]), place[1])
+        elif name.startswith("_"):
+            raise _missing(package, name)
+        else:
+            value = _module(package, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *places})
+
+    return find, names
+
+
+def _module(package: str, name: str) -> object:
+    whole = f"{package}.{name}"
+    try:
+        return import_module(whole)
+    except ModuleNotFoundError as error:
+        if error.name != whole:
+            raise
+        raise _missing(package, name) from None
+
+
+def _missing(package: str, name: str) -> AttributeError:
+    return AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
