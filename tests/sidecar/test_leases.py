@@ -15,6 +15,7 @@ from gatekeeper.decision import Verdict
 from gatekeeper.sidecar.leases import LeaseTable
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.waiting import Wanted
+from tests.internet import FakeInternet
 
 URL = "https://a.example/"
 
@@ -283,3 +284,12 @@ async def test_closing_ends_what_is_still_held(table: LeaseTable, gate: Scripted
 
     assert gate.lease.log == ["renew 60", "end"]
     assert len(table) == 0
+
+
+async def test_the_first_lease_waits_for_what_the_file_asks_for(
+    door: Any, internet: FakeInternet
+) -> None:
+    internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
+    service = await door(pacing={"default_interval": 600.0})
+    status, lease = await service.post("/v1/leases", {"url": "http://a.test/x", "wait": 30})
+    assert status == 201, lease
