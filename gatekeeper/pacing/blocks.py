@@ -17,9 +17,10 @@ import msgspec
 from gatekeeper.config import PacingConfig
 from gatekeeper.pacing.backoff import BackOff
 
-__all__ = ["History", "Report"]
+__all__ = ["REFUSALS", "History", "Report"]
 
-_REFUSALS = (429, 503)
+REFUSALS = (429, 503)
+"""What a site answers that is asked too often, RFC 6585 section 4 and RFC 9110 section 15.6.4."""
 LATENCY_WEIGHT = 0.2
 ERROR_CEILING = 60.0
 LONGEST_BLOCK = 10 * 366 * 86_400.0
@@ -145,12 +146,12 @@ class History:
         self._note_latency(report, pacing)
         if report.spread:
             self.said, self.said_until = report.spread, now + report.spread_for
-        if report.status in _REFUSALS or (
+        if report.status in REFUSALS or (
             # HTTP-08: Retry-After means something with redirects and refusals as well.
             report.retry_after is not None and (report.status is None or report.status >= 300)
         ):
             self._turned_away(report, now, pacing, rng)
-            if report.status in _REFUSALS and not (report.under_way and self.back_off):
+            if report.status in REFUSALS and not (report.under_way and self.back_off):
                 if self.back_off is None:
                     self.back_off = BackOff()
                 self.back_off.refuse(

@@ -21,7 +21,8 @@ from gatekeeper import fields
 from gatekeeper.clock import Clock
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.pacing.accounts import DURABLE, Accounts
-from gatekeeper.pacing.blocks import Report
+from gatekeeper.pacing.blocks import REFUSALS, Report
+from gatekeeper.pacing.explain import slowed
 from gatekeeper.pacing.intervals import Wish, jittered
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.ledger import INF, MemoryLedger, Scope
@@ -337,6 +338,8 @@ class Books(Accounts):
         if not self.learn(scope, report, now):
             return
         history = scope.past()
+        if report.status in REFUSALS and not report.under_way:
+            _log.info("%s: %s", scope.name, slowed(scope, self.clock, self.pacing))
         self.counters.blocks += 1
         self._blocked(scope, now)
         for other in grant.others:

@@ -39,11 +39,11 @@ class ClockView(msgspec.Struct, frozen=True):
     clamped: bool = False
     """The operator's cap made the site's wish shorter."""
     since: datetime | None = None
-    """Of a block that an answer drew: when that came (aware, UTC)."""
+    """Of a block, or an interval, that an answer drew: when that came (aware, UTC)."""
 
     def __str__(self) -> str:
         source = self.source
-        if self.since is not None:  # "429 at 12:03, Retry-After 120"
+        if self.since is not None and self.kind == "block":  # "429 at 12:03, Retry-After 120"
             source = _ANSWER.sub(rf"\g<0> at {self.since:%H:%M}", source)
         text = f"{self.scope}: {self.kind}: {source}"
         if self.until is not None:
@@ -90,6 +90,10 @@ def _clocks(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[ClockView]
         add("next", why, due)
     if found is not None:
         views.extend(_intervals(scope, found, refused))
+        taught = None if scope.history is None else scope.history.back_off
+        if taught is not None:
+            drawn = utc(wall + taught.when - now)
+            views = [replace(v, since=drawn) if v.source == refused else v for v in views]
     if scope.in_flight:
         waits = f", {scope.unheaded} before the head of the response" if scope.unheaded else ""
         add("in_flight", f"busy x{scope.in_flight}{waits}")

@@ -45,6 +45,7 @@ async def test_a_page_that_asks_to_wait_is_said_to(virtual_internet: FakeInterne
     net.site("a.test").robots(OPEN).on("/x", BUSY)
     lines = await net.drive(said(net, "http://a.test/x"))
     assert lines[0].startswith("waiting http://a.test: 429, Retry-After 5; again at 20")
+    assert "; then 0.2 s instead of none since a 429 at " in lines[0]
     assert lines[1:] == ["failed http://a.test/x: answered 429, try 3 of 3"]
 
 
@@ -154,3 +155,16 @@ def test_a_thousand_hosts_are_not_named_one_by_one() -> None:
     lines = told(*((f"http://h{n}.test", Holdup("timeout", "timeout")) for n in range(1_000)))
     assert len(lines) == 11
     assert lines[-1] == "waiting for still more hosts, which are not named one by one"
+
+
+async def test_the_display_says_how_far_a_host_is_slowed(virtual_internet: FakeInternet) -> None:
+    net = virtual_internet
+    site = net.site("a.test").robots("User-agent: *\nCrawl-delay: 4\n").on("/0", BUSY)
+    urls = [f"http://a.test/{number}" for number in range(4)]
+    for number in range(1, 4):
+        site.page(f"/{number}")
+    stream = io.StringIO()
+    made = Job(identity="examplebot/1.0", config=CONFIG, urls=tuple(urls))
+    await net.drive(crawl(made, Plain(stream), clock=net.clock, resolver=net.resolver))
+    shown = [line for line in stream.getvalue().splitlines() if line.startswith("-- ")]
+    assert any("waiting: twice the usual 4 s since a 429 at " in line for line in shown), shown

@@ -562,3 +562,34 @@ async def test_a_lease_of_an_earlier_run_that_was_refused_is_slowed_by_its_own_i
     grant.release()
     (view,) = [view for view in scheduler.why(HOST) if view.decides]
     assert view.seconds == 2.0
+
+
+async def test_why_and_the_log_say_it_in_one_line(
+    make: Make, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="gatekeeper.pacing")
+    scheduler = await make()
+    await refuse(scheduler, clock, FAST, retry_after=1)
+    line = "twice the usual 0.05 s since a 429 at 14:13; the usual rate is tried again at 15:13"
+    assert [record.getMessage() for record in caplog.records] == [f"{HOST}: {line}"]
+    views = {view.kind: view for view in scheduler.why(HOST)}
+    assert views["next"].source == line
+    (view,) = [view for view in scheduler.why(HOST) if view.kind == "interval" and view.decides]
+    assert (view.source, view.seconds) == (line, 0.1)
+    assert str(view) == f"{HOST}: interval: {line}"
+    assert view.since is not None
+    await clock.elapse(2 * HOUR)  # nobody asked for anything meanwhile
+    (view,) = [view for view in scheduler.why(HOST) if view.kind == "interval"]
+    assert (view.source, view.seconds) == (FAST.source, 0.05)
+
+
+async def test_an_answer_that_is_no_refusal_is_not_logged(
+    make: Make, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="gatekeeper.pacing")
+    scheduler = await make(concurrency=2)
+    none = Wish(0.0, "crawl-delay 0 s")
+    first, second = [await scheduler.acquire("u", HOST, admit=lambda: none) for _ in range(2)]
+    first.report(301, 0.1, 5.0)
+    second.report(404, 0.1)
+    assert not caplog.records

@@ -69,3 +69,18 @@ async def test_a_batch_with_a_url_of_a_blocked_host_is_answered(
     told = [(one["verdict"], one["reason"]) for one in answer["decisions"]]
     assert told == [("defer", "host_blocked"), ("allow", "empty_file")]
     assert (status, story["decision"]["retry_at"] is not None) == (200, True)
+
+
+async def test_a_host_that_refused_says_how_far_it_is_slowed(
+    door: Any, internet: FakeInternet
+) -> None:
+    internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.05\n")
+    service = await door()
+    _, lease = await service.post("/v1/leases", {"url": "http://a.test/x", "wait": 5})
+    await service.post(f"/v1/leases/{lease['id']}/report", {"status": 429, "retry_after": 1})
+    _, host = await service.get("/v1/hosts/a.test")
+    assert host["interval"] == 0.1
+    (clock,) = [one for one in host["clocks"] if one["kind"] == "interval" and one["decides"]]
+    assert clock["source"].startswith("twice the usual 0.05 s since a 429 at ")
+    assert "; the usual rate is tried again at " in clock["source"]
+    assert clock["since"] is not None

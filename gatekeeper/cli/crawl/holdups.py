@@ -56,8 +56,8 @@ class Told:
         self._most = most
         self._told: set[tuple[str, str]] = set()
 
-    def tell(self, origin: str, holdup: Holdup) -> None:
-        """Say it, unless it was said, or it is but the next turn."""
+    def tell(self, origin: str, holdup: Holdup, slowed: str = "") -> None:
+        """Say it, unless it was said, or it is but the next turn; and how slow it is after."""
         key = origin, holdup.reason
         if holdup.reason == TURN or key in self._told or len(self._told) > self._most:
             return
@@ -65,7 +65,7 @@ class Told:
         if len(self._told) > self._most:
             self._say("waiting for still more hosts, which are not named one by one")
         else:
-            self._say(f"waiting {origin}: {holdup}")
+            self._say(f"waiting {origin}: {holdup}" + (f"; then {slowed}" if slowed else ""))
 
 
 class ListeningGate:

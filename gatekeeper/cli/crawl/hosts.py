@@ -44,6 +44,10 @@ class Clockwork(Protocol):
     def until(self) -> datetime | None:
         """When it ends; None where an event ends it."""
 
+    @property
+    def since(self) -> datetime | None:
+        """When the answer came that drew it; None where none did."""
+
 
 class Explains(Protocol):
     """What of a gate is asked here: nothing that waits for a site."""
@@ -103,9 +107,12 @@ class Hosts:
     async def _turn(self, origin: str, gate: Explains, clock: Clock) -> NextTurn:
         count, url = self._waiting.get(origin, (0, ""))
         wall, seconds, holdup, interval = clock.wall(), 0.0, None, 0.0
+        slowed = ""
         for view in await gate.why(urls.parse(origin).host):
             if view.decides:
                 interval = max(interval, view.seconds or 0.0)
+            if view.kind == "interval" and view.since is not None:
+                slowed = view.source
             if view.until is None:
                 left = _NEVER if view.kind in _HELD else 0.0
             else:
@@ -120,4 +127,12 @@ class Hosts:
             if left > seconds:
                 seconds, holdup = left, Holdup.of(decision)
         host = origin.partition("://")[2]
-        return NextTurn(host, seconds, count, origin=origin, holdup=holdup, interval=interval)
+        return NextTurn(
+            host,
+            seconds,
+            count,
+            origin=origin,
+            holdup=holdup,
+            interval=interval,
+            slowed=slowed,
+        )

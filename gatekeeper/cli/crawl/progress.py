@@ -34,11 +34,15 @@ class NextTurn:
     """The last of what it has to wait for, if there is anything."""
     interval: float = 0.0
     """Seconds between two of its turns, as far as is known."""
+    slowed: str = ""
+    """How far its refusals have slowed it, and until when."""
 
     @property
     def problem(self) -> str:
         """What keeps it waiting, if that is more than that others were just asked."""
-        return self.holdup.text if self.holdup is not None and self.holdup.reason != TURN else ""
+        if self.holdup is not None and self.holdup.reason != TURN:
+            return self.holdup.text
+        return self.slowed
 
     def __str__(self) -> str:
         why = f": {self.problem}" if self.problem else ""

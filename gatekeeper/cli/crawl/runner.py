@@ -222,7 +222,7 @@ def _work(
     async def set_back(url: str) -> None:
         turn = await work.hosts.turn(url, gate, clock)
         if turn.holdup is not None:
-            told.tell(turn.origin, turn.holdup)
+            told.tell(turn.origin, turn.holdup, turn.slowed)
 
     work = Crawl(
         client,

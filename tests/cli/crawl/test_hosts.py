@@ -24,7 +24,12 @@ class Gate:
         until = None if seconds is None else utc(self.clock.wall() + seconds)
         self.clocks.setdefault(host, []).append(
             SimpleNamespace(
-                kind=kind, until=until, source=f"source of {kind}", decides=False, seconds=None
+                kind=kind,
+                until=until,
+                since=None,
+                source=f"source of {kind}",
+                decides=False,
+                seconds=None,
             )
         )
 
@@ -136,7 +141,9 @@ async def test_the_latest_of_all_is_what_holds_it_up() -> None:
 async def test_the_interval_in_force_is_known() -> None:
     gate = Gate(VirtualClock())
     gate.clocks["a.test"] = [
-        SimpleNamespace(kind="interval", until=None, source="", decides=decides, seconds=seconds)
+        SimpleNamespace(
+            kind="interval", until=None, since=None, source="", decides=decides, seconds=seconds
+        )
         for decides, seconds in ((False, 9.0), (True, 3.0))
     ]
     assert (await waiting().turn("http://a.test/1", gate, gate.clock)).interval == 3.0
