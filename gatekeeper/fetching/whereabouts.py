@@ -3,7 +3,10 @@
 A machine that bears many names feels the requests to all of them. So a host's addresses are
 looked up before its first turn, robots.txt included, and a turn takes the clock of each: which
 of them is dialled is the connector's affair, so the promise is kept to all. What is looked up
-here and what the connector dials is one answer, remembered for as long as aiohttp would.
+here and what the connector dials is one answer, remembered for as long as aiohttp would. That
+holds for a look-up that failed, too: a turn that was had without the clock of an address must
+not find an address when it dials. In a session of the caller's nobody can see to that, so there
+all names that could not be looked up share one clock.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import Config
+from gatekeeper.errors import AddressRefused
 from gatekeeper.fetching.guard import GuardedResolver
 from gatekeeper.fetching.judging import Guard
 
@@ -33,6 +37,9 @@ _MOST = 20_000
 """Names remembered."""
 
 _Key = tuple[str, int]
+
+UNRESOLVED = "address:unresolved"
+"""The clock of names without an address whose dial can't be held to that."""
 
 
 class RememberingResolver(AbstractResolver):
@@ -66,6 +73,40 @@ class RememberingResolver(AbstractResolver):
             await inner.close()
 
 
+class HeldResolver(AbstractResolver):
+    """For the connector: a name whose look-up before the turn failed can't be dialled either,
+    until another one brings an answer.
+    """
+
+    def __init__(self, inner: AbstractResolver) -> None:
+        self._inner = inner
+        self._failed: cachetools.LRUCache[_Key, tuple[int, str]] = cachetools.LRUCache(_MOST)
+
+    def fail(self, host: str, port: int, error: Exception) -> None:
+        """The look-up before a turn failed: so does the dial of that turn, whenever it comes."""
+        code = error.errno if isinstance(error, socket.gaierror) else None
+        told = socket.EAI_AGAIN if code is None else code
+        self._failed[host, port] = told, str(error) or type(error).__name__
+
+    def let_go(self, host: str, port: int) -> None:
+        """Another one brought an answer."""
+        self._failed.pop((host, port), None)
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """What the inner resolver says. Raises gaierror for a name that is held."""
+        failed = self._failed.get((host, port))
+        if failed is not None:
+            raise socket.gaierror(*failed)
+        return await self._inner.resolve(host, port, family)
+
+    async def close(self) -> None:
+        """Release the inner resolver if that is its own."""
+        self._failed.clear()
+        await self._inner.close()
+
+
 class Whereabouts:
     """The scopes of hosts' addresses, such as "address:203.0.113.9"."""
 
@@ -77,17 +118,23 @@ class Whereabouts:
         resolver: AbstractResolver | None,
         patience: float,
     ) -> None:
-        """Without a `guard` nothing is vetted; `patience`: seconds for one look-up."""
+        """Without a `guard` nothing is vetted, and the connector is not ours; `patience`:
+        seconds for one look-up.
+        """
         self._clock = clock
         self._patience = patience
-        self.resolver = RememberingResolver(resolver, clock)
+        answers = RememberingResolver(resolver, clock)
+        self.resolver = HeldResolver(answers)
         """For the connectors: the answers that were looked up here are those they dial."""
+        self._ours = guard is not None
         self._vetted: AbstractResolver = (
-            self.resolver if guard is None else GuardedResolver(guard, self.resolver)
+            answers if guard is None else GuardedResolver(guard, answers)
         )
         self._known: cachetools.TLRUCache[_Key, tuple[str, ...]] = cachetools.TLRUCache(
             _MOST,
-            ttu=lambda _key, scopes, now: now + (LASTING if scopes else _AGAIN),
+            ttu=lambda _key, scopes, now: (
+                now + (_AGAIN if not scopes or scopes == (UNRESOLVED,) else LASTING)
+            ),
             timer=clock.monotonic,
         )
         self._asking: dict[_Key, asyncio.Event] = {}
@@ -105,7 +152,8 @@ class Whereabouts:
     async def scopes(self, host: str, port: int) -> tuple[str, ...]:
         """One for each address of the host that may be dialled; never raises.
 
-        None where the name can't be resolved: whoever fetches finds that out, and says so.
+        None where the name can't be resolved: the connector is held to that, and says so. One
+        for all such names where the connector is not ours.
         """
         try:
             return _scopes((host,))  # a literal address is its own answer
@@ -129,9 +177,16 @@ class Whereabouts:
         try:
             async with deadline(self._clock, self._patience):
                 answers = await self._vetted.resolve(host, port)
-            return _scopes(answer["host"] for answer in answers)
-        except Exception:  # noqa: BLE001 - a resolver may raise anything; the fetch reports it
+            found = _scopes(answer["host"] for answer in answers)
+        except AddressRefused:
+            found = ()  # so will the dial be, by the guard
+        except Exception as error:  # noqa: BLE001 - a resolver may raise anything
+            if not self._ours:
+                return (UNRESOLVED,)
+            self.resolver.fail(host, port, error)
             return ()
+        self.resolver.let_go(host, port)
+        return found
 
     async def close(self) -> None:
         """Release the resolver if it is ours."""

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 from collections import Counter
 
 import aiohttp
 import pytest
+from aiohttp.abc import AbstractResolver, ResolveResult
 
-from gatekeeper import Gatekeeper, LeaseTimeout, PoliteQueue, Reason, Verdict, polite_session
+from gatekeeper import (
+    Decision,
+    Deferred,
+    Gatekeeper,
+    LeaseTimeout,
+    PoliteQueue,
+    Reason,
+    Verdict,
+    polite_session,
+)
 from gatekeeper.clock import VirtualClock
 from gatekeeper.fetching.whereabouts import LASTING, Whereabouts
+from gatekeeper.session import session_gate
 from tests.internet import Fail, FakeInternet, Page
 from tests.politeness.conftest import MakeGate
 from tests.politeness.crawling import visit
@@ -281,3 +293,116 @@ async def test_a_mapped_address_is_the_address_within(clock: VirtualClock) -> No
     places = Whereabouts(clock, guard=None, resolver=None, patience=10.0)
     assert await places.scopes("::ffff:7f00:1", 80) == ("address:127.0.0.1",)
     assert await places.scopes("2001:db8::1", 80) == ("address:2001:db8::1",)
+
+
+# -- look-ups that fail
+
+
+class Flaky(AbstractResolver):
+    """Fails the first look-ups of each name, and answers from then on."""
+
+    def __init__(self, inner: AbstractResolver, failures: int, error: Exception) -> None:
+        self.inner = inner
+        self.left: Counter[str] = Counter()
+        self.failures = failures
+        self.error = error
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        self.left[host] += 1
+        if self.left[host] <= self.failures:
+            raise self.error
+        return await self.inner.resolve(host, port, family)
+
+    async def close(self) -> None:
+        """Nothing of its own."""
+
+
+TWELVE = [f"h{number}.test" for number in range(12)]
+ERRORS = [
+    socket.gaierror(socket.EAI_AGAIN, "try again"),
+    socket.gaierror(socket.EAI_NONAME, "no such name"),
+    TimeoutError(),
+    OSError(5, "broken"),
+    RuntimeError("not even an OSError"),
+]
+
+
+async def visit_anyhow(gate: Gatekeeper, host: str, session: aiohttp.ClientSession) -> None:
+    """A page of each host, asked for until it is had."""
+    while True:
+        try:
+            async with session.get(f"http://{host}/x") as response:
+                await response.read()
+                return
+        except Deferred as refusal:
+            at = refusal.retry_at
+            assert at is not None
+            await gate._clock.sleep(max(0.5, at.timestamp() - gate._clock.wall()))
+        except aiohttp.ClientError:
+            await gate._clock.sleep(2.0)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize("failures", [1, 2, 3])
+async def test_a_name_that_resolves_only_when_dialled_keeps_to_its_address_too(
+    internet: FakeInternet, clock: VirtualClock, error: Exception, failures: int
+) -> None:
+    for name in TWELVE:
+        internet.site(name).robots("").page("/x")
+
+    async def run() -> None:
+        async with polite_session(
+            AGENT,
+            config=config(pacing=PACING),
+            resolver=Flaky(internet.resolver, failures, error),
+            clock=clock,
+        ) as session:
+            gate = session_gate(session)
+            async with asyncio.TaskGroup() as tasks:
+                for name in TWELVE:
+                    tasks.create_task(visit_anyhow(gate, name, session))
+
+    await internet.drive(run(), limit=10 * 86_400.0)
+    assert {request.path for request in internet.requests} == {"/robots.txt", "/x"}
+    assert len(internet.requests) == 24
+    assert min(gaps(internet)) >= 5.0 - EPSILON
+
+
+async def test_a_name_that_only_the_callers_session_can_resolve_shares_a_clock_with_its_like(
+    internet: FakeInternet, clock: VirtualClock
+) -> None:
+    for name in TWELVE:
+        internet.site(name).robots("")
+
+    async def run() -> None:
+        connector = aiohttp.TCPConnector(resolver=internet.resolver)
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            Gatekeeper(
+                AGENT,
+                config=config(pacing=PACING),
+                session=session,
+                resolver=Flaky(internet.resolver, 10**9, ERRORS[0]),
+                clock=clock,
+            ) as gate,
+        ):
+            await asyncio.gather(*(gate.check(f"http://{name}/") for name in TWELVE))
+
+    await internet.drive(run())
+    assert len(internet.requests) == 12
+    assert min(gaps(internet)) >= 5.0 - EPSILON
+
+
+async def test_a_name_that_resolves_to_refused_addresses_is_refused_and_not_unresolved(
+    internet: FakeInternet, make_gate: MakeGate
+) -> None:
+    internet.dns("a.test", "10.1.2.3")
+
+    async def run() -> Decision:
+        async with make_gate(pacing=PACING, guard={"allow": ["127.0.0.0/8"]}) as gate:
+            return await gate.check("http://a.test/")
+
+    decision = await internet.drive(run())
+    assert decision.reason is Reason.BLOCKED
