@@ -19,7 +19,16 @@ from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("serve", "check", "fetch", "lint", "history", "healthcheck", "config")
+COMMANDS = {
+    "serve": "run the sidecar: the gate over HTTP",
+    "check": "say whether URLs may be fetched, and which line decided",
+    "fetch": "fetch pages politely: each host in its turn, nothing that its robots.txt denies",
+    "lint": "find what is wrong in a robots.txt, with line numbers",
+    "history": "show what a site's robots.txt said, and when",
+    "healthcheck": "ask the running sidecar whether it is alive",
+    "config": "check the configuration, or show what is in force",
+}
+"""Each command and its summary, as its own module has it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = argparse.Namespace(command="", json=False, settings=None)
     try:
-        # Parsing, too: it imports every command, and Ctrl-C may come meanwhile.
+        # Parsing, too: it imports the command, and Ctrl-C may come meanwhile.
         _parse(argv, args)
         return int(args.run(args))
     except GatekeeperError as error:
@@ -69,13 +78,14 @@ def _describe(error: OSError) -> str:
 
 def _parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:
     """Read the call into `args`. A wrong one ends the process with the command's own usage."""
-    parser = _parser()
+    parser = _parser(sys.argv[1:] if argv is None else argv)
     _, unknown = parser.parse_known_args(argv, args)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser for a call: of the commands only the one that it names is imported."""
     parser = argparse.ArgumentParser(
         prog=NAME,
         description="Ask a site's robots.txt first, then wait your turn.",
@@ -83,6 +93,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{NAME} {version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in COMMANDS:
-        importlib.import_module(f"gatekeeper.cli.{name}").add_parser(commands)
+    called = next((word for word in argv if word in COMMANDS), None)
+    for name, summary in COMMANDS.items():
+        if name == called:
+            importlib.import_module(f"gatekeeper.cli.{name}").add_parser(commands)
+        else:
+            commands.add_parser(name, help=summary)
     return parser

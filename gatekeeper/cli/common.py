@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from gatekeeper import __version__
-from gatekeeper.cli.settings import Settings, meant
 from gatekeeper.errors import ConfigError, InvalidURL
-from gatekeeper.names import agent_doubt
-from gatekeeper.urls import parse
 
+# What `--help` can do without is imported where it is used.
 if TYPE_CHECKING:
+    from gatekeeper.cli.settings import Settings
     from gatekeeper.gate import Gatekeeper
 
 __all__ = [
@@ -86,6 +85,8 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def load(args: argparse.Namespace, **flags: Any) -> Settings:
     """The effective settings for a call; `flags` are dotted as `server__port`."""
+    from gatekeeper.cli.settings import Settings, meant  # noqa: PLC0415
+
     given = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
     if args.user_agent is not None:
         given["user_agent"] = args.user_agent
@@ -137,6 +138,8 @@ def log_to_stderr() -> None:
 
 def warn_if_anonymous(settings: Settings) -> None:
     """Say how to set an identity, where none is set, or one that may not be what it seems."""
+    from gatekeeper.names import agent_doubt  # noqa: PLC0415
+
     doubt = agent_doubt(settings.identity())
     if doubt is not None:
         print(f"{NAME}: {doubt}", file=sys.stderr)
@@ -190,6 +193,8 @@ def hint(text: str) -> str:
     """
     if "://" in text or not any(mark in text.partition("/")[0] for mark in ".:"):
         return ""
+    from gatekeeper.urls import parse  # noqa: PLC0415
+
     try:
         return f"; did you mean {parse(f'https://{text}').url}?"
     except InvalidURL:

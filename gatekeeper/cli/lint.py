@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from pathlib import Path
 
@@ -88,6 +87,8 @@ def _read(settings: Settings, source: str) -> tuple[str, RobotsTxt | None]:
     """
     if source.startswith(("http://", "https://")):
         warn_if_anonymous(settings)
+        import asyncio  # noqa: PLC0415 - a file takes none
+
         origin = parse(source).origin
         return f"{origin}/robots.txt", asyncio.run(_fetch(settings, origin))
     try:
