@@ -26,7 +26,15 @@ from gatekeeper.fetching.faults import PATIENCE, LocalFaults
 from gatekeeper.fetching.flights import Flight, HeldUp, flying
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import NO_TEXT, Answer, Record, Standing
-from gatekeeper.fetching.retrieval import Retrieval, RobotsSource, Validators, hurried
+from gatekeeper.fetching.retrieval import (
+    ANSWERED,
+    FAILED,
+    Retrieval,
+    RobotsSource,
+    Validators,
+    hurried,
+    precedence,
+)
 from gatekeeper.fetching.shelf import Shelf
 from gatekeeper.fetching.texts import Text
 from gatekeeper.fetching.warmth import Sweeper
@@ -340,6 +348,8 @@ class Directory:
         if not self._faults.may_ask(origin, now):
             return self._absorber.postponed(origin)
         self._fetches += 1
+        if record is not None:
+            precedence.set(ANSWERED if record.reachable else FAILED)
         retrieval = await self._fetcher.fetch(origin, self._validators(record, origin))
         return await self._take_in(origin, retrieval, now)
 
@@ -418,6 +428,7 @@ class Directory:
         Of a failure nothing is recorded: it was our own curiosity, and in a hurry.
         """
         hurried.set(PATIENCE)
+        precedence.set(ANSWERED)
         clock, record = self._clock, self._shelf.get(origin)
         began = clock.monotonic()
         try:

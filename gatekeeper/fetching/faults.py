@@ -42,6 +42,12 @@ FEW: Final = 3
 """The same for sites that answered lately."""
 LATELY: Final = 300.0
 """Seconds for which a site that answered counts as one that answers."""
+_QUIET: Final = 0.9
+"""Seconds without any answer before a fault is told; a false alarm makes them more ..."""
+_MOST_QUIET: Final = 5.0
+"""... up to this."""
+_FALSE_ALARM: Final = 3.0
+"""A fault that an answer ended so soon was none: answers just come so far apart."""
 PATIENCE: Final = 3.0
 """Seconds that a probe may take to connect, and then to its head."""
 _FIRST_PROBE: Final = 1.0
@@ -115,6 +121,9 @@ class LocalFaults:
         self._probes: deque[str] = deque(maxlen=LEAST)
         self._met: set[str] = set()
         """Origins that were suspected or probed in this fault."""
+        self._quiet = _QUIET
+        self._judge_at: float | None = None
+        """When to judge again, though nothing else happens."""
         self._probe_at = 0.0
         self._pause = _FIRST_PROBE
         self._began = 0.0
@@ -126,11 +135,14 @@ class LocalFaults:
 
     def answered(self, origin: str, now: float) -> None:
         """Something came from the network: all suspicion is contradicted."""
-        self.heard[origin] = self.last_answer = now
+        before, self.last_answer = self.last_answer, now
+        self.heard[origin] = now
         self.sweep_if_many(now)
         if self.doubtful:
             self._clear()
             if self.active:
+                if now - self._began <= _FALSE_ALARM:
+                    self._quiet = min(max(self._quiet, 2 * (now - before)), _MOST_QUIET)
                 self.active = False
                 self._lasted += now - self._began
                 self._on_change(False)
@@ -219,10 +231,15 @@ class LocalFaults:
         """Seconds until somebody is to be probed; None: nobody is."""
         if self.active:
             return max(0.0, self._probe_at - now)
-        return 0.0 if self._pending and not self._handed_out else None
+        if self._pending and not self._handed_out:
+            return 0.0
+        return None if self._judge_at is None else max(0.0, self._judge_at - now)
 
     def to_ask(self, now: float) -> list[str]:
         """Whom to probe now: who answered lately first, then newcomers, then the suspects."""
+        if self._judge_at is not None and now >= self._judge_at:
+            self._judge_at = None
+            self._judge(now)
         if not self.active:
             self._handed_out = True
             return sorted(self._pending or ())
@@ -281,7 +298,12 @@ class LocalFaults:
         """Is it us? Begin the fault if so; where it may be, ask some who answered lately."""
         sites = len(self._groups)
         if sites >= LEAST and sites >= SHARE * self._tried(now):
-            return self._begin(now)
+            quiet_at = self.last_answer + self._quiet
+            if now >= quiet_at:
+                return self._begin(now)
+            if self._judge_at is None:  # an answer may be about to come: it is no fault then
+                self._judge_at = quiet_at
+                self.on_doubt()
         few = {one.group for one in self._suspects.values() if one.lately}
         if self._pending is None:
             hints = {one.group for one in self._hints.values() if one.lately}
@@ -347,7 +369,7 @@ class LocalFaults:
     def _clear(self) -> None:
         """Nobody is suspected of anything."""
         self.doubtful = False
-        self._pending = None
+        self._pending = self._judge_at = None
         for one in (
             *(self._suspects, self._hints, self._groups, self._group_of),
             *(self._living, self._newcomers, self._probes, self._met, self.unanswered),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -13,6 +13,9 @@ from gatekeeper.fetching.freshness import Lifetime
 from gatekeeper.fetching.outcomes import Outcome
 
 __all__ = [
+    "ANSWERED",
+    "FAILED",
+    "STRANGER",
     "Known",
     "Refuse",
     "Retrieval",
@@ -21,8 +24,15 @@ __all__ = [
     "Turn",
     "Validators",
     "hurried",
+    "precedence",
 ]
 
+ANSWERED: Final = 0
+STRANGER: Final = 1
+FAILED: Final = 2
+precedence: ContextVar[int] = ContextVar("gatekeeper_precedence", default=STRANGER)
+"""Who goes first where retrievals wait for a slot: origins that answered before, then those
+never met, then those that failed."""
 hurried: ContextVar[float | None] = ContextVar("gatekeeper_hurried", default=None)
 """Seconds that the retrievals of this context may take to connect, and then to the head, where
 that is less than usual: they only find out whether anybody answers."""

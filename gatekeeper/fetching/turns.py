@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from gatekeeper.clock import Clock
-from gatekeeper.fetching.retrieval import Turn
+from gatekeeper.fetching.retrieval import STRANGER, Turn, precedence
 from gatekeeper.fetching.watching import Alarm
 from gatekeeper.urls import parse
 
-__all__ = ["HostTurns", "Slot", "Slots"]
+__all__ = ["SLOW_LANE", "HostTurns", "Slot", "Slots"]
 
 _SWEEP_FROM: Final = 10_000
-_PATIENCE: Final = 1.0
-_SLOW_LANE: Final = 4
+_PATIENCE: Final = 0.25
+SLOW_LANE: Final = 19
+"""Places in the slow lane for each in the fast one."""
 
 
 class _Silent:
@@ -81,23 +83,58 @@ class HostTurns:
 class Slots:
     """A bound on retrievals at once, in which the dead don't crowd out the living.
 
-    A retrieval that has not come to its end within a second leaves its slot to another and
-    goes on in a slow lane, which has four times as many places; only when that is full too
-    does it keep its slot. Otherwise two hundred silent hosts would be a wall of ten seconds
-    before everybody else.
+    A retrieval that has not come to its end within a quarter of a second leaves its slot to
+    another and goes on in a slow lane, which has nineteen times as many places; only when that is
+    full too does it keep its slot. Otherwise two hundred silent hosts would be a wall of ten
+    seconds before everybody else. For a slot, who answered before goes before strangers, and
+    these before who failed; of strangers by turns the latest and the first, since a list of
+    dead ones may stand before one who lives.
     """
 
     def __init__(self, clock: Clock, most: int, *, patience: float = _PATIENCE) -> None:
-        self.fast = asyncio.Semaphore(most)
-        self.slow_free = most * _SLOW_LANE
+        self.fast_free = most
+        self.slow_free = _within_files(most * (1 + SLOW_LANE)) - most
         self.alarm = Alarm(clock)
         self.patience = patience
         self.taken = 0
         """Retrievals on the network now, in both lanes."""
+        self._waiting: tuple[deque[asyncio.Future[None]], ...] = (deque(), deque(), deque())
+        self._latest = False
+        """Whether the latest stranger goes next."""
 
     def __call__(self) -> Slot:
         """Wait for a slot, hold it for the block."""
         return Slot(self)
+
+    async def take(self) -> None:
+        """Wait for a place in the fast lane; whose turn it is depends on `precedence`."""
+        rank = precedence.get()
+        if self.fast_free > 0 and not any(self._waiting[: rank + 1]):
+            self.fast_free -= 1
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[rank].append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                with suppress(ValueError):  # the one who gives places may have met it already
+                    self._waiting[rank].remove(place)
+            else:  # it was given in the very moment
+                self.give()
+            raise
+
+    def give(self) -> None:
+        """A place in the fast lane is free: to the next who waits."""
+        self.fast_free += 1
+        for rank, waiting in enumerate(self._waiting):
+            while waiting and self.fast_free:
+                if rank == STRANGER:
+                    self._latest = not self._latest
+                place = waiting.pop() if rank == STRANGER and self._latest else waiting.popleft()
+                if not place.done():
+                    self.fast_free -= 1
+                    place.set_result(None)
 
 
 class Slot:
@@ -112,7 +149,7 @@ class Slot:
 
     async def __aenter__(self) -> None:
         slots = self._slots
-        await slots.fast.acquire()
+        await slots.take()
         slots.taken += 1
         slots.alarm.set(self, slots.alarm.clock.monotonic() + slots.patience)
 
@@ -123,14 +160,26 @@ class Slot:
         if self._slow:
             slots.slow_free += 1
         else:
-            slots.fast.release()
+            slots.give()
 
     def due(self, now: float) -> None:
         """Step aside if there is room, else look again."""
         slots = self._slots
-        if slots.slow_free:
+        if slots.slow_free > 0:
             slots.slow_free -= 1
             self._slow = True
-            slots.fast.release()
+            slots.give()
         else:
             slots.alarm.set(self, now + slots.patience)
+
+
+def _within_files(wanted: int) -> int:
+    """So many retrievals at once, or as many as half of the open files that we may have."""
+    try:
+        import resource  # noqa: PLC0415 - not on every system
+    except ImportError:
+        return wanted
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return wanted
+    return min(wanted, max(wanted // (1 + SLOW_LANE), files // 2))

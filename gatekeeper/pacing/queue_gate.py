@@ -29,8 +29,9 @@ __all__ = [
     "is_distant",
 ]
 
-MAX_ASKING = 100
-"""Lanes whose robots.txt is asked for at once."""
+MAX_ASKING = 4_000
+"""Lanes whose robots.txt is asked for at once: as many as the gate has room for, or silent hosts
+would stand before those that answer."""
 MAX_STANDING = 100
 """Lanes that stand in line at once for hosts whose turns others get."""
 PATIENCE = 600.0

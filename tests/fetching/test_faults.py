@@ -148,6 +148,47 @@ def test_everything_that_was_recorded_is_undone_the_latest_first() -> None:
     assert book.undone[:3] == ["step 2", "step 1", "step 0"]
 
 
+def test_an_answer_that_is_about_to_come_is_waited_for() -> None:
+    # Between two answers of one busy host a whole list of names can fail.
+    book = Book()
+    book.faults.answered(origin("living"), 1.0)
+    assert not book.fail_many(LEAST + 5, began=1.01, now=1.1)
+    assert book.doubts == 1
+    pause = book.faults.pause(1.1)
+    assert pause is not None
+    book.faults.answered(origin("living"), 1.2)
+    assert book.faults.to_ask(1.1 + pause) == []
+    assert book.changes == []
+
+
+def test_if_it_does_not_come_the_fault_is_told_though_nothing_else_happens() -> None:
+    book = Book()
+    book.faults.answered(origin("living"), 1.0)
+    book.fail_many(LEAST + 5, began=1.01, now=1.1)
+    pause = book.faults.pause(1.1)
+    assert pause is not None
+    assert pause <= 1.0
+    book.faults.to_ask(1.1 + pause)
+    assert book.faults.active
+    assert len(book.undone) == LEAST + 5
+
+
+def test_false_alarms_are_learnt_from() -> None:
+    # A host answers every 1.5 seconds, and names that fail at once are asked all the time.
+    book, now, answered = Book(), 0.0, -1.0
+    for tick in range(600):
+        now = tick / 10
+        if now - answered >= 1.5:
+            book.faults.answered(origin("living"), now)
+            answered = now
+        pause = book.faults.pause(now)
+        if pause == 0.0:
+            book.faults.to_ask(now)
+        for number in range(LEAST):
+            book.fail(f"https://dead{number}.test", began=now + 0.01, now=now + 0.05)
+    assert book.faults.count == 1
+
+
 # -- few, but they answered lately
 
 

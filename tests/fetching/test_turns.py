@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.fetching.turns import HostTurns, Slots
+from gatekeeper.fetching.retrieval import ANSWERED, FAILED, STRANGER, precedence
+from gatekeeper.fetching.turns import SLOW_LANE, HostTurns, Slots
 
 
 async def test_one_request_at_a_time_for_a_host_and_an_interval_between() -> None:
@@ -64,7 +65,7 @@ async def test_slots_are_bounded() -> None:
     assert slots.taken == 0
 
 
-async def test_a_slow_retrieval_makes_room_after_a_second() -> None:
+async def test_a_slow_retrieval_makes_room_after_a_quarter_of_a_second() -> None:
     clock = VirtualClock()
     slots = Slots(clock, 2)
     never, soon = asyncio.Event(), asyncio.Event()
@@ -72,9 +73,9 @@ async def test_a_slow_retrieval_makes_room_after_a_second() -> None:
     dead = [asyncio.create_task(_hold(slots, never)) for _ in range(2)]
     await clock.settle()
     living = asyncio.create_task(_hold(slots, soon))
-    await clock.elapse(0.9)
-    assert not living.done()
     await clock.elapse(0.2)
+    assert not living.done()
+    await clock.elapse(0.1)
     assert living.done()
     never.set()
     await asyncio.gather(*dead, living)
@@ -86,12 +87,53 @@ async def test_the_slow_lane_is_bounded_too() -> None:
     never = asyncio.Event()
     dead = [asyncio.create_task(_hold(slots, never)) for _ in range(100)]
     await clock.elapse(60.0)
-    assert slots.taken == 2 + 2 * 4
+    assert slots.taken == 2 + 2 * SLOW_LANE
     never.set()
     await asyncio.gather(*dead)
     assert slots.taken == 0
     await clock.elapse(1.0)
     assert clock.next_timer() is None, "a timer that finds nobody is not set again"
+
+
+async def test_who_answered_goes_first_and_who_failed_last_and_strangers_from_both_ends() -> None:
+    clock = VirtualClock()
+    slots = Slots(clock, 1, patience=1000.0)
+    order: list[str] = []
+
+    async def one(name: str, rank: int) -> None:
+        precedence.set(rank)
+        async with slots():
+            order.append(name)
+            await clock.sleep(1.0)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(one("first", STRANGER))
+        await clock.settle()
+        tasks.create_task(one("failed", FAILED))
+        for number in range(6):
+            tasks.create_task(one(f"new{number}", STRANGER))
+        tasks.create_task(one("answered", ANSWERED))
+        await clock.elapse(20.0)
+    strangers = ["new5", "new0", "new4", "new1", "new3", "new2"]
+    assert order == ["first", "answered", *strangers, "failed"]
+
+
+async def test_those_who_wait_may_leave_at_any_moment() -> None:
+    clock = VirtualClock()
+    slots = Slots(clock, 1, patience=1000.0)
+    never = asyncio.Event()
+    holder = asyncio.create_task(_hold(slots, never))
+    await clock.settle()
+    waiting = [asyncio.create_task(_hold(slots, never)) for _ in range(3)]
+    await clock.settle()
+    waiting[1].cancel()
+    await clock.settle()
+    holder.cancel()
+    waiting[0].cancel()
+    await clock.settle()
+    waiting[2].cancel()  # the place was given to it just now, or to the one before
+    await asyncio.gather(*waiting, holder, return_exceptions=True)
+    assert (slots.taken, slots.fast_free) == (0, 1)
 
 
 async def test_a_cancelled_holder_gives_its_slot_back() -> None:

@@ -3,61 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import aiohttp
-import aiohttp.connector
 import pytest
 
 from gatekeeper import Deferred, Gatekeeper, polite_session
-from gatekeeper.clock import VirtualClock, deadline
+from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Verdict
 from gatekeeper.session import session_gate
 from gatekeeper.storage.memory import MemoryStorage
 from tests.internet import FakeInternet, Page
+from tests.politeness.dead import Dials
 from tests.politeness.world import AGENT, config
 
 
-class Cable:
-    """What every dial goes through; `cut` says how dials fail, None: not at all."""
-
-    def __init__(self, clock: VirtualClock, connect: Callable[..., Any]) -> None:
-        self.clock = clock
-        self._connect = connect
-        self.cut: str | None = None
-        self.lost_at = self.back_at = 0.0
-        self.mended = asyncio.Event()
-
-    def lose(self, how: str) -> None:
-        self.cut, self.lost_at = how, self.clock.monotonic()
-        self.mended.clear()
-
-    def mend(self) -> None:
-        self.cut, self.back_at = None, self.clock.monotonic()
-        self.mended.set()
-
-    async def dial(self, *args: Any, **options: Any) -> Any:
-        if self.cut == "no route":
-            raise OSError(errno.ENETUNREACH, "Network is unreachable")
-        if self.cut == "silent":
-            # As a kernel's SYNs: lost until somebody gives up, or one gets through.
-            try:
-                async with deadline(self.clock, 30.0):
-                    await self.mended.wait()
-            except TimeoutError:
-                raise OSError(errno.ETIMEDOUT, "Connection timed out") from None
-        return await self._connect(*args, **options)
-
-
 @pytest.fixture
-def cable(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> Cable:
-    eyeballs = aiohttp.connector.aiohappyeyeballs
-    cable = Cable(clock, eyeballs.start_connection)
-    monkeypatch.setattr(eyeballs, "start_connection", cable.dial)
-    return cable
+def dials(clock: VirtualClock) -> Iterator[Dials]:
+    with Dials.caught(clock) as dials:
+        yield dials
 
 
 class Crawl:
@@ -142,7 +107,7 @@ HOSTS = [f"warm{n}.test" for n in range(5)]
 async def test_a_lost_uplink_is_told_soon_held_against_nobody_and_over_at_once(
     internet: FakeInternet,
     clock: VirtualClock,
-    cable: Cable,
+    dials: Dials,
     storage: MemoryStorage,
     how: str,
     hosts: int,
@@ -160,10 +125,10 @@ async def test_a_lost_uplink_is_told_soon_held_against_nobody_and_over_at_once(
             assert not crawl.changes
             before = len(crawl.pages)
             assert before >= hosts * 15
-            cable.lose(how)
+            dials.lose(how)
             await clock.sleep(60.0)
             assert [told for _, told in crawl.changes] == [True]
-            assert crawl.changes[0][0] - cable.lost_at <= 15.0
+            assert crawl.changes[0][0] - dials.lost_at <= 15.0
             assert not crawl.gate.ready
             assert len(crawl.pages) - before <= hosts, "those that were under way"
             gate = crawl.gate
@@ -174,12 +139,12 @@ async def test_a_lost_uplink_is_told_soon_held_against_nobody_and_over_at_once(
                 assert scope.history is None or not scope.history.errors
             stored = [await storage.load_origin(f"http://new{n}.test") for n in range(700)]
             assert all(one is None or one.first_unreachable_at is None for one in stored)
-            cable.mend()
+            dials.mend()
             await clock.sleep(5.0)
             assert [told for _, told in crawl.changes] == [True, False]
             assert gate.ready
             await clock.sleep(30.0)
-            after = [host for at, host in crawl.pages if at > cable.back_at]
+            after = [host for at, host in crawl.pages if at > dials.back_at]
             assert len(after) >= hosts * 20
             assert set(after) == set(HOSTS[:hosts])
             assert crawl.verdicts <= {Verdict.ALLOW, Verdict.DEFER}

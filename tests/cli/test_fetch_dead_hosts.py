@@ -1,0 +1,97 @@
+"""`gatekeeper fetch`: a list that begins with dead hosts is no slower for the living ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from gatekeeper.cli.crawl.limits import Limits
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import Config, GuardConfig, PacingConfig
+from tests.cli.crawling import fetch
+from tests.internet import FakeInternet
+from tests.politeness.dead import KINDS, Dials, dead_hosts
+
+PACED = Config(
+    guard=GuardConfig(allow=("127.0.0.0/8", "*.test")), pacing=PacingConfig(default_interval=0.2)
+)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(wall=1_790_000_000.0)
+
+
+@pytest.fixture
+async def internet(clock: VirtualClock) -> AsyncIterator[FakeInternet]:
+    async with FakeInternet(clock=clock) as net:
+        yield net
+
+
+@pytest.fixture
+def dials(clock: VirtualClock) -> Iterator[Dials]:
+    with Dials.caught(clock) as dials:
+        yield dials
+
+
+def living(internet: FakeInternet, count: int, pages: int) -> list[str]:
+    """URLs of hosts that answer, one of each host after the other."""
+    for number in range(count):
+        internet.site(f"up{number}.test").robots("").otherwise("page")
+    return [f"http://up{host}.test/{page}" for page in range(pages) for host in range(count)]
+
+
+async def pages_within(
+    internet: FakeInternet, folder: Path, urls: list[str], wanted: int, seconds: float
+) -> float:
+    """Seconds until that many pages were had; the crawl is cut off then."""
+    began = internet.clock.monotonic()
+    folder.mkdir()
+    listed = folder / "urls"
+    listed.write_text("\n".join(urls))
+    run = asyncio.create_task(
+        fetch(internet, config=PACED, input=str(listed), limits=Limits(grace=0.1))
+    )
+    try:
+        while internet.clock.monotonic() - began < seconds:
+            pages = sum(request.path != "/robots.txt" for request in internet.requests)
+            if pages >= wanted:
+                break
+            await internet.clock.sleep(0.1)
+    finally:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+    return internet.clock.monotonic() - began
+
+
+@pytest.mark.parametrize("sites", ["one", "many"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_eighty_living_urls_behind_forty_dead_ones(
+    internet: FakeInternet, dials: Dials, tmp_path: Path, kind: str, sites: str
+) -> None:
+    up = living(internet, 80, 1)
+    down = [f"http://{name}/" for name in dead_hosts(internet, kind, 40, sites=sites)]
+    took = await internet.drive(pages_within(internet, tmp_path / "out", down + up, 80, 60.0))
+    assert took <= 3.0
+    assert {request.url for request in internet.requests} >= set(up)
+
+
+@pytest.mark.parametrize("kind", ["refused", "silent", "dns silent"])
+async def test_a_host_that_answers_keeps_its_pace_among_two_thousand_dead_ones(
+    internet: FakeInternet,
+    dials: Dials,
+    tmp_path: Path,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gatekeeper.fetching.turns._within_files", lambda wanted: wanted)
+    up = living(internet, 5, 60)
+    alone = await internet.drive(pages_within(internet, tmp_path / "a", up, 300, 60.0))
+    assert alone <= 13.0
+    internet.requests.clear()
+    down = [f"http://{name}/" for name in dead_hosts(internet, kind, 2000)]
+    beside = await internet.drive(pages_within(internet, tmp_path / "b", down + up, 300, 60.0))
+    assert beside <= alone / 0.95 + 3.0, "3 s: the living ones are met behind all the dead"

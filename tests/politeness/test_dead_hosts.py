@@ -1,0 +1,130 @@
+"""However many hosts are dead, and whatever they died of, those that answer keep their pace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from gatekeeper import Deferred, Denied, Gatekeeper, polite_session
+from gatekeeper.clock import VirtualClock
+from gatekeeper.session import session_gate
+from tests.internet import FakeInternet
+from tests.politeness.dead import KINDS, Dials, dead_hosts
+from tests.politeness.world import AGENT, config
+
+WARM = [f"warm{n}.test" for n in range(5)]
+SPAN = 20.0
+"""Virtual seconds over which pages are counted: longer than anything dead takes to fail."""
+BOTH = ("one", "many")
+
+
+@pytest.fixture
+def dials(clock: VirtualClock) -> Iterator[Dials]:
+    with Dials.caught(clock) as dials:
+        yield dials
+
+
+class Crawl:
+    """Readers of hosts that answer, as fast as those let them, and questions about the dead."""
+
+    def __init__(self, session: aiohttp.ClientSession, clock: VirtualClock) -> None:
+        self.session = session
+        self.gate: Gatekeeper = session_gate(session)
+        self.clock = clock
+        self.pages = 0
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def read(self, host: str) -> None:
+        number = 0
+        while True:
+            number += 1
+            async with self.session.get(f"http://{host}/{number}") as response:
+                await response.read()
+            self.pages += 1
+
+    async def insist(self, host: str) -> None:
+        """Ask for a page of a dead host, again whenever that may help."""
+        while True:
+            try:
+                async with self.session.get(f"http://{host}/") as response:
+                    await response.read()
+            except Deferred as error:
+                at = error.retry_at
+                left = 0.0 if at is None else at.timestamp() - self.clock.wall()
+                await self.clock.sleep(max(0.01, left))
+            except (Denied, aiohttp.ClientError, OSError):
+                await self.clock.sleep(1.0)
+
+    async def count(self, seconds: float = SPAN) -> int:
+        before = self.pages
+        await self.clock.sleep(seconds)
+        return self.pages - before
+
+
+@asynccontextmanager
+async def crawling(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[Crawl]:
+    for name in WARM:
+        internet.site(name).robots("").otherwise("page")
+    settings = config(pacing={"default_interval": 0.2})
+    async with polite_session(
+        user_agent=AGENT, config=settings, resolver=internet.resolver, clock=clock
+    ) as session:
+        crawl = Crawl(session, clock)
+        crawl.tasks += [asyncio.create_task(crawl.read(host)) for host in WARM]
+        try:
+            await clock.sleep(2.0)
+            yield crawl
+        finally:
+            for task in crawl.tasks:
+                task.cancel()
+            await asyncio.gather(*crawl.tasks, return_exceptions=True)
+
+
+def insist(crawl: Crawl, hosts: list[str]) -> None:
+    crawl.tasks += [asyncio.create_task(crawl.insist(host)) for host in hosts]
+
+
+async def keeps_its_pace(internet: FakeInternet, clock: VirtualClock, hosts: list[str]) -> None:
+    async with crawling(internet, clock) as crawl:
+        usual = await crawl.count()
+        assert usual >= 0.95 * len(WARM) * SPAN / 0.2
+        insist(crawl, hosts)
+        counting = asyncio.create_task(crawl.count())
+        for number in range(4):
+            await clock.sleep(1.0)
+            # A host that is met for the first time, behind all of them, is hardly worse off.
+            internet.site(f"newcomer{number}.test").robots("").otherwise("page")
+            began = clock.monotonic()
+            assert await crawl.gate.allowed(f"http://newcomer{number}.test/")
+            assert clock.monotonic() - began <= 3.0
+        assert await counting >= 0.95 * usual
+        assert crawl.gate.stats().directory.local_faults == 0
+        assert crawl.gate.ready
+
+
+@pytest.mark.parametrize("sites", BOTH)
+@pytest.mark.parametrize("count", [10, 25, 200])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_embedded(
+    internet: FakeInternet, clock: VirtualClock, dials: Dials, kind: str, count: int, sites: str
+) -> None:
+    hosts = dead_hosts(internet, kind, count, sites=sites)
+    await internet.drive(keeps_its_pace(internet, clock, hosts))
+
+
+@pytest.mark.parametrize("kind", ["silent", "dns silent"])
+async def test_embedded_with_two_thousand(
+    internet: FakeInternet,
+    clock: VirtualClock,
+    dials: Dials,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Whatever this machine's limit of open files: these dials open none.
+    monkeypatch.setattr("gatekeeper.fetching.turns._within_files", lambda wanted: wanted)
+    hosts = dead_hosts(internet, kind, 2000)
+    await internet.drive(keeps_its_pace(internet, clock, hosts))
