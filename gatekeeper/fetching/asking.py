@@ -25,7 +25,7 @@ from gatekeeper.fetching.guard import dialling
 from gatekeeper.fetching.interim import limit_interim
 from gatekeeper.fetching.outcomes import Outcome, classify
 from gatekeeper.fetching.retrieval import hurried
-from gatekeeper.fetching.watching import Alarm, Watch
+from gatekeeper.fetching.watching import Alarm, Watch, watching
 from gatekeeper.urls import Target
 
 __all__ = ["Asker", "Reply", "send_once"]
@@ -111,6 +111,7 @@ class Asker:
         head: aiohttp.ClientResponse | None = None
         dialled: list[str] = []
         dialling.set(dialled)
+        watching.set(watch)
         try:
             with watch:
                 async with session.get(

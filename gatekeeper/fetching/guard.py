@@ -33,6 +33,7 @@ from gatekeeper.errors import AddressRefused, ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.addresses import Kind
 from gatekeeper.fetching.interim import limit_interim
 from gatekeeper.fetching.judging import Guard, GuardStats, Refusal
+from gatekeeper.fetching.resolving import system_resolver
 from gatekeeper.robots import product_token
 from gatekeeper.sending import Spelling
 
@@ -84,7 +85,7 @@ class GuardedResolver(AbstractResolver):
 
     def __init__(self, guard: Guard, inner: AbstractResolver | None) -> None:
         self._guard = guard
-        self._inner = inner or aiohttp.DefaultResolver()
+        self._inner = inner or system_resolver()
         self._owned = inner is None
 
     async def resolve(

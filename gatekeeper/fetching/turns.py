@@ -13,7 +13,7 @@ from gatekeeper.fetching.retrieval import STRANGER, Turn, precedence
 from gatekeeper.fetching.watching import Alarm
 from gatekeeper.urls import parse
 
-__all__ = ["SLOW_LANE", "HostTurns", "Slot", "Slots"]
+__all__ = ["SLOW_LANE", "HostTurns", "Places", "Slot", "Slots"]
 
 _SWEEP_FROM: Final = 10_000
 _PATIENCE: Final = 0.25
@@ -80,61 +80,77 @@ class HostTurns:
         self._hosts = {n: h for n, h in self._hosts.items() if h.users or h.next_at > now}
 
 
-class Slots:
-    """A bound on retrievals at once, in which the dead don't crowd out the living.
+class Places:
+    """A bound on what is done at once, and who goes next.
 
-    A retrieval that has not come to its end within a quarter of a second leaves its slot to
-    another and goes on in a slow lane, which has nineteen times as many places; only when that is
-    full too does it keep its slot. Otherwise two hundred silent hosts would be a wall of ten
-    seconds before everybody else. For a slot, who answered before goes before strangers, and
-    these before who failed; of strangers by turns the latest and the first, since a list of
-    dead ones may stand before one who lives.
+    Who answered before goes before strangers, and these before who failed (`precedence`); of
+    strangers by turns the latest and the first, since a list of dead ones may stand before one
+    who lives.
     """
 
-    def __init__(self, clock: Clock, most: int, *, patience: float = _PATIENCE) -> None:
-        self.fast_free = most
-        self.slow_free = _within_files(most * (1 + SLOW_LANE)) - most
-        self.alarm = Alarm(clock)
-        self.patience = patience
-        self.taken = 0
-        """Retrievals on the network now, in both lanes."""
+    def __init__(self, most: int) -> None:
+        self.free = most
         self._waiting: tuple[deque[asyncio.Future[None]], ...] = (deque(), deque(), deque())
         self._latest = False
         """Whether the latest stranger goes next."""
 
-    def __call__(self) -> Slot:
-        """Wait for a slot, hold it for the block."""
-        return Slot(self)
+    def take_nowait(self) -> bool:
+        """Take a place if one is free and nobody goes before."""
+        if self.free > 0 and not any(self._waiting[: precedence.get() + 1]):
+            self.free -= 1
+            return True
+        return False
 
     async def take(self) -> None:
-        """Wait for a place in the fast lane; whose turn it is depends on `precedence`."""
-        rank = precedence.get()
-        if self.fast_free > 0 and not any(self._waiting[: rank + 1]):
-            self.fast_free -= 1
+        """Wait for a place."""
+        if self.take_nowait():
             return
+        waiting = self._waiting[precedence.get()]
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[rank].append(place)
+        waiting.append(place)
         try:
             await place
         except asyncio.CancelledError:
             if place.cancelled():
-                with suppress(ValueError):  # the one who gives places may have met it already
-                    self._waiting[rank].remove(place)
+                with suppress(ValueError):  # `give` may have met it already
+                    waiting.remove(place)
             else:  # it was given in the very moment
                 self.give()
             raise
 
     def give(self) -> None:
-        """A place in the fast lane is free: to the next who waits."""
-        self.fast_free += 1
+        """A place is free: to the next who waits."""
+        self.free += 1
         for rank, waiting in enumerate(self._waiting):
-            while waiting and self.fast_free:
+            while waiting and self.free > 0:
                 if rank == STRANGER:
                     self._latest = not self._latest
                 place = waiting.pop() if rank == STRANGER and self._latest else waiting.popleft()
                 if not place.done():
-                    self.fast_free -= 1
+                    self.free -= 1
                     place.set_result(None)
+
+
+class Slots(Places):
+    """A bound on retrievals at once, in which the dead don't crowd out the living.
+
+    A retrieval that has not come to its end within a quarter of a second leaves its slot to
+    another and goes on in a slow lane, which has nineteen times as many places; only when that
+    is full too does it keep its slot. Otherwise two hundred silent hosts would be a wall of ten
+    seconds before everybody else.
+    """
+
+    def __init__(self, clock: Clock, most: int, *, patience: float = _PATIENCE) -> None:
+        super().__init__(most)
+        self.slow_free = _within_files(most * (1 + SLOW_LANE)) - most
+        self.alarm = Alarm(clock)
+        self.patience = patience
+        self.taken = 0
+        """Retrievals on the network now, in both lanes."""
+
+    def __call__(self) -> Slot:
+        """Wait for a slot, hold it for the block."""
+        return Slot(self)
 
 
 class Slot:

@@ -7,13 +7,14 @@ has one for all, set for the earliest, and looks at them when it goes off.
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Protocol, Self
 
 from gatekeeper.clock import Clock, Deadline, Timer
 from gatekeeper.config import FetchConfig
 
-__all__ = ["Alarm", "Timed", "Watch"]
+__all__ = ["Alarm", "Timed", "Watch", "watching"]
 
 _NEVER: Final = float("inf")
 
@@ -66,6 +67,10 @@ class Alarm:
             first = min(one.ends for one in self._running)
             if first < self._armed:
                 self._arm(first)
+
+
+watching: ContextVar[Watch | None] = ContextVar("gatekeeper_watching", default=None)
+"""The watch over the request that this context sends."""
 
 
 class Watch:

@@ -17,7 +17,6 @@ import socket
 from collections.abc import Iterable
 from typing import Self
 
-import aiohttp
 import cachetools
 from aiohttp.abc import AbstractResolver, ResolveResult
 
@@ -26,6 +25,7 @@ from gatekeeper.config import Config
 from gatekeeper.errors import AddressRefused
 from gatekeeper.fetching.guard import GuardedResolver
 from gatekeeper.fetching.judging import Guard
+from gatekeeper.fetching.resolving import system_resolver
 
 __all__ = ["RememberingResolver", "Whereabouts"]
 
@@ -43,7 +43,7 @@ UNRESOLVED = "address:unresolved"
 
 
 class RememberingResolver(AbstractResolver):
-    """Gives an answer again while it is good. `inner` None: aiohttp's default resolver."""
+    """Gives an answer again while it is good. `inner` None: the system's."""
 
     def __init__(self, inner: AbstractResolver | None, clock: Clock) -> None:
         self._inner = inner
@@ -60,7 +60,7 @@ class RememberingResolver(AbstractResolver):
         answers = self._answers.get(key)
         if answers is None:
             if self._inner is None:  # made here, for it needs a running loop
-                self._inner = aiohttp.DefaultResolver()
+                self._inner = system_resolver()
             answers = await self._inner.resolve(host, port, family)
             self._answers[key] = answers
         return answers

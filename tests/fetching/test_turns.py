@@ -133,7 +133,7 @@ async def test_those_who_wait_may_leave_at_any_moment() -> None:
     await clock.settle()
     waiting[2].cancel()  # the place was given to it just now, or to the one before
     await asyncio.gather(*waiting, holder, return_exceptions=True)
-    assert (slots.taken, slots.fast_free) == (0, 1)
+    assert (slots.taken, slots.free) == (0, 1)
 
 
 async def test_a_cancelled_holder_gives_its_slot_back() -> None:
