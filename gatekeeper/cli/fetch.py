@@ -140,7 +140,9 @@ def run(args: argparse.Namespace) -> int:
     """Exit 0 if all was fetched, 1 if anything was not, 130 after Ctrl-C."""
     from gatekeeper.cli.crawl.progress import watcher  # noqa: PLC0415 - `--help` stays quick
     from gatekeeper.cli.crawl.runner import Job, crawl  # noqa: PLC0415
+    from gatekeeper.sidecar.descriptors import raise_file_limit  # noqa: PLC0415
 
+    raise_file_limit()  # silent hosts hold one file each until they are given up
     log_to_stderr()
     if not args.urls and args.input is None:
         raise ConfigError("no URL; give some, or -i FILE, or `-` for standard input")

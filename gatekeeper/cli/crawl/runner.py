@@ -114,7 +114,10 @@ async def crawl(
                 user_agent=job.identity,
                 config=job.kept_config,
                 clock=clock,
-                timeout=aiohttp.ClientTimeout(total=job.timeout),
+                # A host that does not even accept must not keep one of the workers for long.
+                timeout=aiohttp.ClientTimeout(
+                    total=job.timeout, sock_connect=job.config.fetch.connect_timeout
+                ),
                 auto_decompress=place.warc is None,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 response_class=Response,

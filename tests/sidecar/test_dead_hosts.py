@@ -1,0 +1,155 @@
+"""Clients that ask about dead hosts take nothing from those that fetch from living ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gatekeeper import Gatekeeper
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
+from gatekeeper.sidecar.app import Service
+from gatekeeper.sidecar.auth import ANY_LITERAL
+from gatekeeper.sidecar.server import Server
+from tests.internet import FakeInternet
+from tests.politeness.dead import KINDS, Dials, dead_hosts
+
+WARM = [f"warm{n}.test" for n in range(5)]
+SPAN = 15.0
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(wall=1_790_000_000.0)
+
+
+@pytest.fixture
+async def internet(clock: VirtualClock) -> AsyncIterator[FakeInternet]:
+    async with FakeInternet(clock=clock) as net:
+        yield net
+
+
+@pytest.fixture
+def dials(clock: VirtualClock) -> Iterator[Dials]:
+    with Dials.caught(clock) as dials:
+        yield dials
+
+
+class Clients:
+    """Who asks the sidecar for leases and pages of hosts that answer, and who for dead ones."""
+
+    def __init__(self, base: str, session: aiohttp.ClientSession, clock: VirtualClock) -> None:
+        self.base = base
+        self.session = session
+        self.clock = clock
+        self.done = 0
+        self.statuses: set[int] = set()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def lease(self, host: str) -> None:
+        number = 0
+        while True:
+            number += 1
+            body = {"url": f"http://{host}/{number}", "wait": 30}
+            async with self.session.post(f"{self.base}/v1/leases", json=body) as answer:
+                lease = await answer.json()
+                self.statuses.add(answer.status)
+            report = f"{self.base}/v1/leases/{lease['id']}/report"
+            async with self.session.post(report, json={"status": 200}) as answer:
+                self.statuses.add(answer.status)
+            self.done += 1
+
+    async def fetch(self, host: str) -> None:
+        number = 0
+        while True:
+            number += 1
+            query = {"url": f"http://{host}/{number}"}
+            async with self.session.get(f"{self.base}/v1/fetch", params=query) as answer:
+                await answer.read()
+                self.statuses.add(answer.status)
+            self.done += 1
+
+    async def check(self, hosts: list[str]) -> None:
+        while True:
+            body = {"urls": [f"http://{host}/" for host in hosts]}
+            async with self.session.post(f"{self.base}/v1/check", json=body) as answer:
+                await answer.read()
+                assert answer.status == 200
+            await self.clock.sleep(1.0)
+
+    async def ready(self) -> None:
+        while True:
+            async with self.session.get(f"{self.base}/readyz") as answer:
+                self.statuses.add(answer.status)
+            await self.clock.sleep(0.25)
+
+    async def count(self) -> int:
+        before = self.done
+        await self.clock.sleep(SPAN)
+        return self.done - before
+
+
+@asynccontextmanager
+async def served(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[Clients]:
+    config = Config(
+        guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
+        pacing=PacingConfig(default_interval=0.2),
+        server=ServerConfig(log_decisions="none"),
+    )
+    for name in WARM:
+        internet.site(name).robots("").otherwise("page")
+    async with Gatekeeper(
+        "testbot/1.0", config=config, resolver=internet.resolver, clock=clock
+    ) as gate:
+        service = Service(gate, config, hosts=frozenset([ANY_LITERAL]))
+        service.phase = "serving"
+        server = Server(service.handle, header=16_384, at_once=service.at_once)
+        runner = web.ServerRunner(server, shutdown_timeout=0.2)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            clients = Clients(base, session, clock)
+            try:
+                yield clients
+            finally:
+                for task in clients.tasks:
+                    task.cancel()
+                await asyncio.gather(*clients.tasks, return_exceptions=True)
+                await service.close()
+                await runner.cleanup()
+
+
+async def keeps_its_pace(internet: FakeInternet, clock: VirtualClock, hosts: list[str]) -> None:
+    async with served(internet, clock) as clients:
+        works = [*map(clients.lease, WARM[:3]), *map(clients.fetch, WARM[3:]), clients.ready()]
+        clients.tasks += [asyncio.create_task(work) for work in works]
+        await clock.sleep(2.0)
+        usual = await clients.count()
+        assert usual >= 0.9 * len(WARM) * SPAN / 0.2
+        dead = [clients.check(hosts), *(clients.check([host]) for host in hosts[:20])]
+        clients.tasks += [asyncio.create_task(work) for work in dead]
+        assert await clients.count() >= 0.95 * usual
+        assert clients.statuses <= {200, 201, 204}, "ready all the time, and nobody sent away"
+
+
+@pytest.mark.parametrize("sites", ["one", "many"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_twenty_five_dead_names(
+    internet: FakeInternet, clock: VirtualClock, dials: Dials, kind: str, sites: str
+) -> None:
+    hosts = dead_hosts(internet, kind, 25, sites=sites)
+    await internet.drive(keeps_its_pace(internet, clock, hosts))
+
+
+async def test_a_thousand_of_every_kind(
+    internet: FakeInternet, clock: VirtualClock, dials: Dials
+) -> None:
+    hosts = [name for kind in KINDS for name in dead_hosts(internet, kind, 1000 // len(KINDS))]
+    await internet.drive(keeps_its_pace(internet, clock, hosts))
