@@ -148,8 +148,13 @@ async def test_a_slow_origin_holds_nobody_up(
 
 
 async def test_not_everybody_is_asked_for_robots_at_once(
-    gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
+    gate: FakeGate,
+    queue: PoliteQueue,
+    crawl: Crawl,
+    clock: VirtualClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("gatekeeper.pacing.lane_waits.MAX_ASKING", 100)
     gate.cold = {f"https://h{number}.example": 1.0 for number in range(500)}
     for number in range(500):
         await queue.put(page(f"h{number}", 0))
