@@ -32,6 +32,7 @@ from gatekeeper.config import Config, as_config
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import ConfigError, GateClosed, InvalidURL
 from gatekeeper.middleware import gate_middleware
+from gatekeeper.misuse import refuse_one_text
 from gatekeeper.names import agent_named
 from gatekeeper.remote.agents import check_agent
 from gatekeeper.remote.answers import Answers
@@ -234,6 +235,7 @@ class RemoteGatekeeper(Controlled):
 
         Text that is no URL gives DENY with reason invalid_url, so that nothing is lost.
         """
+        refuse_one_text(urls)
         agent = user_agent or self._name
         waiting = iter(urls)
         window: deque[Decision | asyncio.Future[Decision]] = deque()

@@ -15,6 +15,7 @@ from yarl import URL
 from gatekeeper.clock import utc
 from gatekeeper.decision import Decision
 from gatekeeper.middleware import hold_in_context, open_leases
+from gatekeeper.misuse import wrong_report
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.selfwait import EVERYTHING
@@ -201,8 +202,14 @@ class Lease(msgspec.Struct, eq=False):
 
         `status` is the HTTP status (None: no answer), `elapsed` seconds to the response
         head, `retry_after` the Retry-After header as it came, or seconds, `size` bytes,
-        `rate_limit` the RateLimit header as it came (HTTP-11; Retry-After goes first).
+        `rate_limit` the RateLimit header as it came (HTTP-11; Retry-After goes first). Raises
+        TypeError for anything else, such as a status that is text.
         """
+        # Few reports need a second look, and each request has one.
+        if status.__class__ is not int or not elapsed is retry_after is size is None:
+            wrong = wrong_report(status, elapsed, retry_after, size)
+            if wrong is not None:
+                raise wrong
         grant = self._grant
         if grant.reported:
             return

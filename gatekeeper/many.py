@@ -13,6 +13,7 @@ from gatekeeper.deadlock import WaitsForItself
 from gatekeeper.decision import Decision
 from gatekeeper.errors import GatekeeperError, InvalidURL
 from gatekeeper.fetching.records import Record
+from gatekeeper.misuse import refuse_one_text
 from gatekeeper.operating import Operated
 from gatekeeper.urls import Target, parse
 
@@ -40,6 +41,7 @@ class Many(Operated):
         self, urls: Iterable[str], *, user_agent: str | None = None
     ) -> list[Decision]:
         """What `check_many` gives, as a list: warm origins are answered in one go."""
+        refuse_one_text(urls)
         urls = list(urls)
         agent = self._token_of(user_agent)
         try:
@@ -58,6 +60,7 @@ class Many(Operated):
 
         Text that is no URL gives DENY with reason invalid_url, so that nothing is lost.
         """
+        refuse_one_text(urls)
         agent = self._token_of(user_agent)
         asker = asyncio.current_task()
 

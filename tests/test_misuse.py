@@ -33,3 +33,16 @@ async def test_a_lease_that_was_not_entered_says_so(name: str, far: bool) -> Non
     gate: Any = RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot")
     with pytest.raises(AttributeError, match=r"enter it first: async with gate\.lease"):
         getattr(gate.lease("http://a.test/"), name)
+
+
+@pytest.mark.parametrize("raw", ["http://a.test/", b"http://b.test/"])
+@pytest.mark.parametrize("far", [False, True], ids=["embedded", "remote"])
+async def test_one_url_where_a_list_is_meant_is_told(raw: Any, far: bool) -> None:
+    """Each of its characters was answered as a URL."""
+    async with RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot") as gate:
+        with pytest.raises(TypeError, match=r"urls must be a list of URLs, not one .*give \[url\]"):
+            await gate.check_all(raw)
+        with pytest.raises(TypeError, match="urls must be a list of URLs, not one"):
+            await anext(gate.check_many(raw))
+        with pytest.raises(TypeError, match=r"urls must be a list of URLs, or .*not int"):
+            await gate.check_all(3)  # type: ignore[arg-type]

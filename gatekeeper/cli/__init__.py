@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from gatekeeper.cli.common import NAME, USAGE, hint, version
+from gatekeeper.cli.terminal import be_lenient
 from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL
 
 __all__ = ["COMMANDS", "main"]
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     >>> main(["check", "--help"])  # doctest: +SKIP
     """
     args = argparse.Namespace(command="", json=False, settings=None)
+    be_lenient()
     try:
         # Parsing, too: it imports the command, and Ctrl-C may come meanwhile.
         _parse(argv, args)
@@ -78,7 +80,13 @@ def _describe(error: OSError) -> str:
 
 def _parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:
     """Read the call into `args`. A wrong one ends the process with the command's own usage."""
-    parser = _parser(sys.argv[1:] if argv is None else argv)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:2], "--help"]  # `help check` as `check --help`
+    parser = _parser(argv)
+    if not argv:
+        parser.print_help()
+        parser.exit(USAGE)  # a script whose command was empty has not done what it was to do
     _, unknown = parser.parse_known_args(argv, args)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -89,7 +97,9 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=NAME,
         description="Ask a site's robots.txt first, then wait your turn.",
-        epilog=f"example: {NAME} check https://example.org/",
+        epilog=f"example: {NAME} check https://example.org/ - "
+        f"`{NAME} COMMAND --help` says more of a command. Verdicts, findings and what fetch meets "
+        "are coloured on a terminal; NO_COLOR=1 turns that off, FORCE_COLOR=1 on.",
     )
     parser.add_argument("--version", action="version", version=f"{NAME} {version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -20,17 +20,17 @@ from gatekeeper.cli.common import (
     add_command,
     hint,
     load,
-    log_to_stderr,
     open_gate,
     standard_input_lines,
     warn_if_anonymous,
 )
 from gatekeeper.cli.settings import Settings
-from gatekeeper.decision import Decision, Reason
+from gatekeeper.decision import Decision, Reason, Verdict
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
     from gatekeeper.robots import Policy
+from gatekeeper.cli.terminal import json_text, log_to_stderr, paint
 
 __all__ = ["add_parser", "run"]
 
@@ -98,7 +98,7 @@ async def _check(settings: Settings, urls: list[str], *, as_json: bool) -> int:
                 code = max(code, DENIED)
             answer = Answer(decision=decision, timing=await _timing(gate, decision), took=took)
             if as_json:
-                sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+                print(json_text(answer))
             elif decision.reason is not Reason.INVALID_URL:
                 print("\n".join(_lines(answer)))
             sys.stdout.flush()
@@ -117,10 +117,14 @@ async def _timing(gate: Gatekeeper, decision: Decision) -> Timing | None:
     )
 
 
+_COLOURS = {Verdict.ALLOW: "green", Verdict.DENY: "red", Verdict.DEFER: "yellow"}
+
+
 def _lines(answer: Answer) -> list[str]:
     """The answer for people: the verdict first, what stands behind it indented."""
     decision = answer.decision
-    lines = [f"{decision.verdict:<6} {decision.url}"]
+    verdict = paint(f"{decision.verdict:<6}", _COLOURS[decision.verdict])
+    lines = [f"{verdict} {decision.url}"]
     if decision.rule is not None:
         lines.append(f"       line {decision.rule.line}: {decision.rule.text}")
     else:

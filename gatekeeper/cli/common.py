@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,11 +128,6 @@ def open_gate(settings: Settings) -> Gatekeeper:
     from gatekeeper.gate import Gatekeeper  # noqa: PLC0415 - `--help` needs no network code
 
     return Gatekeeper(settings.identity(), config=settings.config)
-
-
-def log_to_stderr() -> None:
-    """Warnings of the library as one line each."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
 
 
 def warn_if_anonymous(settings: Settings) -> None:

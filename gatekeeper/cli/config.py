@@ -10,6 +10,7 @@ import msgspec
 
 from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, check_place, load
 from gatekeeper.cli.settings import Setting, Settings
+from gatekeeper.cli.terminal import json_text
 from gatekeeper.errors import ConfigError
 from gatekeeper.names import agent_doubt, agent_named
 
@@ -66,7 +67,7 @@ def _show_json(settings: Settings) -> None:
     values: dict[str, Any] = {
         one.name: {"value": one.value, "source": one.source} for one in settings
     }
-    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(values), indent=2) + b"\n")
+    print(msgspec.json.format(json_text(values), indent=2))
 
 
 def _show(settings: Settings) -> None:
@@ -76,7 +77,7 @@ def _show(settings: Settings) -> None:
         if head != section:
             section = head
             print(f"\n[{section}]")
-        value = msgspec.json.encode(one.value).decode() if one.value is not None else "(not set)"
+        value = json_text(one.value) if one.value is not None else "(not set)"
         notes = [] if one.source == "default" else [one.source]
         notes.extend(_meaning(one, settings))
         said = f"    # {'; '.join(notes)}" if notes else ""

@@ -7,11 +7,9 @@ import http.client
 import ipaddress
 import socket
 import ssl
-from collections.abc import Mapping
-
-import msgspec
 
 from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, load
+from gatekeeper.cli.terminal import json_text
 from gatekeeper.config import ServerConfig
 
 __all__ = ["add_parser", "run"]
@@ -46,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
         why = str(error.strerror or error)
         where = _where(settings.config.server)
         told = {"path": path, "status": None, "error": why, "asked": where}
-        print(_line(told) if args.json else f"{path}: no answer from {where} ({why})")
+        print(json_text(told) if args.json else f"{path}: no answer from {where} ({why})")
         return DENIED
     if args.json:
-        print(_line({"path": path, "status": status}))
+        print(json_text({"path": path, "status": status}))
     else:
         print(f"{path}: {status}")
     return OK if status == http.client.OK else DENIED
@@ -62,10 +60,6 @@ def _where(server: ServerConfig) -> str:
     host = _reachable(server.host)
     scheme = "http" if server.tls_cert is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
-
-
-def _line(told: Mapping[str, object]) -> str:
-    return msgspec.json.encode(told).decode()
 
 
 def ask(server: ServerConfig, path: str) -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, load
+from gatekeeper.cli.terminal import json_text
 from gatekeeper.clock import utc
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.storage import HistoryEntry, history, schema
@@ -141,7 +142,7 @@ def _show(connection: sqlite3.Connection, origin: str, args: argparse.Namespace)
 
 def _nothing(args: argparse.Namespace, origin: str, message: str) -> int:
     if args.json:
-        print(msgspec.json.encode(Report(origin=origin, versions=[])).decode())
+        print(json_text(Report(origin=origin, versions=[])))
     else:
         print(f"{origin}: {message}", file=sys.stderr)
     return DENIED
@@ -166,7 +167,7 @@ def _print_json(
             confirmed=args.at.timestamp() <= spell.last_seen,
             text=None if body is None else body.decode("utf-8", "replace"),
         )
-    print(msgspec.json.encode(Report(origin=origin, versions=versions)).decode())
+    print(json_text(Report(origin=origin, versions=versions)))
 
 
 def _version(spell: HistoryEntry) -> Version:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import msgspec
@@ -16,12 +15,12 @@ from gatekeeper.cli.common import (
     add_command,
     hint,
     load,
-    log_to_stderr,
     open_gate,
     standard_input,
     warn_if_anonymous,
 )
 from gatekeeper.cli.settings import Settings
+from gatekeeper.cli.terminal import json_text, log_to_stderr, paint
 from gatekeeper.decision import State
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Finding, RobotsTxt, Severity
@@ -114,14 +113,18 @@ async def _fetch(settings: Settings, origin: str) -> RobotsTxt | None:
 
 
 def _print_json(report: Report) -> None:
-    sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    print(json_text(report))
+
+
+_COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
 def _print(source: str, findings: list[Finding], errors: int) -> None:
     name = "stdin" if source == "-" else source
     for finding in findings:
         place = f"{name}:{finding.line}" if finding.line else name  # 0: the file as a whole
-        print(f"{place}: {finding.severity}: {finding.message} [{finding.code}]")
+        severity = paint(finding.severity, _COLOURS[finding.severity])
+        print(f"{place}: {severity}: {finding.message} [{finding.code}]")
     if not findings:
         print(f"{name}: nothing to say against it")
     else:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-import msgspec
-
 from gatekeeper.cli.common import (
     NAME,
     OK,
@@ -16,6 +14,7 @@ from gatekeeper.cli.common import (
     warn_if_anonymous,
 )
 from gatekeeper.cli.settings import Settings
+from gatekeeper.cli.terminal import json_text
 from gatekeeper.errors import StorageError
 
 __all__ = ["add_parser", "run"]
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _announce_json(where: str, curl: str) -> None:
     """The same as one line for a program."""
-    print(msgspec.json.encode({"listening": where, "try": curl}).decode(), flush=True)
+    print(json_text({"listening": where, "try": curl}), flush=True)
 
 
 def _announce(where: str, curl: str) -> None:

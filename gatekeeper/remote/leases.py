@@ -26,6 +26,7 @@ from gatekeeper.deadlock import Holdings
 from gatekeeper.decision import Decision
 from gatekeeper.errors import InvalidURL
 from gatekeeper.middleware import hold_in_context, open_leases
+from gatekeeper.misuse import wrong_report
 from gatekeeper.remote.errands import Errand, Errands
 from gatekeeper.remote.wire import LeaseGiven, Renewal, Told, encode
 from gatekeeper.unentered import Unentered
@@ -190,6 +191,9 @@ class RemoteLease:
         rate_limit: str | None = None,
     ) -> None:
         """Say what came of the request; the first report is final. See `Lease.report`."""
+        wrong = wrong_report(status, elapsed, retry_after, size)
+        if wrong is not None:
+            raise wrong
         if self._told is not None or self._ended:
             return
         if self._head_at is not None:

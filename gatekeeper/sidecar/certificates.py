@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.checks import tls_context
+from gatekeeper.sidecar.checks import load_pair, tls_context
 
 __all__ = ["Certificates"]
 
@@ -49,10 +49,7 @@ class Certificates:
         own = [f"server.{name}" for name in changed if name in _OWN]
         left = [f"server.{name}" for name in changed if name not in _OWN]
         if own and self.context is not None and server.tls_cert is not None:
-            try:
-                self.context.load_cert_chain(server.tls_cert, server.tls_key)
-            except OSError as error:  # ssl.SSLError is one
-                raise ConfigError(f"server.tls_*: {error}") from error
+            load_pair(self.context, server.tls_cert, server.tls_key or server.tls_cert)
             self._seen = before | {name: now[name] for name in _OWN}
         return own, left
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import ssl
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 
@@ -20,6 +21,7 @@ __all__ = [
     "check_server",
     "demand_credentials",
     "exposed",
+    "load_pair",
     "tls_context",
 ]
 
@@ -80,15 +82,79 @@ def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(server.tls_cert, server.tls_key)
-        if server.tls_client_ca is not None:
+    load_pair(context, server.tls_cert, server.tls_key)
+    if server.tls_client_ca is not None:
+        _read_pem("tls_client_ca", server.tls_client_ca, _CERTIFICATE)
+        try:
             context.load_verify_locations(server.tls_client_ca)
-            # Optional here and demanded at the door, so that probes need no certificate.
-            context.verify_mode = ssl.CERT_OPTIONAL
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"server.tls_*: {error}") from error
+        except OSError as error:
+            raise _unusable("tls_client_ca", server.tls_client_ca, error) from error
+        # Optional here and demanded at the door, so that probes need no certificate.
+        context.verify_mode = ssl.CERT_OPTIONAL
     return context
+
+
+def load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
+    """Have the context show a certificate. Raises ConfigError that says which file is wrong."""
+    shown, secret = _read_pem("tls_cert", cert), _read_pem("tls_key", key)
+    if _CERTIFICATE not in shown and _CERTIFICATE in secret and _KEY in shown:
+        raise ConfigError(
+            f"server.tls_*: tls_cert {cert} holds the key and tls_key {key} the certificate: "
+            "change them about"
+        )
+    _demand_pem("tls_cert", cert, shown, _CERTIFICATE)
+    _demand_pem("tls_key", key, secret, _KEY)
+    encrypted: list[bool] = []
+
+    def passphrase() -> str:
+        encrypted.append(True)  # asked of nobody: a service has no terminal
+        return ""
+
+    try:
+        context.load_cert_chain(cert, key, passphrase)
+    except OSError as error:  # ssl.SSLError is one
+        if encrypted:
+            raise ConfigError(
+                f"server.tls_*: tls_key {key} is encrypted; give a key without a passphrase "
+                "(openssl pkey -in KEY -out PLAIN), readable for the service alone"
+            ) from error
+        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigError(
+                f"server.tls_*: tls_key {key} is not the key of the certificate in tls_cert "
+                f"{cert}; give the two that were made together (the certificate itself first in "
+                "its file, before those of its issuers)"
+            ) from error
+        raise _unusable("tls_cert, tls_key", f"{cert}, {key}", error) from error
+
+
+_CERTIFICATE, _KEY = "CERTIFICATE-----", "PRIVATE KEY-----"
+
+
+def _read_pem(setting: str, path: str, mark: str = "") -> str:
+    try:
+        text = Path(path).read_text("latin-1")
+    except OSError as error:
+        problem = f"server.tls_*: {setting} {path}: {error.strerror}"
+        raise ConfigError(problem) from error
+    _demand_pem(setting, path, text, mark)
+    return text
+
+
+def _demand_pem(setting: str, path: str, text: str, mark: str) -> None:
+    if mark not in text:
+        what = "certificate" if mark == _CERTIFICATE else "private key"
+        raise ConfigError(
+            f"server.tls_*: {setting} {path} holds no {what} in PEM, which has a line "
+            f'"-----BEGIN {mark}"'
+        )
+
+
+def _unusable(setting: str, path: str, error: OSError) -> ConfigError:
+    why = getattr(error, "reason", None) or error.strerror or str(error)
+    return ConfigError(
+        f"server.tls_*: {setting} {path} can't be read ({why.replace('_', ' ').lower()}): it may "
+        "be damaged or cut short"
+    )
 
 
 def accepted_hosts(server: ServerConfig, names: list[tuple[str, int]]) -> frozenset[str]:

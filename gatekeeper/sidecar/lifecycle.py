@@ -139,7 +139,7 @@ async def running(wiring: Wiring) -> AsyncIterator[Service]:
                 writer = tasks.create_task(service.log.run())
                 try:
                     async with _listening(service, sockets, context):
-                        wiring.announce(*listening.describe(sockets[0], tls=context is not None))
+                        wiring.announce(*listening.describe(sockets[0], config.server))
                         listening.notify("READY=1", os.environ)
                         yield service
                 finally:

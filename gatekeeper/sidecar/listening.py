@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import socket
 import stat
 from collections.abc import MutableMapping
@@ -208,13 +209,31 @@ def open_to_others(sockets: list[socket.socket]) -> str | None:
     return None
 
 
-def describe(sock: socket.socket, *, tls: bool) -> tuple[str, str]:
+def describe(sock: socket.socket, server: ServerConfig) -> tuple[str, str]:
     """Where a socket listens, as a URL or path, and a curl line to try it."""
-    query = "--data-urlencode url=https://www.wikipedia.org/"
+    scheme = "http" if server.tls_cert is None else "https"
     if sock.family == socket.AF_UNIX:
         path = sock.getsockname()
-        return f"{UNIX}{path}", f"curl -sG --unix-socket {path} http://localhost/v1/check {query}"
-    host, port = sock.getsockname()[:2]
-    host = f"[{host}]" if ":" in host else host
-    base = f"{'https' if tls else 'http'}://{host}:{port}"
-    return base, f"curl -sG {base}/v1/check {query}"
+        where, base = f"{UNIX}{path}", f"{scheme}://localhost"
+        at = f"--unix-socket {shlex.quote(path)} {base}"
+    else:
+        host, port = sock.getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
+        # In brackets curl would see a range of URLs.
+        where = base = f"{scheme}://{host}:{port}"
+        at = f"-g {base}" if "[" in host else base
+    query = "--data-urlencode url=https://www.wikipedia.org/"
+    return where, f"curl -sG{_credentials(server)} {at}/v1/check {query}"
+
+
+def _credentials(server: ServerConfig) -> str:
+    """What curl has to be given beside the address; no token stands there itself."""
+    options = ""
+    if server.tls_cert is not None:
+        options += " -k"  # our own certificate, which may be for another name of this machine
+    if server.token_file is not None:
+        first = f"sed '/^#/d;/^$/d;s/.*://;q' {shlex.quote(server.token_file)}"
+        options += f' -H "Authorization: Bearer $({first})"'
+    elif server.tls_client_ca is not None:
+        options += " --cert CLIENT.pem --key CLIENT.key"
+    return options

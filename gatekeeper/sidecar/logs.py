@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from datetime import datetime
 from typing import IO
 
@@ -53,5 +54,8 @@ def set_up(server: ServerConfig) -> None:
     if wants_json(server, sys.stderr):
         handler.setFormatter(JsonFormatter())
     else:
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        # In UTC, as the decisions that stand between them.
+        formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
+        formatter.converter = time.gmtime
+        handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.cli import COMMANDS, main
+from gatekeeper.cli.terminal import json_text, log_to_stderr
 from tests.internet import FakeInternet, Page
 
 ROBOTS = "User-agent: *\nDisallow: /private\nCrawl-delay: 7\n"
@@ -336,6 +339,25 @@ def test_every_command_has_help_with_an_example(
         assert option in out
 
 
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([])
+    assert stopped.value.code == 2
+    out = capsys.readouterr().out
+    assert out.startswith("usage: gatekeeper ")
+    assert [name for name in COMMANDS if f"\n    {name}" not in out] == []
+
+
+@pytest.mark.parametrize("arguments", [["help"], ["help", "check"]])
+def test_help_is_a_command_as_well(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.startswith(" ".join(["usage: gatekeeper", *arguments[1:]]))
+
+
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["check"], ["serve", "--port", "x"]])
 def test_a_wrong_call_exits_2(arguments: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -370,3 +392,130 @@ def test_ctrl_c_while_the_commands_are_imported_is_no_traceback(
 
     monkeypatch.setattr("gatekeeper.cli.importlib.import_module", interrupted)
     assert main(["fetch", "https://a.test/"]) == 130
+
+
+ODD = "User-agent: *\nDisalow: /caf\u00e9\nDisallow: /\u4e2d\U0001f600\n"
+
+
+class Ascii(io.TextIOWrapper):
+    """Standard output as a terminal has it that knows nothing but ASCII."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), "ascii", errors="strict")
+
+    @property
+    def text(self) -> str:
+        self.flush()
+        return self.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined, no-any-return]
+
+
+def on_ascii(monkeypatch: pytest.MonkeyPatch) -> Ascii:
+    """From here on; a fixture's streams would be pytest's own again in the test."""
+    stream = Ascii()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", Ascii())
+    return stream
+
+
+def test_lint_says_everything_on_an_ascii_terminal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ascii_out = on_ascii(monkeypatch)
+    path = tmp_path / "robots-\u00e9.txt"
+    path.write_text(ODD, encoding="utf-8")
+    assert main(["lint", str(path)]) == 1
+    assert "robots-\\xe9.txt:2: error:" in ascii_out.text
+    assert "\\u4e2d" in ascii_out.text
+
+
+async def test_every_command_speaks_on_an_ascii_terminal(
+    internet: FakeInternet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ascii_out = on_ascii(monkeypatch)
+    internet.site("127.0.0.1").robots("User-agent: *\nDisallow: /\u00fc\u4e2d\n").page("/x")
+    site = f"http://127.0.0.1:{internet.listener().port()}"
+    path = tmp_path / "robots-\u00e9.txt"
+    path.write_text(ODD, encoding="utf-8")
+    config = tmp_path / "\u00e9.toml"
+    config.write_text('[[host]]\nmatch = "a.test"\nreason = "\u00fc"\n', encoding="utf-8")
+    calls = [
+        ["lint", str(path)],
+        ["lint", str(tmp_path / "\u4e2d")],
+        ["check", f"{site}/\u00fc\u4e2d", "\u4e2d"],
+        ["fetch", f"{site}/\u00fc\u4e2d", "\u4e2d", "--retry-denied"],
+        ["config", "show", "--config", str(config)],
+        ["config", "check", "--config", str(config)],
+        ["healthcheck", "--socket", str(tmp_path / "\u00e9")],
+        ["history", site, "--config", str(config)],
+    ]
+    for call in calls:
+        for more in ([], ["--json"]):
+            before = len(ascii_out.text)
+            assert await command(*call, *more) in (0, 1, 2)
+            said = ascii_out.text[before:]
+            for line in said.splitlines() if more and call[0] != "config" else ():
+                json.loads(line)
+            if more and call[:2] == ["config", "show"]:
+                json.loads(said)
+
+
+def test_json_is_told_whole_in_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    ascii_out = on_ascii(monkeypatch)
+    print(json_text({"text": '\u4e2d\U0001f600"\u00e9'}))
+    assert ascii_out.text.isascii()
+    assert json.loads(ascii_out.text) == {"text": '\u4e2d\U0001f600"\u00e9'}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("variables", "terminal", "coloured"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"TERM": "dumb"}, True, False),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
+    ],
+)
+def test_colours_are_for_terminals(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    terminal: bool,
+    coloured: bool,
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    stream = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    linted(tmp_path, "User-agent: *\nDisalow: /x\n")
+    assert ("robots.txt:2: \x1b[31merror\x1b[0m: " in stream.getvalue()) is coloured
+    assert ("\x1b" in stream.getvalue()) is coloured
+
+
+async def test_check_colours_its_verdicts(
+    site: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    await command("check", f"{site}/private", f"{site}/")
+    out = capsys.readouterr().out
+    assert f"\x1b[31mdeny  \x1b[0m {site}/private" in out
+    assert f"\x1b[32mallow \x1b[0m {site}/" in out
+
+
+def test_warnings_on_a_terminal_have_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    root, stream = logging.getLogger(), Terminal()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    monkeypatch.setattr(sys, "stderr", stream)
+    log_to_stderr()
+    logging.getLogger("gatekeeper.guard").warning("refused")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d gatekeeper\.guard: refused\n", stream.getvalue())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -279,3 +281,31 @@ async def test_a_denied_request_sends_no_byte(internet: FakeInternet, open_gate:
         with pytest.raises(Denied):
             await session.get("http://a.test/private")
     assert site.paths == ["/robots.txt"]
+
+
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        ({"status": "200"}, r"status must be an int such as 200, not the str '200': give int\(sta"),
+        ({"status": True}, "status must be an int such as 200, not the bool True"),
+        ({"status": 200.0}, r"status must be an int such as 200, not the float 200\.0"),
+        ({"status": 200, "elapsed": "0.1"}, "elapsed must be seconds .*: give float"),
+        (
+            {"status": 200, "elapsed": timedelta(1)},
+            "elapsed must be seconds such as",
+        ),
+        ({"status": 200, "size": "10"}, "size must be bytes such as 1024"),
+        ({"status": 200, "size": b"page"}, "size must be bytes such as 1024"),
+        ({"status": 429, "retry_after": timedelta(1)}, "retry_after must be seconds such as 120"),
+        ({"status": 429, "retry_after": [120]}, "retry_after must be seconds such"),
+    ],
+)
+async def test_a_report_of_the_wrong_type_is_told_and_changes_nothing(
+    internet: FakeInternet, open_gate: Any, report: dict[str, Any], told: str
+) -> None:
+    internet.site("a.test").robots("")
+    gate = await open_gate(internet)
+    async with gate.lease("http://a.test/") as lease:
+        with pytest.raises(TypeError, match=told):
+            lease.report(**report)
+        lease.report(status=HTTPStatus.OK, elapsed=1, size=10, retry_after="120")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
@@ -77,6 +78,63 @@ def test_one_that_does_not_fit_its_key_is_refused_and_the_old_one_stays(
     with pytest.raises(ConfigError, match="tls_"):
         certificates.renewal(server)
     assert shown(certificates, authority) == "old.test"
+
+
+def said(server: ServerConfig) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Certificates(server)
+    return str(caught.value)
+
+
+def test_a_key_of_another_certificate_is_told_in_words(
+    server: ServerConfig, authority: trustme.CA
+) -> None:
+    assert server.tls_key is not None
+    authority.issue_cert("other.test").private_key_pem.write_to_path(server.tls_key)
+    told = said(server)
+    assert f"tls_key {server.tls_key} is not the key of the certificate in tls_cert" in told
+    assert "_ssl.c" not in told
+
+
+def test_files_that_are_changed_about_are_told(server: ServerConfig) -> None:
+    turned = ServerConfig(tls_cert=server.tls_key, tls_key=server.tls_cert)
+    assert said(turned).endswith(": change them about")
+
+
+@pytest.mark.parametrize(
+    ("setting", "text", "told"),
+    [
+        ("tls_cert", "hello", 'holds no certificate in PEM, which has a line "-----BEGIN CERT'),
+        ("tls_key", "hello", "holds no private key in PEM"),
+        ("tls_client_ca", "", "holds no certificate in PEM"),
+        ("tls_cert", "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----", "damaged or cut"),
+        ("tls_client_ca", "-----BEGIN CERTIFICATE-----\nx", "damaged or cut short"),
+    ],
+)
+def test_a_file_that_is_none_is_named(
+    server: ServerConfig, setting: str, text: str, told: str
+) -> None:
+    path = Path(getattr(server, setting))
+    path.write_text(text)
+    problem = said(server)
+    assert told in problem
+    assert f"{setting} {path}" in problem or f"{path}, " in problem
+    assert "_ssl.c" not in problem
+
+
+def test_an_encrypted_key_is_told_and_nobody_is_asked(server: ServerConfig) -> None:
+    """OpenSSL asks for a passphrase at the terminal, and a service would wait there for ever."""
+    assert server.tls_key is not None
+    path = Path(server.tls_key)
+    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    assert f"tls_key {path} is encrypted; give a key without a passphrase" in said(server)
 
 
 def test_another_authority_for_clients_needs_a_restart(server: ServerConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import aiohttp
@@ -357,6 +358,13 @@ async def test_the_index_lists_what_can_be_asked(door: Any) -> None:
     async with service.session.get(service.base + "/", headers={"Accept": "text/html"}) as page:
         assert page.content_type == "text/html"
         assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+        text = await page.text()
+    links = re.findall('href="([^"]+)"', text)
+    assert {"/", "/healthz", "/metrics", "/openapi.json", "/v1/hosts"} <= set(links)
+    for link in links:  # each can be followed as it stands
+        async with service.session.get(service.base + link) as answer:
+            assert answer.status == 200, link
+    assert "<td>/v1/check?url=<td>" in text
 
 
 async def test_t10_metrics_carry_no_host_and_no_url(door: Any, site: Any) -> None:

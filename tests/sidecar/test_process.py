@@ -18,6 +18,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import trustme
 
 from tests.internet import FakeInternet
 
@@ -68,6 +69,29 @@ async def test_the_curl_line_it_prints_works(start: Any) -> None:
     out, _ = await curl.communicate()
 
     assert json.loads(out)["reason"] == "blocked"
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+async def test_the_curl_line_works_with_tls_and_a_token(
+    start: Any, short: Path, tmp_path: Path, way: str
+) -> None:
+    tokens, cert, key = tmp_path / "my tokens", tmp_path / "cert.pem", tmp_path / "key.pem"
+    tokens.write_text(f"# of the crawler\n\ncrawler:check,crawl:{TOKEN}\n{'u' * 40}\n")
+    tokens.chmod(0o600)
+    pair = trustme.CA().issue_cert("gate.example.org")  # by whatever name it is known outside
+    pair.cert_chain_pems[0].write_to_path(cert)
+    pair.private_key_pem.write_to_path(key)
+    env = {"GATEKEEPER_SERVER_TLS_CERT": str(cert), "GATEKEEPER_SERVER_TLS_KEY": str(key)}
+    socket = ("--socket", str(short / "s")) if way == "unix" else ()
+    sidecar = await start("--token-file", str(tokens), *socket, env=env)
+    assert TOKEN not in sidecar.curl
+    line = sidecar.curl.rpartition("url=")[0] + "url=http://10.0.0.1/"
+    curl = await asyncio.create_subprocess_shell(
+        line, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await curl.communicate()
+
+    assert json.loads(out)["reason"] == "blocked", err
 
 
 async def test_sigterm_ends_it_with_exit_code_0(start: Any) -> None:

@@ -12,10 +12,12 @@ from gatekeeper.cli.crawl.holdups import TURN, Holdup
 from gatekeeper.cli.crawl.manifest import Entry, Outcome
 from gatekeeper.cli.crawl.speed import Speed
 from gatekeeper.cli.crawl.tally import Tally, cause, no_url
+from gatekeeper.cli.terminal import paint
 
 __all__ = ["NextTurn", "Plain", "Progress", "Silent", "line_of", "watcher"]
 
 
+_COLOURS = {Outcome.FETCHED: "green", Outcome.DENIED: "yellow", Outcome.FAILED: "red"}
 _LEFT_OUT = 11
 """States that are not said while they stay the same: then one line is a minute."""
 
@@ -121,7 +123,10 @@ class Plain:
 
     def entry(self, entry: Entry) -> None:
         """Say what came of it."""
-        print(line_of(entry), file=self._stream)
+        word, line = str(entry.outcome), line_of(entry)
+        if line.startswith(word):  # of a page that was fetched the status stands there
+            line = paint(word, _COLOURS[entry.outcome], self._stream) + line[len(word) :]
+        print(line, file=self._stream)
 
     def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
         """Say how far it is, once there is anything to say; less often while nothing moves."""
@@ -165,11 +170,11 @@ class Live:
     def entry(self, entry: Entry) -> None:
         """Print what was not fetched above the bar; the rest moves it."""
         if entry.outcome is not Outcome.FETCHED:
-            self.say(line_of(entry))
+            self.say(line_of(entry), _COLOURS[entry.outcome])
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: str | None = None) -> None:
         """Print it above the bar."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True, style=style)
 
     def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
         """Redraw."""

@@ -28,6 +28,7 @@ from gatekeeper.cli.crawl.sources import Listed, given, opened
 from gatekeeper.cli.crawl.speed import Speedometer
 from gatekeeper.cli.crawl.tally import Tally
 from gatekeeper.cli.crawl.warc import Response, Warc, warc_writer
+from gatekeeper.cli.terminal import json_text
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision
@@ -215,8 +216,7 @@ def _work(
 
     def report(entry: Entry) -> None:
         if job.as_json:
-            sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
-            sys.stdout.flush()
+            print(json_text(entry), flush=True)
         progress.entry(entry)
 
     def deferred(decision: Decision) -> None:
@@ -351,7 +351,7 @@ def _say_summary(job: Job, tally: Tally, end: Ending) -> None:
     """For people on stdout, under the lines or the bar. For machines in the last line on
     stderr: whoever reads stdout reads entries."""
     if job.as_json:
-        print(msgspec.json.encode(end).decode(), file=sys.stderr, flush=True)
+        print(json_text(end, sys.stderr), file=sys.stderr, flush=True)
         return
     lines = tally.summary(kept=job.manifest is not None)
     lines += end.lines(max_wait=job.max_wait, resumes=job.manifest is not None)

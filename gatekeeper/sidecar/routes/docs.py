@@ -49,11 +49,12 @@ class Index(msgspec.Struct, frozen=True):
 
 async def index(service: Service, call: Call) -> web.StreamResponse:
     """Everything that can be asked, one line each; JSON where that is wanted."""
-    links = [Link(r.method, r.path, r.summary) for r in service.router.routes if r.method != ANY]
+    routes = [route for route in service.router.routes if route.method != ANY]
+    links = [Link(route.method, route.path, route.summary) for route in routes]
     if "text/html" not in call.request.headers.get("Accept", ""):
         return json_response(Index("gatekeeper", service.version, service.phase, links))
     rows = "".join(
-        f"<tr><td>{escape(one.method)}<td>{_shown(one)}<td>{escape(one.summary)}" for one in links
+        f"<tr><td>{escape(one.method)}<td>{_shown(one)}<td>{escape(one.summary)}" for one in routes
     )
     page = (
         "<!doctype html><html lang=en><meta charset=utf-8><title>gatekeeper</title>"
@@ -63,9 +64,14 @@ async def index(service: Service, call: Call) -> web.StreamResponse:
     return web.Response(text=page, content_type="text/html", headers=_PAGE_HEADERS)
 
 
-def _shown(link: Link) -> str:
-    path = escape(link.path)
-    plain = link.method == "GET" and "{" not in path
+def _shown(route: Route) -> str:
+    """The path; a link where it can be followed as it stands, else with what it has to be told."""
+    path = escape(route.path)
+    fields = msgspec.structs.fields(route.query) if route.query is not None else ()
+    needed = [escape(one.encode_name) for one in fields if one.required]
+    if needed:
+        return f"{path}?{'&amp;'.join(f'{name}=' for name in needed)}"
+    plain = route.method == "GET" and "{" not in path
     return f'<a href="{path}">{path}</a>' if plain else path
 
 
