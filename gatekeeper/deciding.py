@@ -56,6 +56,11 @@ class Decider:
         self.prefix = f"{os.getpid():x}{secrets.token_hex(4)}-"
         self.serial = itertools.count(1)
 
+    def adjust(self, config: Config) -> None:
+        """Decide by another configuration; what a policy was read by has to stay as it was."""
+        self._config = config
+        self._cap = config.pacing.max_interval
+
     def next_id(self) -> str:
         """A decision id: the prefix of this process and a counter."""
         return f"{self.prefix}{next(self.serial):x}"

@@ -112,6 +112,7 @@ class Gatekeeper(Immediate, Many, Dialling):
         )
         self._faults = LocalFaults(self._rng, self._on_fault)
         self._directory: Directory | None = None
+        self._fetcher: Fetcher | None = None
         self._warm: dict[str, Record] = {}
         self._answers = PreparedAnswers(
             self.config, self._clock, self._decider, self._agent, self._wishes.at_any_hour
@@ -156,7 +157,7 @@ class Gatekeeper(Immediate, Many, Dialling):
             session = self._session
             if session is None:
                 session = await stack.enter_async_context(self._own_session())
-            fetcher = Fetcher(
+            fetcher = self._fetcher = Fetcher(
                 session,
                 user_agent=self.user_agent,
                 config=self.config,

@@ -11,11 +11,12 @@ from datetime import datetime
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, utc
-from gatekeeper.config import HostRule
+from gatekeeper.config import Config, HostRule
 from gatekeeper.deciding import Decider
 from gatekeeper.decision import Reason, Verdict
 from gatekeeper.errors import ConfigError, GateClosed, LeaseTimeout
 from gatekeeper.fetching.directory import Directory, DirectoryStats
+from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import Guard, GuardStats
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Record
@@ -66,10 +67,12 @@ class GateStats:
 class Operated:
     """The operator's methods of a gate."""
 
+    config: Config
     guard: Guard | None
     _agent: str
     _clock: Clock
     _directory: Directory | None
+    _fetcher: Fetcher | None
     _answers: PreparedAnswers
     _decider: Decider
     _lessor: Lessor
@@ -250,6 +253,30 @@ class Operated:
         """
         self._scheduler.replace_words(rules)
         self._overrides.replace(rules)
+        self._forget_ready()
+
+    def adjust(self, config: Config) -> None:
+        """Put the `[guard]`, the `[pacing]` and the `[[host]]` tables of another configuration in
+        force, all at once; its other settings have to be those of this gate's own, and so have
+        `pacing.lease_ttl`, `address_interval` and `domain_interval`.
+
+        Raises ConfigError, and changes nothing then.
+        """
+        old = self.config
+        if self.guard is not None and config.guard != old.guard:
+            Guard(config)  # raises, if anything does
+        if config.host != old.host:
+            self.replace_overrides(config.host)
+        if config.pacing != old.pacing:
+            self._scheduler.adjust(config.pacing)
+            if self._fetcher is not None:
+                self._fetcher.adjust(config.pacing)
+        if self.guard is not None and config.guard != old.guard:
+            self.guard.adjust(config.guard)
+            self._open.void_refusals()
+        self.config = config
+        self._decider.adjust(config)
+        self._answers.adjust(config)
         self._forget_ready()
 
     def subscribe(

@@ -149,6 +149,10 @@ class PreparedAnswers:
         # One cell a reason, shared by all patterns: counting an answer looks nothing up.
         self._tallies: dict[tuple[Verdict, Reason], list[int]] = {}
 
+    def adjust(self, config: Config) -> None:
+        """Follow another configuration; what was prepared has to be retired."""
+        self._capped = config.pacing.max_interval is not None
+
     def counts(self) -> Counter[tuple[Verdict, Reason]]:
         """Answers given from here, by verdict and reason."""
         return Counter({key: tally[0] for key, tally in self._tallies.items() if tally[0]})

@@ -214,6 +214,10 @@ class Directory:
             if asked:
                 return record
 
+    def void_refusals(self) -> None:
+        """The guard has other settings: what it refused to fetch may be asked for again."""
+        self._shelf.void_refusals(self._clock.wall())
+
     async def forget(self, origin: str) -> None:
         """Drop everything known of the origin, in storage too."""
         self._shelf.drop(origin)

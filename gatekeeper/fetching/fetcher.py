@@ -17,7 +17,7 @@ import msgspec
 from aiohttp.hdrs import ETAG, LAST_MODIFIED, LOCATION, RETRY_AFTER
 
 from gatekeeper.clock import Clock
-from gatekeeper.config import Config, FetchConfig
+from gatekeeper.config import Config, FetchConfig, PacingConfig
 from gatekeeper.errors import GateClosed, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.fetching.asking import Asker, Reply
 from gatekeeper.fetching.freshness import lifetime
@@ -72,6 +72,10 @@ class Fetcher:
         self._asker = Asker(
             session, headers=_headers(user_agent, config.fetch), config=config.fetch, clock=clock
         )
+
+    def adjust(self, pacing: PacingConfig) -> None:
+        """Follow other settings of `[pacing]`."""
+        self._longest_wait = pacing.backoff_max
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
         """Ask for the origin's robots.txt. Whatever goes wrong out there is an outcome.

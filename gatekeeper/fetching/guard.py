@@ -137,6 +137,7 @@ class GuardedConnector(aiohttp.TCPConnector):
         self.spelling = Spelling()
         """What reads the URLs of the requests that come here, if anything of ours does."""
         self._guarded_resolver = GuardedResolver(guard, resolver)
+        self._judged_by = guard.version
         super().__init__(
             resolver=self._guarded_resolver, socket_factory=self._open_socket, **options
         )
@@ -174,6 +175,8 @@ class GuardedConnector(aiohttp.TCPConnector):
 
         Raises at the call, before there is anything to await: a coroutine less a request.
         """
+        if self._judged_by != self.guard.version:
+            self._give_up_judged()
         if req.proxy is not None:
             refuse_proxy(self.guard.mode, req.proxy)
         url, spelt = req.url, self.spelling
@@ -181,6 +184,20 @@ class GuardedConnector(aiohttp.TCPConnector):
         if not passed and (refusal := self.guard.refuses_request(url)) is not None:
             raise self._denied(req, refusal.note)
         return _connect(self, req, traces, timeout)
+
+    def _give_up_judged(self) -> None:
+        """Other settings are in force: what was let through by the old ones is not used again.
+
+        aiohttp has no public way to do that: without its tables, pooled connections stay for
+        as long as they are kept alive (15 s).
+        """
+        self._judged_by = self.guard.version
+        self.clear_dns_cache()
+        for idle in getattr(self, "_conns", {}).values():
+            for protocol, _ in idle:
+                protocol.close()
+        for busy in getattr(self, "_acquired", ()):
+            busy.force_close()  # once its response is over
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout

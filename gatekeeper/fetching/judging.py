@@ -25,7 +25,7 @@ from typing import Final
 from yarl import URL
 
 from gatekeeper import urls
-from gatekeeper.config import Config, as_config
+from gatekeeper.config import Config, GuardConfig, as_config
 from gatekeeper.decision import BLOCKED_NOTE
 from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.fetching.addresses import (
@@ -125,12 +125,8 @@ class Guard:
         `is_local` says whether an address is one of this machine's; asked only about
         addresses at the port of a listener on all interfaces.
         """
-        settings = as_config(config).guard
-        self.mode: Final = settings.mode
-        self._ports = None if settings.ports is None else frozenset(settings.ports)
-        self._unwrap_nat64 = settings.nat64 == "unwrap"
-        self._allowed, self._allowed_names = _read_list(settings.allow, "guard.allow")
-        self._denied, self._denied_names = _read_list(settings.deny, "guard.deny")
+        self.version = 0
+        """Goes up when other settings are put in force."""
         self._is_local = is_local or _is_local
         self._listeners: set[tuple[_Address, int]] = set()
         self._verdicts: dict[str, Refusal | None] = {}
@@ -139,8 +135,26 @@ class Guard:
         self._logged: set[Refusal] = set()
         self._refused: Counter[str] = Counter()
         self._dialled = 0
+        self.adjust(as_config(config).guard)
         self.next_id: Callable[[], str] = str
         """Names the decision of a refusal, where a gate stands behind the guard (T20)."""
+
+    def adjust(self, settings: GuardConfig) -> None:
+        """Judge by these settings from now on. Raises ConfigError, having changed nothing.
+
+        Connections that were let through before are the connector's to give up.
+        """
+        allowed, allowed_names = _read_list(settings.allow, "guard.allow")
+        denied, denied_names = _read_list(settings.deny, "guard.deny")
+        self.mode = settings.mode
+        self._ports = None if settings.ports is None else frozenset(settings.ports)
+        self._unwrap_nat64 = settings.nat64 == "unwrap"
+        self._allowed, self._allowed_names = allowed, allowed_names
+        self._denied, self._denied_names = denied, denied_names
+        self._verdicts.clear()
+        self.passed.clear()
+        self._logged.clear()
+        self.version += 1
 
     def refuses_url(self, raw: str) -> Refusal | None:
         """Judge the text of a URL: scheme, userinfo, host, port. None: it may be visited.

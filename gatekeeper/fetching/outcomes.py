@@ -23,7 +23,7 @@ from gatekeeper.config import FetchConfig
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import AddressRefused
 
-__all__ = ["Kept", "Outcome", "Row", "classify"]
+__all__ = ["OURS", "Kept", "Outcome", "Row", "classify"]
 
 
 class Kept(StrEnum):
@@ -172,6 +172,8 @@ class Outcome(Enum):
         return _BY_NAME.get(name, cls.INTERNAL)
 
 
+OURS = frozenset({Outcome.BLOCKED, Outcome.EGRESS_POLICY})
+"""What our own guard brought about, and no site."""
 _BY_NAME = {outcome.row.name: outcome for outcome in Outcome}
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})  # HTTP-13

@@ -18,7 +18,7 @@ import cachetools
 import msgspec
 
 from gatekeeper.config import Config
-from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.outcomes import OURS, Outcome
 from gatekeeper.fetching.records import Answer, Record
 from gatekeeper.fetching.texts import Text, Texts, inflate
 
@@ -121,6 +121,8 @@ class Shelf:
         self._promises: dict[str, _Cold] = {}
         self._shared: dict[bytes, tuple[bytes, int]] = {}
         """Packed text -> (that very object, how many cold records hold it)."""
+        self._void_until = float("-inf")
+        """Refusals of the guard until then (wall seconds) are as if they were not known."""
         self._cold_bytes = 0
         self._promise_bytes = 0
 
@@ -165,6 +167,13 @@ class Shelf:
         self._chill(origin)
         self._hot.pop(origin, None)
         self._take_cold(origin)
+
+    def void_refusals(self, wall: float) -> None:
+        """Forget every file that our guard refused to fetch until then: it may think otherwise."""
+        self._void_until = wall
+        for origin, record in list(self._hot.items()):
+            if record.current.outcome in OURS:
+                self.drop(origin)
 
     def _chill(self, origin: str) -> None:
         record = self.warm.pop(origin, None)
@@ -228,6 +237,8 @@ class Shelf:
     def _thaw(self, origin: str) -> Record | None:
         packed = self._take_cold(origin)
         if packed is None:
+            return None
+        if packed.wall <= self._void_until and _OUTCOMES[packed.outcome] in OURS:
             return None
         text: Text | None = None
         if packed.text is not None:

@@ -13,7 +13,7 @@ from gatekeeper.clock import Clock, Stamp, stamp
 from gatekeeper.config import Config
 from gatekeeper.decision import State
 from gatekeeper.fetching.ladder import DAY
-from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.outcomes import OURS, Outcome
 from gatekeeper.fetching.records import Answer, Record
 from gatekeeper.fetching.texts import Text, Texts
 from gatekeeper.storage.base import OriginRecord, pack_body, unpack_body
@@ -21,7 +21,6 @@ from gatekeeper.storage.base import OriginRecord, pack_body, unpack_body
 __all__ = ["from_stored", "to_stored", "tombstone"]
 
 _FORGOTTEN: Final = "forgotten"
-_OURS: Final = (Outcome.BLOCKED, Outcome.EGRESS_POLICY)
 _SKEW: Final = 60.0
 """Seconds that a stored moment may lie in the future before the clock is doubted."""
 
@@ -102,7 +101,7 @@ def from_stored(
     good = _good_of(stored, current)
     if current.outcome.good and doubtful:
         soft = hard = 0.0
-    if current.outcome in _OURS:
+    if current.outcome in OURS:
         # The guard's verdict, not the site's word: this process may have another guard.allow.
         soft = hard = 0.0
     cap = config.cache.max_ttl if current.outcome.good else DAY

@@ -57,6 +57,12 @@ class Accounts:
         self._ttl = self.pacing.lease_ttl
         self._intervals: dict[tuple[Settings, Wish], tuple[Wish, Interval]] = {}
 
+    def adjust(self) -> None:
+        """Follow other settings of the rules."""
+        self.pacing = self.rules.pacing
+        self._jitter = self.pacing.jitter
+        self._intervals.clear()
+
     # --- scopes -------------------------------------------------------------------------
 
     def host(self, name: str, extra: tuple[str, ...] = ()) -> Scope:

@@ -62,6 +62,12 @@ class Books(Accounts):
         self._learns = self.pacing.latency_factor > 0
         self.survey()
 
+    def adjust(self) -> None:
+        """Follow other settings of the rules."""
+        super().adjust()
+        self._learns = self.pacing.latency_factor > 0
+        self.survey()
+
     def survey(self) -> None:
         """Follow a change of `keeper`, `frozen`, or of the turns' `halted` and `remote`."""
         turns = self.turns

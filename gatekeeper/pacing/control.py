@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Set
 from math import isnan
 
-from gatekeeper.config import HostRule
+from gatekeeper.config import HostRule, PacingConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.names import match_named
 from gatekeeper.pacing.accounts import DURABLE
@@ -88,6 +88,20 @@ class Controls(Shell):
         nothing then.
         """
         self._rules.replace(rules)
+        self._reheard("*")
+
+    def adjust(self, pacing: PacingConfig) -> None:
+        """Pace by other settings from now on, what is under way and waits included.
+
+        Those that make a scope, or none, and `lease_ttl` have to stay as they are.
+        """
+        self._pacing = pacing
+        self._rules.adjust(pacing)
+        self._books.adjust()
+        self._memory.adjust()
+        for scope in self._books.scopes.values():
+            if scope.name.startswith(SHARED):
+                scope.settings = self._rules.for_shared(scope.name)
         self._reheard("*")
 
     def _reheard(self, match: str) -> None:

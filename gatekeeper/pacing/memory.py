@@ -60,6 +60,10 @@ class Memory:
                 books.begin(name)
         return books.host(name, extra)
 
+    def adjust(self) -> None:
+        """Follow other settings of the books."""
+        self._max = self._books.pacing.max_hosts
+
     def admit(self, name: str) -> None:
         """Raises LeaseTimeout where there is no room for this host."""
         if name not in self._books.scopes and not self.make_room():

@@ -179,6 +179,12 @@ class Rules:
         self._said.clear()
         self._kept.clear()
 
+    def adjust(self, pacing: PacingConfig) -> None:
+        """Other settings of `[pacing]`; those that make a scope, or none, stay as they were."""
+        self.pacing = pacing
+        self._kept.clear()
+        self._shared.clear()
+
     def overridden(self, host: str) -> bool:
         """Was a word said about this host at run time?"""
         return host in self._said

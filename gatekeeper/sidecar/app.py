@@ -34,6 +34,7 @@ from gatekeeper.errors import (
 )
 from gatekeeper.sidecar.atonce import AtOnce
 from gatekeeper.sidecar.auth import Door, Networks, Role, Tokens
+from gatekeeper.sidecar.checks import accepted_hosts
 from gatekeeper.sidecar.clients import Clients
 from gatekeeper.sidecar.decisionlog import DecisionLog
 from gatekeeper.sidecar.gatemetrics import gate_samples
@@ -102,7 +103,10 @@ class Service:
         lease_book: LeaseBook | None = None,
         certificates: Certificates | None = None,
         exposed: str | None = None,
+        addresses: Sequence[tuple[str, int]] | None = None,
     ) -> None:
+        """`addresses` are those listened on, in place of `hosts`: the Host headers that are
+        accepted follow from them, and from the configuration in force."""
         self.gate = gate
         self.version = version
         self.clock = clock or SystemClock()
@@ -125,6 +129,9 @@ class Service:
         """A listener that other machines can reach; None where there is none (T5)."""
         self._grace = True
         self._hosts = hosts
+        self._addresses = addresses
+        self.restart_required: Sequence[str] = ()
+        """Settings that were changed in the file, and are in force after a restart."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._session: aiohttp.ClientSession | None = None
         self._prefix = f"{secrets.token_hex(4)}-"
@@ -148,13 +155,16 @@ class Service:
     def take_over(self, config: Config, tokens: Tokens) -> None:
         """Put a checked configuration in force: all of it or, by raising first, nothing."""
         trusted = Networks(config.server.trusted_peers, setting="server.trusted_peers")
+        hosts = self._hosts
+        if self._addresses:
+            hosts = accepted_hosts(config.server, list(self._addresses))
         # No await from here on: no request sees half of the new settings (T17).
         self.config = config
         self.trusted_peers = trusted
         self.forward_auth_hosts = frozenset(
             host.lower() for host in config.server.forward_auth_hosts
         )
-        self.door = Door(config.server, tokens=tokens, hosts=self._hosts)
+        self.door = Door(config.server, tokens=tokens, hosts=hosts)
         self.clients.adjust(config.server)
         self.leases.adjust(config.server)
         self.log.adjust(config.server)
@@ -304,6 +314,13 @@ class Service:
             "Whether new questions are taken.",
             (),
             [((), float(self.ready))],
+        )
+        yield (
+            "gauge",
+            "gatekeeper_config_restart_required",
+            "Settings that were changed in the file, and are in force after a restart.",
+            ("setting",),
+            [((name,), 1.0) for name in self.restart_required],
         )
         yield (
             "gauge",

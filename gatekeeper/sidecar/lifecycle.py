@@ -31,7 +31,7 @@ from gatekeeper.sidecar import listening, logs
 from gatekeeper.sidecar.app import Service
 from gatekeeper.sidecar.auth import read_tokens
 from gatekeeper.sidecar.certificates import Certificates
-from gatekeeper.sidecar.checks import accepted_hosts, check_config, demand_credentials, exposed
+from gatekeeper.sidecar.checks import check_config, demand_credentials, exposed
 from gatekeeper.sidecar.descriptors import quiet_scarcity, raise_file_limit
 from gatekeeper.sidecar.leasebook import LeaseBook
 from gatekeeper.sidecar.reload import reload
@@ -164,7 +164,7 @@ def _service(
         gate,
         config,
         tokens=tokens,
-        hosts=accepted_hosts(config.server, names) if names else None,
+        addresses=names,
         version=__version__,
         reread=lambda: with_state(wiring.reread()),
         lease_book=_lease_book(config),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -18,24 +18,40 @@ from gatekeeper.sidecar.checks import check_config, demand_credentials
 if TYPE_CHECKING:
     from gatekeeper.sidecar.app import Service
 
-__all__ = ["Reloaded", "reload"]
+__all__ = ["LIVE_TABLES", "RESTART", "Reloaded", "needs_restart", "reload"]
 
 logger = logging.getLogger(__name__)
 
-_FIXED = frozenset(
+LIVE_TABLES: Final = frozenset({"guard", "pacing", "server", "host"})
+"""Tables of which a reload puts in force what `RESTART` does not name. What stands in any other
+is built into the files that are known, the storage, or the name under which we ask."""
+RESTART: Final = frozenset(
     {
+        # Scopes are made with these clocks, and leases stand in the order of their ends.
+        "pacing.address_interval",
+        "pacing.domain_interval",
+        "pacing.lease_ttl",
+        # They belong to the open sockets, or to the log of the process.
         "server.host",
         "server.port",
         "server.socket",
         "server.tls_cert",
         "server.tls_key",
         "server.tls_client_ca",
-        "server.allowed_hosts",
         "server.max_header",
         "server.log_format",
     }
 )
-"""Settings of [server] that belong to the open sockets, or to the log of the process."""
+"""Settings of those tables that need a restart. config.example.toml marks them."""
+
+
+def needs_restart(name: str) -> bool:
+    """Whether a change of the setting of that dotted name is in force after a restart only.
+
+    >>> needs_restart("guard.allow"), needs_restart("server.port"), needs_restart("cache.min_ttl")
+    (False, True, True)
+    """
+    return name.partition(".")[0] not in LIVE_TABLES or name in RESTART
 
 
 class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +77,16 @@ def reload(service: Service) -> Reloaded:
     except Exception as error:
         _failed(service, error)
         raise ConfigError(f"it could not be read again: {error}") from error
+    service.restart_required = done.needs_restart
     service.metrics.reloaded(ok=True)
+    logger.info("the configuration was read again; changed: %s", _listed(done.applied))
+    if done.needs_restart:
+        logger.warning("these settings need a restart: %s", _listed(done.needs_restart))
     return done
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "nothing"
 
 
 def _failed(service: Service, error: Exception) -> None:
@@ -110,8 +134,7 @@ def _put_in_force(service: Service, plan: _Plan) -> Reloaded:
     if service.certificates is not None and plan.certificates is not None:
         own, rest = service.certificates.take_over(plan.certificates)
         applied, left = [*applied, *own], [*left, *rest]
-    if plan.merged.host != service.config.host:
-        service.gate.replace_overrides(plan.merged.host)
+    service.gate.adjust(plan.merged)
     service.take_over(plan.merged, plan.tokens)
     return Reloaded(applied=applied, needs_restart=left)
 
@@ -136,19 +159,26 @@ def _compare(old: Config, new: Config) -> tuple[list[str], list[str]]:
         if before == after:
             continue
         if not isinstance(before, msgspec.Struct):
-            (applied if field.name == "host" else left).append(field.name)
+            (left if needs_restart(field.name) else applied).append(field.name)
             continue
         for inner in msgspec.structs.fields(before):
             if getattr(before, inner.name) != getattr(after, inner.name):
                 name = f"{field.name}.{inner.name}"
-                now = field.name == "server" and name not in _FIXED
-                (applied if now else left).append(name)
+                (left if needs_restart(name) else applied).append(name)
     return applied, left
 
 
 def _merge(old: Config, new: Config) -> Config:
     """The old configuration with everything from the new one that can change now."""
-    kept = {name.partition(".")[2]: None for name in _FIXED}
-    fixed = {name: getattr(old.server, name) for name in kept}
-    server = msgspec.structs.replace(new.server, **fixed)
-    return msgspec.structs.replace(old, server=server, host=new.host)
+    merged: dict[str, Any] = {}
+    for field in msgspec.structs.fields(old):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        if field.name not in LIVE_TABLES:
+            continue
+        if isinstance(before, msgspec.Struct):
+            names = [f"{field.name}.{inner}" for inner in before.__struct_fields__]
+            kept = [name.partition(".")[2] for name in names if needs_restart(name)]
+            fixed = {name: getattr(before, name) for name in kept}
+            after = msgspec.structs.replace(after, **fixed)
+        merged[field.name] = after
+    return msgspec.structs.replace(old, **merged)
