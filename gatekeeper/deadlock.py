@@ -266,6 +266,10 @@ class WaitGraph(Generic[H]):
         self._alive = 0
         self._timer: Timer | None = None
 
+    def adjust(self, own_wait: float) -> None:
+        """Follow another `pacing.own_wait`, for the waits to come."""
+        self._own_wait = own_wait
+
     def __len__(self) -> int:
         return self._alive
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from gatekeeper import urls
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import Config, HostRule
+from gatekeeper.deadlock import WaitGraph
 from gatekeeper.deciding import Decider
 from gatekeeper.decision import Reason, Verdict
 from gatekeeper.errors import ConfigError, GateClosed, LeaseTimeout
@@ -21,7 +22,7 @@ from gatekeeper.fetching.guard import Guard, GuardStats
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.retrieval import Retrieval
-from gatekeeper.leasing import Lessor
+from gatekeeper.leasing import Lease, Lessor
 from gatekeeper.names import host_named
 from gatekeeper.pacing.control import SHARED, check_moment
 from gatekeeper.pacing.explain import ClockView
@@ -80,6 +81,7 @@ class Operated:
     _scheduler: Scheduler
     _storage: Storage | None
     _wishes: Wishes
+    _waits: WaitGraph[Lease]
     _warm: dict[str, Record]
     _warm_allowed: int
     _warm_denied: int
@@ -269,6 +271,7 @@ class Operated:
             self.replace_overrides(config.host)
         if config.pacing != old.pacing:
             self._scheduler.adjust(config.pacing)
+            self._waits.adjust(config.pacing.own_wait)
             if self._fetcher is not None:
                 self._fetcher.adjust(config.pacing)
         if self.guard is not None and config.guard != old.guard:

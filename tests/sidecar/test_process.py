@@ -186,15 +186,18 @@ async def test_a_reload_says_what_needs_a_restart(start: Any, tmp_path: Path) ->
     path.write_text("", encoding="utf-8")
     sidecar = await start("--config", str(path))
     path.write_text(
-        '[server]\nmax_wait = 9\n[pacing]\nconcurrency = 3\n[[host]]\nmatch = "a.example"\n'
-        'robots = "deny"\nreason = "not ours"\n',
+        "[server]\nmax_wait = 9\n[pacing]\nconcurrency = 3\n[cache]\nhot_records = 3\n"
+        '[[host]]\nmatch = "a.example"\nrobots = "deny"\nreason = "not ours"\n',
         encoding="utf-8",
     )
 
     status, told = await post(sidecar, "/v1/admin/reload", {})
     assert (status, told) == (
         200,
-        {"applied": ["server.max_wait", "host"], "needs_restart": ["pacing.concurrency"]},
+        {
+            "applied": ["pacing.concurrency", "server.max_wait", "host"],
+            "needs_restart": ["cache.hot_records"],
+        },
     )
     _, decision = await get(sidecar, "/v1/check", params={"url": "http://a.example/"})
     assert (decision["state"], decision["note"]) == ("override", "not ours")
