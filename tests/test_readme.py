@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import re
 import subprocess
 import sys
+from datetime import datetime, tzinfo
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import gatekeeper
+from gatekeeper import Config, GateClosed, Gatekeeper
 from gatekeeper.cli import COMMANDS
+from tests.internet import FakeInternet, Page
 from tests.test_decision import texts_of_reasons
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -32,6 +40,81 @@ def test_reading_a_file_prints_what_it_says(capsys: pytest.CaptureFixture[str]) 
     (example,) = (text for text in EXAMPLES if "RobotsTxt.parse" in text)
     exec(compile(example, "README.md", "exec"), {})
     assert capsys.readouterr().out == "False 2\n"
+
+
+@pytest.fixture
+def example_net(virtual_internet: FakeInternet, monkeypatch: pytest.MonkeyPatch) -> FakeInternet:
+    """The README's gate, on the fake internet and its clock."""
+    net = virtual_internet
+    config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
+    made = partial(Gatekeeper, config=config, resolver=net.resolver, clock=net.clock)
+    monkeypatch.setattr(gatekeeper, "Gatekeeper", made)
+    return net
+
+
+def run(example: str) -> dict[str, Any]:
+    """What an example leaves, asked of a site of ours; `main` where it awaits at the top."""
+    text = example.replace("https://example.org/", "http://example.test/")
+    names: dict[str, Any] = {}
+    code = compile(text, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    names["main"] = eval(code, names)
+    return names
+
+
+async def test_the_queue_s_example_closes_what_it_opens(
+    example_net: FakeInternet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever it left open would be a ResourceWarning, and those are errors here."""
+    example_net.site("example.test").robots("")
+    (example,) = (text for text in EXAMPLES if "PoliteQueue(" in text)
+    names = run(example)
+    await example_net.drive(names["main"])
+    gc.collect()
+    assert capsys.readouterr().out == "http://example.test/a {'depth': 0}\n"
+    with pytest.raises(GateClosed):
+        await names["queue"].put("http://example.test/b")
+
+
+@pytest.mark.parametrize(
+    ("robots", "told"),
+    [
+        ([Page("", status=503), Page("User-agent: *\nAllow: /\n")], (True, "")),
+        ([Page("User-agent: *\nDisallow: /x\n")], (False, "line 2: Disallow: /x")),
+        ([Page("User-agent: *\nCrawl-delay: 7200\n")], (False, "http://example.test/x")),
+    ],
+    ids=["deferred", "denied", "timeout"],
+)
+async def test_the_loop_asks_again_at_retry_at(
+    example_net: FakeInternet,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    robots: list[Page],
+    told: tuple[bool, str],
+) -> None:
+    net, slept = example_net, []
+    net.site("example.test").on("/robots.txt", *robots)
+    (example,) = (text for text in EXAMPLES if "except Deferred" in text)
+    names = run(example)
+
+    class Now(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Now:
+            return cls.fromtimestamp(net.clock.wall(), tz)
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await net.clock.sleep(seconds)
+
+    names["visit"].__globals__.update(datetime=Now, asyncio=SimpleNamespace(sleep=sleep))
+
+    async def visited() -> bool:
+        async with gatekeeper.Gatekeeper("examplebot/1.0") as gate:
+            found: bool = await names["visit"](gate, "http://example.test/x")
+            return found
+
+    assert await net.drive(visited(), limit=1e6) is told[0]
+    assert told[1] in capsys.readouterr().out
+    assert len(slept) == told[0]  # at retry_at, and so but once
 
 
 def test_every_command_that_is_shown_exists() -> None:
