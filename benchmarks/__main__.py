@@ -22,6 +22,7 @@ SUITES = {
     "gate": "`await gate.allowed(url)` on warm origins",
     "storage": "the journal and the state file",
     "pacing": "the scheduler, under virtual time and in a real loop",
+    "refusals": "sites that answer 429, a simulated day each",
     "sidecar": "the HTTP service beside a handler that returns a constant",
     "growth": "what the HTTP service holds in memory over a million requests",
     "client": "RemoteGatekeeper beside a sidecar in another process",

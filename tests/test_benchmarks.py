@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.corpus import generate, load, shape
+from benchmarks.refusals import SCENES, simulate
 from benchmarks.report import Table
 from benchmarks.shapes import LIMIT, SHAPES
 from benchmarks.timing import Contender, Sample, compete
@@ -64,3 +67,21 @@ def test_a_table_is_markdown() -> None:
         "## Title\n\nGoal: fast\n\n"
         "|      | figure |\n|------|--------|\n| ours | 1 µs   |\n\n- a note\n"
     )
+
+
+FIXED = ["1 in 3 s", "60 a minute, Retry-After 60", "60 a minute, no Retry-After"]
+
+
+@pytest.mark.parametrize("title", FIXED)
+def test_a_site_with_a_fixed_limit_is_met_a_few_times_a_day_and_well_used(title: str) -> None:
+    (scene,) = [scene for scene in SCENES if scene.title == title]
+    (day,) = simulate(scene)
+    assert 5 <= day.refused <= 12  # after 1, 2, 4, 8 and 16 hours, and at first
+    assert day.share > 0.6
+
+
+def test_a_fault_once_in_ten_thousand_costs_little() -> None:
+    (scene,) = [scene for scene in SCENES if scene.title == "0.01 % at random"]
+    (day,) = simulate(scene)
+    assert day.refused < 12
+    assert day.share > 0.8
