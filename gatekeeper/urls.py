@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -152,7 +152,8 @@ def join(base: Target, reference: str) -> Target:
     >>> join(parse("https://example.com/a/b"), "../robots.txt").url
     'https://example.com/robots.txt'
     """
-    _refuse_text(reference)
+    if reference[:1] == " " or reference[-1:] == " ":
+        _refuse_text(reference)  # what else there may be against it `parse` finds in the whole
     named = _SCHEME.match(reference)
     # A scheme of the base's own that no authority follows is passed over, as browsers do and
     # RFC 3986 section 5.2.2 permits.
@@ -310,15 +311,26 @@ def _remember(written: str, origin: str, place: tuple[str, str, int]) -> None:
     _places[origin] = place
 
 
-def _read(raw: str) -> URL:
-    """The text cut into parts, none of them changed."""
-    # Imported where it is used: ordinary URLs are read without it, and so are the paths that a
-    # robots.txt is asked about. To import it takes as long as to parse a thousand files.
+def _first_of_yarl(text: str, *, encoded: bool = False) -> URL:
+    """yarl's reader, imported when it is first used.
+
+    Ordinary URLs are read without it, and so are the paths that a robots.txt is asked about.
+    """
     from yarl import URL  # noqa: PLC0415
 
+    global _yarl  # noqa: PLW0603
+    _yarl = URL
+    return URL(text, encoded=encoded)
+
+
+_yarl: Callable[..., URL] = _first_of_yarl
+
+
+def _read(raw: str) -> URL:
+    """The text cut into parts, none of them changed."""
     _refuse_text(raw)
     try:
-        url = URL(raw, encoded=True)
+        url = _yarl(raw, encoded=True)
     except (ValueError, IndexError) as error:  # IndexError: yarl of `http://[a]@/`
         raise _invalid(raw, _UNREADABLE) from error
     if url.scheme not in _PORTS:  # URL-07
@@ -337,8 +349,6 @@ def _refuse_text(raw: str) -> None:
 
 def _authority(raw: str, scheme: str, hostport: str) -> tuple[str, int]:
     """Host and port as they are dialled. Judges the mapped host only, never the raw one."""
-    from yarl import URL  # noqa: PLC0415 - see `_read`
-
     name, colon, port = hostport.rpartition("]")[2].partition(":")
     if "%" in hostport:  # escapes and IPv6 zones: parsers disagree about both
         raise _invalid(raw, "a '%' in the host; write the name itself")
@@ -347,7 +357,7 @@ def _authority(raw: str, scheme: str, hostport: str) -> tuple[str, int]:
     if colon and not _PORT.match(port):
         raise _invalid(raw, "the port is no number of at most five digits")
     try:
-        url = URL(f"{scheme}://{hostport}")
+        url = _yarl(f"{scheme}://{hostport}")
     except (ValueError, IndexError) as error:
         raise _invalid(raw, f"the host can't be read: {printable(str(error), 120)}") from error
     host = (url.raw_host or "").lower()
