@@ -11,8 +11,6 @@ import sys
 import time
 from typing import TextIO
 
-import msgspec
-
 __all__ = ["be_lenient", "json_text", "log_to_stderr", "paint"]
 
 _CODES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -32,6 +30,8 @@ def json_text(value: object, stream: TextIO | None = None) -> str:
 
     `stream` is stdout unless given.
     """
+    import msgspec  # noqa: PLC0415 - `--help` needs none
+
     text = msgspec.json.encode(value).decode()
     if text.isascii() or _is_unicode(stream or sys.stdout):
         return text
