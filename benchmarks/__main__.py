@@ -26,6 +26,7 @@ SUITES = {
     "sidecar": "the HTTP service beside a handler that returns a constant",
     "growth": "what the HTTP service holds in memory over a million requests",
     "client": "RemoteGatekeeper beside a sidecar in another process",
+    "dead": "the pace of hosts that answer, beside up to 2,000 dead ones",
     "crawl": "20,000 pages of 200 hosts on loopback, beside other crawlers",
 }
 

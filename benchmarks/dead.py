@@ -1,0 +1,244 @@
+"""The pace of hosts that answer, while so many dead origins are asked: through all three doors.
+
+Five hosts on loopback may be asked five times a second each. The share of that pace that they
+keep beside 10 to 2,000 dead origins, which refuse, have no name, never answer or reset, is the
+figure. Real sockets and real time; nothing leaves 127.0.0.0/8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import itertools
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from benchmarks.options import Options
+from benchmarks.report import Table
+from gatekeeper import Config, Deferred, Denied, Gatekeeper, RemoteGatekeeper, polite_session
+from gatekeeper.config import GuardConfig, PacingConfig, ServerConfig
+
+__all__ = ["run"]
+
+_WARM = 5
+_INTERVAL = 0.2
+_AGENT = "benchmark/1.0"
+_KINDS = ("refused", "no such name", "silent", "reset")
+_CONFIG = Config(
+    guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
+    pacing=PacingConfig(default_interval=_INTERVAL),
+    server=ServerConfig(log_decisions="none"),
+)
+Works = Callable[["World", list[str]], Coroutine[Any, Any, None]]
+
+
+class World(AbstractResolver):
+    """Hosts that answer and hosts that don't, and who finds their addresses."""
+
+    def __init__(self) -> None:
+        self.pages = 0
+        self.ports: dict[str, int] = {}
+        self._sockets: list[socket.socket] = []
+
+    @property
+    def warm(self) -> list[str]:
+        """The hosts that answer, as the beginning of a URL."""
+        return [f"http://warm{n}.test:{self.ports['warm']}/" for n in range(_WARM)]
+
+    def dead(self, kind: str, count: int, *, one: bool) -> list[str]:
+        """So many URLs of dead origins: of one domain and machine, or each of its own."""
+        port = self.ports.get(kind, 80)
+        word = kind.replace(" ", "")
+        names = (f"n{i}.{word}.test" if one else f"{word}-{i}.test" for i in range(count))
+        return [f"http://{name}:{port}/" for name in names]
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """127.0.0.1 for what answers and for one machine, an address of its own for the rest."""
+        if host.startswith("nosuchname-") or host.endswith(".nosuchname.test"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        _, dash, number = host.removesuffix(".test").partition("-")
+        address = f"127.9.{int(number) // 250}.{int(number) % 250 + 1}" if dash else "127.0.0.1"
+        found = ResolveResult(
+            hostname=host, host=address, port=port, family=socket.AF_INET, proto=0, flags=0
+        )
+        return [found]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[World]:
+        """Listen; each kind has a port of its own, at every address."""
+        answering = await asyncio.start_server(self._answer, "0.0.0.0", 0, backlog=1024)
+        resetting = await asyncio.start_server(self._reset, "0.0.0.0", 0, backlog=4096)
+        self.ports["warm"] = answering.sockets[0].getsockname()[1]
+        self.ports["reset"] = resetting.sockets[0].getsockname()[1]
+        for kind in ("refused", "silent"):
+            bound = socket.create_server(("0.0.0.0", 0)) if kind == "silent" else socket.socket()
+            if kind == "silent":
+                bound.listen(0)
+            else:
+                bound.bind(("0.0.0.0", 0))
+            self.ports[kind] = bound.getsockname()[1]
+            self._sockets.append(bound)
+        for _ in range(2):  # one more than that backlog holds: the next SYN goes unanswered
+            filler = socket.socket()
+            filler.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                filler.connect(("127.0.0.1", self.ports["silent"]))
+            self._sockets.append(filler)
+        try:
+            async with answering, resetting:
+                yield self
+        finally:
+            for one in self._sockets:
+                one.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.pages += not head.startswith(b"GET /robots.txt")
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                await writer.drain()
+        writer.close()
+
+    async def _reset(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+
+# -- the three doors: each reads pages of the hosts that answer, and insists on the dead ones
+
+
+async def _embedded(world: World, dead: list[str]) -> None:
+    async with polite_session(user_agent=_AGENT, config=_CONFIG, resolver=world) as session:
+
+        async def get(url: str) -> None:
+            async with session.get(url) as response:
+                await response.read()
+
+        await _insist(world, dead, get)
+
+
+async def _sidecar(world: World, dead: list[str]) -> None:
+    from gatekeeper.sidecar.app import Service
+    from gatekeeper.sidecar.server import Server
+
+    async with Gatekeeper(_AGENT, config=_CONFIG, resolver=world) as gate:
+        service = Service(gate, _CONFIG)
+        service.phase = "serving"
+        server = Server(service.handle, header=16_384, at_once=service.at_once)
+        runner = web.ServerRunner(server, shutdown_timeout=0.2)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        connector = aiohttp.TCPConnector(limit=0, resolver=world)
+        try:
+            async with (
+                RemoteGatekeeper(base, _AGENT) as remote,
+                aiohttp.ClientSession(connector=connector) as pages,
+            ):
+
+                async def get(url: str) -> None:
+                    async with remote.lease(url) as lease, pages.get(url) as response:
+                        lease.report(status=response.status)
+
+                await _insist(world, dead, get)
+        finally:
+            await service.close()
+            await runner.cleanup()
+
+
+async def _insist(world: World, dead: list[str], get: Callable[[str], Awaitable[None]]) -> None:
+    async def again(url: str) -> None:
+        while True:
+            try:
+                await get(url)
+            except Deferred as error:
+                left = 0.0 if error.retry_at is None else error.retry_at.timestamp() - time.time()
+                await asyncio.sleep(max(0.1, left))
+            except (Denied, aiohttp.ClientError, OSError):
+                await asyncio.sleep(1.0)
+
+    async with asyncio.TaskGroup() as tasks:
+        for url in (*world.warm, *dead):
+            tasks.create_task(again(url))
+
+
+async def _fetch(world: World, dead: list[str]) -> None:
+    from gatekeeper.cli.crawl.progress import Silent
+    from gatekeeper.cli.crawl.runner import Job, crawl
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        listed = Path(folder, "urls")
+        living = (f"{url}{page}" for page in range(600) for url in world.warm)
+        listed.write_text("\n".join((*dead, *living)), encoding="utf-8")
+        job = Job(identity=_AGENT, config=_CONFIG, input=str(listed))
+        extra: dict[str, Any] = {"resolver": world}
+        await crawl(job, Silent(), **extra)
+
+
+_DOORS: dict[str, Works] = {"embedded": _embedded, "sidecar": _sidecar, "fetch": _fetch}
+
+
+def run(options: Options) -> list[Table]:
+    """One table a door."""
+    counts = (25, 200) if options.quick else (10, 25, 200, 2000)
+    span = 3.0 if options.quick else 8.0
+    return [asyncio.run(_table(door, counts, span)) for door in _DOORS]
+
+
+async def _table(door: str, counts: tuple[int, ...], span: float) -> Table:
+    rows, figures = [], {}
+    async with World().opened() as world:
+        alone = await _pace(world, door, [], span)
+        # One site is known from many before any door: there it is measured once.
+        for kind, one in itertools.product(
+            _KINDS, (False, True) if door == "embedded" else (False,)
+        ):
+            paces = []
+            for count in counts:
+                dead = world.dead(kind, count, one=one)
+                paces.append(await _pace(world, door, dead, span) / alone)
+            name = f"{kind}, {'one site' if one else 'many'}"
+            rows.append((name, *(f"{pace:.0%}" for pace in paces)))
+            figures[name] = dict(zip(map(str, counts), paces, strict=True))
+    return Table(
+        f"Hosts that answer, beside dead ones: {door}",
+        ("dead", *(f"{count:,}" for count in counts)),
+        rows,
+        "at least 95% of the pace without them",
+        (
+            f"{_WARM} hosts, one page in {_INTERVAL} s each, over {span:g} s: "
+            f"{alone:.1f} pages/s alone. The dead are asked first, and again as often as allowed.",
+        ),
+        {"alone": alone, "share": figures},
+    )
+
+
+async def _pace(world: World, door: str, dead: list[str], span: float) -> float:
+    """Pages a second of the hosts that answer, from a second after the first question on."""
+    work = asyncio.create_task(_DOORS[door](world, dead))
+    try:
+        await asyncio.sleep(1.0)
+        before = world.pages
+        await asyncio.sleep(span)
+        return (world.pages - before) / span
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
