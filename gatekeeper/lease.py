@@ -169,7 +169,7 @@ class Lease(msgspec.Struct, eq=False):
         """The head of the response is here: the interval counts from now."""
         if self._head_at is None:
             self._head_at = now = self._lessor.now()
-            self._lessor.uplink.heard(self.origin, now)
+            self._lessor.faults.answered(self.origin, now)
             self._grant.head(now)
 
     def answered(
@@ -218,8 +218,13 @@ class Lease(msgspec.Struct, eq=False):
         now = None
         if status is not None:
             self._note(status)
-            now = self._lessor.now()
-            self._lessor.uplink.heard(self.origin, now)
+            lessor = self._lessor
+            now = lessor.now()
+            faults = lessor.faults
+            if faults.doubtful:
+                faults.answered(self._answer.origin, now)
+            else:
+                faults.heard[self._answer.origin] = faults.last_answer = now
         grant.report(status, elapsed, retry_after, size, rate_limit=rate_limit, now=now)
         if status is None and elapsed is not None and self._head_at is None:
             self._lessor.uplink.unanswered(self)

@@ -180,8 +180,6 @@ class Lessor:
         if grant is None:
             return None
         lease = Lease(self, grant, url, host, owner, origin, next(self._serial))
-        if self.uplink.asleep:
-            self.uplink.wake()
         if owner is not None and self.holdings.first.setdefault(owner, lease) is not lease:
             self.holdings.add(lease)
         return lease

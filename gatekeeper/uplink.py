@@ -28,6 +28,8 @@ __all__ = ["Uplink"]
 
 SILENCE: Final = 8.0
 """Seconds without any answer after which requests under way are looked at."""
+_IDLE: Final = 60.0
+"""Seconds without an answer, nor anything that waits for one, after which nobody looks."""
 _USUAL: Final = FetchConfig()
 
 
@@ -42,29 +44,21 @@ class Uplink:
         self._clock = clock
         self._holdings = holdings
         self._timer: Timer | None = None
-        self.asleep = True
-        """Nobody looks whether the leases stay silent: `wake` when one is granted."""
+        self._closed = False
+        faults.on_answer = self.wake
 
     def wake(self) -> None:
-        """A lease was granted: look after those that are open until none is."""
-        if self.asleep:
-            self.asleep = False
+        """Something was sent, or answered: look after the open leases for as long as there are
+        any, and a while longer."""
+        if self._timer is None and not self._closed:
             self._look_at(self._clock.monotonic() + SILENCE)
 
     def close(self) -> None:
         """Look no more."""
-        self.asleep = False
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def heard(self, origin: str, now: float) -> None:
-        """The head of an answer came."""
-        faults = self.faults
-        if faults.doubtful:
-            faults.answered(origin, now)
-        else:
-            faults.heard[origin] = faults.last_answer = now
 
     def unanswered(self, lease: Lease) -> None:
         """A request ended without an answer, and was counted as an error of its host."""
@@ -93,8 +87,8 @@ class Uplink:
         """Has anybody answered? If not, each request that went out long ago is evidence."""
         self._timer = None
         faults, now = self.faults, self._clock.monotonic()
-        if not self._scheduler.busy:
-            self.asleep = True
+        if not self._scheduler.busy and now - faults.last_answer >= _IDLE:
+            faults.rest()
             return
         faults.sweep_if_many(now)
         moment = faults.last_answer + SILENCE

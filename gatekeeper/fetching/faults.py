@@ -82,8 +82,8 @@ class _Suspect:
 class LocalFaults:
     """Weighs who failed lately against who answered; says when it is us.
 
-    `heard` and `last_answer` may be written by whoever hears an answer, while `doubtful` is
-    false; otherwise `answered` has to be called. It does all three.
+    While `doubtful` is false, whoever hears an answer may write `heard` and `last_answer`
+    instead of calling `answered`.
     """
 
     def __init__(
@@ -97,8 +97,11 @@ class LocalFaults:
         self.heard: dict[str, float] = {}
         """Origin -> when it last answered."""
         self.last_answer = float("-inf")
-        self.doubtful = False
-        """Somebody is suspected, or a fault is on."""
+        self.doubtful = True
+        """Somebody is suspected, or a fault is on, or nobody was heard for long: an answer has
+        to be told."""
+        self.on_answer: Callable[[], object] = lambda: None
+        """Told of the first answer in a while."""
         self.active = False
         """A local fault is on: nothing may be held against any origin."""
         self.count = 0
@@ -139,6 +142,7 @@ class LocalFaults:
         self.heard[origin] = now
         self.sweep_if_many(now)
         if self.doubtful:
+            self.on_answer()
             self._clear()
             if self.active:
                 if now - self._began <= _FALSE_ALARM:
@@ -193,6 +197,10 @@ class LocalFaults:
             return
         self._pending.discard(origin)
         self._judge(now)
+
+    def rest(self) -> None:
+        """Nobody has asked for long: the next answer is to be told."""
+        self.doubtful = True
 
     # -- what follows from it --------------------------------------------------------
 
