@@ -18,6 +18,7 @@ from gatekeeper.fetching.whereabouts import Whereabouts
 from gatekeeper.lease import Lease, Origin
 from gatekeeper.middleware import held_leases, hold_in_context, inherited, open_leases
 from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.sleepers import Entrance
 from gatekeeper.pacing.waiters import REFETCH, Offer
 from gatekeeper.unentered import Unentered
 from gatekeeper.uplink import Uplink
@@ -73,17 +74,22 @@ class LeaseRequest:
         return lease
 
     async def __aenter__(self) -> Lease:
-        lease = self.at_once()
+        lessor = self._lessor
+        entered = False
+        if lessor.entrance.outside and self._timeout != 0:
+            entered = True  # behind those who came first
+            if (before := lessor.entrance.enter()) is not None:
+                await before
+        lease = None if entered else self.at_once()
         if lease is None:
-            lessor = self._lessor
             lease = self._lease = await lessor.wait(
                 self._url,
                 asyncio.current_task(lessor.loop),
                 priority=self._priority,
                 timeout=self._timeout,
                 user_agent=self._agent,
+                entered=entered,
             )
-            lease._by_hand = True
             open_leases.set((*open_leases.get(), lease))
         return lease
 
@@ -145,6 +151,7 @@ class Lessor:
         self.answers = answers
         self.clock = clock
         self.now = clock.monotonic
+        self.entrance = Entrance()
         self.waits = waits
         self.holdings = waits.holdings
         self.faults = faults
@@ -168,6 +175,8 @@ class Lessor:
         `place` and `path`: the URL's origin as it is spelt, and what follows, where that is
         known to be plain. The check before and the one at the grant are the same moment here.
         """
+        if self.entrance.outside:
+            return None  # behind those who came first
         origin = self._at_place(place, path) if path else self._at_once(url)
         if origin is None or (wish := origin.wish) is None:
             return None
@@ -217,12 +226,18 @@ class Lessor:
         priority: int = 0,
         timeout: float | None = None,
         user_agent: str | None = None,
+        entered: bool = False,
     ) -> Lease:
-        """Decide, wait for the turn, decide again at the grant: what `take` could not give."""
+        """Decide, wait for the turn, decide again at the grant: what `take` could not give.
+
+        `entered`: the caller came through the entrance.
+        """
+        end = None if timeout is None else self.clock.monotonic() + timeout
+        if not entered and timeout != 0 and (before := self.entrance.enter()) is not None:
+            await before
         target = urls.parse(url)
         waiting = None if owner is None else await self._begin_wait(target, owner)
         try:
-            end = None if timeout is None else self.clock.monotonic() + timeout
             decision = await self._decide_within(url, target, timeout, user_agent)
             if decision.reason is Reason.OWN_LEASE:
                 raise LeaseTimeout(target.url, f"{urls.mask(target.url)}: {decision.note}")

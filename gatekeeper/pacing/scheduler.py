@@ -219,8 +219,8 @@ class Scheduler(Controls):
             waiter.grant.pass_on()
             return
         now = self._clock.monotonic()
-        self._turns.leave(waiter.scope, waiter, now)
-        self._turns.run(now)
+        if self._turns.leave(waiter.scope, waiter, now):
+            self._turns.run(now)
 
     async def _dry(
         self, scope: Scope, url: str, admit: Admit, refetch: Refetch | None, ttl: float | None
@@ -266,8 +266,8 @@ class Scheduler(Controls):
 
         def cancel() -> None:
             now = self._clock.monotonic()
-            self._turns.leave(scope, watch, now)
-            self._turns.run(now)
+            if self._turns.leave(scope, watch, now):
+                self._turns.run(now)
 
         return cancel
 

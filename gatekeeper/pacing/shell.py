@@ -25,6 +25,10 @@ HOUSEKEEPING = 30.0
 """Seconds between two looks at the wall clock, where promises are kept."""
 
 
+_AT_ONCE = 1000
+"""Waiters told in one turn of the loop that their time is over."""
+
+
 class PacingStats(msgspec.Struct, frozen=True):
     """What a scheduler holds now, and what it did since its start."""
 
@@ -188,7 +192,7 @@ class Shell:
         try:
             now = self._clock.monotonic()
             books.expire(now)
-            for waiter in self._deadlines.over(now):
+            for waiter in self._deadlines.over(now, _AT_ONCE):
                 if not waiter.away:  # those who fetch have a deadline of their own
                     turns.leave(waiter.scope, waiter, now)
                     waiter.refuse(self._late(waiter))

@@ -106,10 +106,10 @@ class Deadlines:
             self._heap = [entry for entry in self._heap if not entry[2].gone]
             heapq.heapify(self._heap)
 
-    def over(self, now: float) -> list[TaskWaiter]:
-        """Those whose time is over, earliest first."""
-        found = []
-        while self._heap and self._heap[0][0] <= now:
+    def over(self, now: float, most: int) -> list[TaskWaiter]:
+        """Those whose time is over, earliest first; the rest of too many at the next look."""
+        found: list[TaskWaiter] = []
+        while self._heap and self._heap[0][0] <= now and len(found) < most:
             waiter = heapq.heappop(self._heap)[2]
             if not waiter.gone:
                 found.append(waiter)

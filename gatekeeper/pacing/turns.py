@@ -33,6 +33,7 @@ _NEAR = -2
 _MAX_SPARE = 4096
 """Lines kept for those who come next: a host that somebody waits for now and then needs none
 of its own."""
+_FEW_PARKED = 64
 _HELD, _TIMED, _READY, _PARKED, _SERVING = LineState
 
 
@@ -67,29 +68,56 @@ class Turns:
     def join(self, scope: Scope, waiter: Waiter, now: float) -> None:
         """Stand in the host's line. `run` must follow before anything is awaited."""
         line = scope.line or self._new_line(scope)
+        if line.parked_in is not None and not line.alive:
+            line.parked_in.dead -= 1
         line.add(waiter)
         self.waiting += 1
         if line.state is _HELD:
             self._place(line, line.due_at(), now)
 
-    def leave(self, scope: Scope, waiter: Waiter, now: float) -> None:
-        """Cancelled or timed out: its place goes to the next. `run` must follow."""
+    def leave(self, scope: Scope, waiter: Waiter, now: float) -> bool:
+        """Cancelled or timed out: its place goes to the next. True: `run` must follow.
+
+        It costs the same however many wait: when the line's turn comes does not depend on who
+        stands first, so that nothing moves as long as somebody does.
+        """
         if waiter.gone:
-            return
+            return False
         waiter.gone = True
         self.waiting -= 1
         line = scope.line
         if line is None:
-            return
+            return False
+        line.alive -= 1
+        waits = line.state is _HELD or line.state is _TIMED
+        if not line.alive:
+            if waits:
+                if waiter.away:
+                    line.away -= 1
+                self._retire(line)
+            elif line.parked_in is not None:
+                self._left_parked(line.parked_in)
+        line.sweep()
         if waiter.away:
             waiter.away = False
-            line.away -= 1
-        if line.state is not _HELD and line.state is not _TIMED:
-            return  # whoever takes it out of its queue sees who is left
-        if line.first() is None:
+            if line.alive or not waits:
+                line.away -= 1
+        if not (line.special and line.alive and waits):
+            return False  # of a line in another queue, whoever takes it out sees who is left
+        self._place(line, line.due_at(), now)
+        return True
+
+    def _left_parked(self, theirs: Line) -> None:
+        """One more of the lines that are parked there is empty: too many are swept out."""
+        theirs.dead += 1
+        parked = theirs.parked
+        if parked is None or theirs.dead <= len(parked) // 4 + _FEW_PARKED:
+            return
+        theirs.dead = 0
+        for line in [line for line in parked if not line.alive]:
+            line.parked_in = None
             self._retire(line)
-        else:
-            self._place(line, line.due_at(), now)
+        theirs.parked = deque(line for line in parked if line.alive)
 
     def back(self, scope: Scope, waiter: Waiter, now: float) -> None:
         """A waiter's robots.txt is here: it stands at its old place. `run` must follow."""
@@ -139,6 +167,8 @@ class Turns:
     def _retire(self, line: Line) -> None:
         """Nobody stands there; no queue holds it (a stale heap entry is harmless)."""
         line.scope.line = None
+        line.only = None
+        line.alive = 0
         if line.state is _TIMED:
             self._left_behind()
         line.state = _HELD
@@ -270,7 +300,7 @@ class Turns:
                 break
             if (shared or self.books.frozen) and self._hindered(line, waiter, now):
                 break
-            if self._offer(line, scope, waiter, now) and (line.only is not None or line.queue):
+            if self._offer(line, scope, waiter, now) and line.alive:
                 # One turn at a time: other hosts are ready as well.
                 if scope.in_flight < scope.settings.limit:
                     self._place(line, line.due_at(), now)
@@ -333,6 +363,7 @@ class Turns:
         if not waiter.gone:
             waiter.gone = True
             self.waiting -= 1
+            line.alive -= 1
         line.drop(waiter)
 
     def refuse_all(self, error: Exception) -> None:
@@ -351,6 +382,7 @@ class Turns:
         if theirs.parked is None:
             theirs.parked = deque()
         theirs.parked.append(line)
+        line.parked_in = theirs
         line.state = _PARKED
         self.requeue(other, now)
 
@@ -358,7 +390,12 @@ class Turns:
         """A shared scope came free: the first parked line gets its chance."""
         parked = line.parked
         if parked and line.scope.due_at() <= now:
-            self._serve(parked.popleft(), now)
+            first = parked.popleft()
+            first.parked_in = None
+            if not first.alive:
+                line.dead -= 1
+            self._serve(first, now)
+        parked = line.parked
         if parked:
             self._place(line, line.due_at(), now)
         else:

@@ -30,6 +30,7 @@ ROBOTS = float("inf")
 """The priority of robots.txt: before every page of its host."""
 
 _INF = float("inf")
+_FEW = 64
 _order = itertools.count()
 
 
@@ -92,12 +93,15 @@ class Line:
     """
 
     __slots__ = (
+        "alive",
         "away",
+        "dead",
         "due",
         "good_until",
         "id",
         "only",
         "parked",
+        "parked_in",
         "queue",
         "reservation",
         "reserving",
@@ -115,7 +119,12 @@ class Line:
         """Microseconds of the one entry in the heap that counts; others are stale."""
         self.only: Waiter | None = None
         self.queue: list[tuple[float, int, Waiter]] | None = None
+        self.alive = 0
+        """Waiters who stand here; the queue holds some who left, beside them."""
         self.parked: deque[Line] | None = None
+        self.dead = 0
+        """Parked lines in which nobody stands any more."""
+        self.parked_in: Line | None = None
         self.special = False
         """It waits for more than its scope's clock, or once did: `due_at` has to look."""
         self.away = 0
@@ -128,6 +137,7 @@ class Line:
 
     def add(self, waiter: Waiter) -> None:
         """Join, behind those of the same priority."""
+        self.alive += 1
         if self.queue is None:
             first = self.only
             if first is None:
@@ -150,6 +160,13 @@ class Line:
             heapq.heappop(self.queue)
         self.queue = None
         return None
+
+    def sweep(self) -> None:
+        """Drop those who left, now and then: each time that they are a fifth of the queue."""
+        queue = self.queue
+        if queue is not None and len(queue) > self.alive + self.alive // 4 + _FEW:
+            self.queue = [entry for entry in queue if not entry[2].gone]
+            heapq.heapify(self.queue)
 
     def everybody(self) -> list[Waiter]:
         """All who stand here, in no order."""

@@ -111,6 +111,10 @@ class WaitingRoom:
     def __init__(self, server: ServerConfig, clock: Clock) -> None:
         self._clock = clock
         self._by_client: dict[str, OrderedDict[_Poll, None]] = {}
+        self._with: dict[int, dict[str, None]] = {}
+        """Clients by how many requests of theirs wait ..."""
+        self._greatest = 0
+        """... and the greatest such number."""
         self._queues: dict[tuple[str, str], _Queue] = {}
         self._size = 0
         self.closed = False
@@ -137,9 +141,9 @@ class WaitingRoom:
         one has then."""
         if not self._by_client:
             return False
-        greatest = max(self._by_client, key=lambda name: len(self._by_client[name]))
+        greatest = next(iter(self._with[self._greatest]))
         mine = len(self._by_client.get(client, ()))
-        if len(self._by_client[greatest]) <= mine + 1:
+        if self._greatest <= mine + 1:
             return False
         poll = next(reversed(self._by_client[greatest]))
         poll.end(why)
@@ -172,7 +176,9 @@ class WaitingRoom:
             if not self.make_way(client, why):
                 raise why
         poll = _Poll(client, priority)
-        self._by_client.setdefault(client, OrderedDict())[poll] = None
+        polls = self._by_client.setdefault(client, OrderedDict())
+        polls[poll] = None
+        self._counted(client, len(polls) - 1, len(polls))
         self._size += 1
         try:
             async with asyncio.timeout(None) as scope:
@@ -189,9 +195,22 @@ class WaitingRoom:
         polls = self._by_client.get(poll.client)
         if polls is not None and poll in polls:
             del polls[poll]
+            self._counted(poll.client, len(polls) + 1, len(polls))
             self._size -= 1
             if not polls:
                 del self._by_client[poll.client]
+
+    def _counted(self, client: str, before: int, now: int) -> None:
+        """One more, or one less, of a client's requests waits."""
+        if before:
+            those = self._with[before]
+            del those[client]
+            if not those:
+                del self._with[before]
+        if now:
+            self._with.setdefault(now, {})[client] = None
+        if now > self._greatest or self._greatest not in self._with:
+            self._greatest = now  # it was the last one with most, and has one less
 
     async def _learn(self, gate: Gatekeeper, wanted: Wanted) -> None:
         """The file first, and in no queue: a slow origin delays no other of its host. Raises
