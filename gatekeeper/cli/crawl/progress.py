@@ -217,7 +217,8 @@ def _pace(speed: Speed | None) -> str:
     """How fast it goes and how long it takes, as the end of a line."""
     if speed is None:
         return ""
-    text = f", {speed.urls:.3g} URLs/s, {octets(speed.size)}/s"
+    rate = f"{speed.urls:.3g}" if speed.urls < 1_000 else f"{speed.urls:,.0f}"
+    text = f", {rate} URLs/s, {octets(speed.size)}/s"
     return text if speed.left is None else f"{text}, about {duration(speed.left)} left"
 
 

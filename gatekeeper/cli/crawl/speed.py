@@ -19,6 +19,10 @@ _WINDOW = 60.0
 """Seconds over which a rate is taken: long enough for hosts that answer once in a while."""
 
 
+_LEAST = 1.0
+"""Seconds before which a rate says nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Speed:
     """The rates of the last minute, and the time that is left at them."""
@@ -48,7 +52,7 @@ class Speedometer:
         while len(samples) > 1 and samples[1][0] <= now - _WINDOW:
             samples.popleft()
         since, done, size = samples[0]
-        if now <= since:
+        if now - since < _LEAST:
             return None
         urls, octets = (tally.done - done) / (now - since), (tally.size - size) / (now - since)
         return Speed(urls, octets, _left(tally, urls, turns))

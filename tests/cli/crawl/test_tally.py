@@ -163,9 +163,17 @@ def test_plain_lines_say_how_fast_it_goes_and_how_long_it_takes() -> None:
     assert stream.getvalue().endswith("20.0 kB, 2 URLs/s, 2.0 kB/s, about 1:15 left\n")
 
 
+def test_a_high_rate_is_written_out() -> None:
+    stream = io.StringIO()
+    with Plain(stream) as progress:
+        progress.show(tally(fetched()), [], Speed(1234.5, 2_000_000.0, None))
+    assert stream.getvalue().endswith(", 1,234 URLs/s, 2.0 MB/s\n")
+
+
 def test_the_rate_is_that_of_the_last_minute() -> None:
     meter, made = Speedometer(), Tally(total=1_000)
     assert meter.read(100.0, made, []) is None
+    assert meter.read(100.1, made, []) is None  # too short a time to tell
     for second in range(1, 201):
         if second <= 100:
             made.add(fetched(size=50))
