@@ -107,6 +107,8 @@ class Wishes:
             scopes = await self._whereabouts.scopes(target.host, target.port)
         record = self.look_up(target.origin)
         wish = UNKNOWN
+        if record is None:
+            self._scheduler.refuse_unknown(target.host)
         if record is not None and record.text is not None:
             wish = self._pace(record, record.text.robots, None, self._agent)
         elif record is not None and record.reachable:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Set
 from math import isnan
 
 from gatekeeper.config import HostRule, PacingConfig
-from gatekeeper.errors import ConfigError
+from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.names import match_named
 from gatekeeper.pacing.accounts import DURABLE
 from gatekeeper.pacing.explain import ClockView, explain
@@ -231,6 +231,13 @@ class Controls(Shell):
             if left > 0 and (longest is None or left > longest[0]):
                 longest = left, history.reason
         return longest
+
+    def refuse_unknown(self, host: str) -> None:
+        """Raise StorageError while no clock can be kept: a host of whose pace nothing is known
+        is not to be asked for it then, for its answer would start one.
+        """
+        if self._promises is not None and self._promises.exhausted:
+            raise StorageError(f"the clock of {host} could not be kept: {self._promises.failing}")
 
     def unkept(self, host: str) -> str | None:
         """Why no turn of the host can be granted for the want of a place to keep its clock;

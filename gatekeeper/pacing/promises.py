@@ -100,6 +100,11 @@ class Promises:
         why: str | None = getattr(self._storage, "failing", None)
         return why
 
+    @property
+    def exhausted(self) -> bool:
+        """Would what an answer brings be forgotten by kill -9?"""
+        return bool(getattr(self._storage, "exhausted", False))
+
     def unkept(self, scope: Scope) -> bool:
         """Is a promise to it still unwritten, as far as is known here?"""
         if not self._unkept:

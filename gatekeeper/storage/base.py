@@ -232,6 +232,10 @@ class Storage(Protocol):
     def failing(self) -> str | None:
         """Why promises can't be made durable now; None: they can, or need not be."""
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether that is so for `owe` as well."""
+
     def forget_clock(self, scope: str) -> None:
         """Nothing is owed to that scope any more."""
 

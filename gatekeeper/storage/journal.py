@@ -45,6 +45,8 @@ _AHEAD = 131_072
 """Octets of room that are taken at once."""
 _SPARED = 32_768
 """Octets of it that only `append(spare=True)` may use: more than a hundred blocks."""
+_LEAST_SPARED = 4096
+"""With less of it left, the next block may find no place."""
 _MAX_RETIRED = 16
 """Generations that may wait to be absorbed, beyond which none is begun."""
 _NO_ROOM_AHEAD = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
@@ -69,6 +71,7 @@ class Journal:
         "_limit",
         "_path",
         "_retired",
+        "_sick",
         "damaged",
         "size",
         "stalled",
@@ -82,6 +85,8 @@ class Journal:
         self._ahead = 0.0
         """Up to here there is room for sure; inf: that can't be known."""
         self._retired: list[Path] = []
+        self._sick = False
+        """The latest frame did not go in, though there seemed to be room."""
         self.size = 0
         self.damaged = 0
         self.stalled = False
@@ -125,6 +130,7 @@ class Journal:
         self.abandon()
         self._fd = fd
         self._generation = generation
+        self._sick = False
         self._ahead = ahead
         self.size = len(HEADER)
 
@@ -146,6 +152,7 @@ class Journal:
             except OSError:
                 if not spare or end > self._ahead:
                     raise
+        self._sick = True
         try:
             written = os.pwrite(self._fd, frame, self.size)
         except OSError as error:
@@ -155,7 +162,14 @@ class Journal:
         if written != len(frame):
             # The reader passes over a torn frame, and the next one is put over it.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._sick = False
         self.size = end
+
+    @property
+    def spared(self) -> bool:
+        """Is there room for sure for some more of what can't be refused?"""
+        ready = self._fd >= 0 and not self._sick
+        return ready and self.size + _LEAST_SPARED <= self._ahead < math.inf
 
     @property
     def full(self) -> bool:

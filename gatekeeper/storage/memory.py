@@ -102,6 +102,11 @@ class MemoryStorage:
     def failing(self) -> None:
         """Nothing can fail here."""
 
+    @property
+    def exhausted(self) -> bool:
+        """Nor run out."""
+        return False
+
     def forget_clock(self, scope: str) -> None:
         """Nothing is owed to that scope any more."""
         self._clocks.pop(scope, None)

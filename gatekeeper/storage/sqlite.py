@@ -165,6 +165,11 @@ class SqliteStorage:
         """Why promises can't be kept now; None: they can, or `on_failure` is "continue"."""
         return self._writer.failing
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether not even `owe` finds room while promises can't be kept."""
+        return self._writer.exhausted
+
     def forget_clock(self, scope: str) -> None:
         """Nothing is owed to that scope any more."""
         self._writer.put_clock(scope, None)

@@ -179,6 +179,11 @@ class Writer:
         """Why promises are refused now; None: they are not."""
         return self._trouble if self._refuses else None
 
+    @property
+    def exhausted(self) -> bool:
+        """Are promises refused, and not even those that can't be refused find room?"""
+        return self.failing is not None and not self._journal.spared
+
     def _in_trouble(self, error: OSError) -> None:
         """Under the lock: the journal does not take what it should."""
         if self._trouble is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -16,7 +17,7 @@ import msgspec
 import pytest
 
 from gatekeeper.clock import VirtualClock
-from tests.internet import FakeInternet
+from tests.internet import FakeInternet, Page
 from tests.politeness.victim import Job
 from tests.politeness.world import WALL, World
 
@@ -52,12 +53,15 @@ class Crawler:
         self._write(command.encode())
         return await self._line()
 
-    async def start(self, urls: list[str], seed: int) -> None:
-        """Begin to live."""
+    async def start(self, urls: list[str], seed: int, *, jump: float | None = None) -> None:
+        """Begin to live. `jump`: on the same start of the machine, with the wall clock set
+        forward by so many seconds; None: after another start, when the wall clock is right."""
         names = [name for name in self._internet.sites if ":" not in name]
         port = self._internet.listener().port()
-        wall = self._clock.wall()
-        self._write(msgspec.json.encode(Job(str(self._path), wall, port, names, urls, seed)))
+        wall = self._clock.wall() + (jump or 0.0)
+        boot = None if jump is None else ("this start", self._clock.monotonic())
+        job = Job(str(self._path), wall, port, names, urls, seed, boot)
+        self._write(msgspec.json.encode(job))
         self._pid = int((await self._line()).split()[1])
 
     async def _quiet(self) -> str:
@@ -96,6 +100,11 @@ class Crawler:
         """Let what it learnt be on disk."""
         await self._quiet()
         assert await self._tell("flush") == "ok"
+
+    async def limit(self, octets: int) -> None:
+        """Let no file of it grow beyond that."""
+        await self._quiet()
+        assert await self._tell(f"limit {octets}") == "ok"
 
     async def end(self, *, kill: bool) -> None:
         """SIGKILL, when nothing is on its way between us; or in peace."""
@@ -156,3 +165,72 @@ async def test_the_sites_do_not_notice_that_it_was_killed(
         assert [str(breach) for breach in world.breaches()] == []
     assert kills == KILLS
     assert set(world.fetched()) == world.welcome
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+async def test_the_sites_do_not_notice_that_its_disk_was_full_when_it_was_killed(
+    internet: FakeInternet, crawler: Crawler, seed: int
+) -> None:
+    """No room is left but what the journal had taken ahead."""
+    rng = random.Random(seed)
+    clock = internet.clock
+    assert isinstance(clock, VirtualClock)
+    world = World(internet, HOSTS)
+    # Not hosts whose pace changes with the hour: what they will ask for stands in their file
+    # alone, which is on no disk.
+    timed = {origin for origin, manners in world.manners.items() if len(manners.rates) > 1}
+    lives, going_on = 0, True
+    while going_on:
+        had = set(world.fetched())
+        await crawler.start([url for url in world.seeds if url not in had], rng.randrange(1 << 30))
+        last = lives == KILLS
+        for _ in range(100_000 if last else rng.randrange(5, 60)):
+            if not (going_on := await crawler.step()):
+                break
+        if going_on:
+            await crawler.limit(131_072)
+            for _ in range(rng.randrange(5, 60)):
+                if not (going_on := await crawler.step()):
+                    break
+        await crawler.end(kill=True)
+        lives += 1
+        await clock.elapse(rng.choice((0.0, 0.3, 2.0)))
+        found = [str(breach) for breach in world.breaches()]
+        assert not [text for text in found if not any(f" {origin}/" in text for origin in timed)]
+    assert lives > 3
+    assert set(world.fetched()) == world.welcome
+
+
+SLOW = {"slow.test": 8.0, "slower.test": 20.0, "plain.test": 1.0}
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, -7200.0, 7200.0, 30 * 86_400.0])
+async def test_the_sites_do_not_notice_that_the_wall_clock_was_set_meanwhile(
+    internet: FakeInternet, crawler: Crawler, jump: float
+) -> None:
+    clock = internet.clock
+    assert isinstance(clock, VirtualClock)
+    seeds = []
+    for name, seconds in SLOW.items():
+        site = internet.site(name).robots(f"User-agent: *\nCrawl-delay: {seconds}\n")
+        for n in range(6):
+            site.page(f"/{n}", "a page")
+            seeds.append(f"http://{name}/{n}")
+    internet.site("tired.test").robots("User-agent: *\nCrawl-delay: 1\n").on(
+        "/", Page("", 429, [("Retry-After", "100")])
+    )
+    rng = random.Random(3)
+    for life in range(4):
+        await crawler.start([*seeds, "http://tired.test/"], 7, jump=life * jump)
+        for _ in range(rng.randrange(20, 60)):
+            await crawler.step()
+        await crawler.end(kill=True)
+        await clock.elapse(1.0)
+    asked = internet.requests
+    for name, seconds in SLOW.items():
+        of_host = [request.at for request in asked if request.host.partition(":")[0] == name]
+        assert len(of_host) > 2
+        assert min(b - a for a, b in itertools.pairwise(of_host)) >= seconds - 1e-6
+    tired = [request.at for request in asked if request.url.endswith("tired.test/")]
+    assert tired
+    assert all(b - a >= 100.0 - 1e-6 for a, b in itertools.pairwise(tired))

@@ -8,6 +8,7 @@ Forks a process a round, so that Python and its packages are loaded once:
     look          let the loop run; "<seconds to its next timer>", "-" for none, or "done"
     advance <dt>  let so much time pass; "ok", and then nothing moves before "go"
     flush         what was put is written; "ok"
+    limit <n>     no file may grow beyond so many octets from now on; "ok"
     rest          end by yourself
 """
 
@@ -16,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import resource
 from typing import Any
 
 import msgspec
 
-from gatekeeper.clock import VirtualClock
+from gatekeeper.clock import Boot, VirtualClock
 from gatekeeper.storage import SqliteStorage
 from tests.internet.names import Names
 from tests.politeness.crawling import crawl, polite_fetch
@@ -35,6 +37,8 @@ class Job(msgspec.Struct):
     names: list[str]
     urls: list[str]
     seed: int
+    boot: tuple[str, float] | None = None
+    """What the machine counts; None: it was started anew."""
 
 
 def read_line() -> bytes:
@@ -55,7 +59,8 @@ def say(text: str) -> None:
 async def live(job: Job) -> None:
     """Crawl, as far as the commands let time go on."""
     rng = random.Random(job.seed)
-    clock = VirtualClock(start=rng.uniform(0.0, 1e6), wall=job.wall)
+    boot = None if job.boot is None else Boot(*job.boot)
+    clock = VirtualClock(start=rng.uniform(0.0, 1e6), wall=job.wall, boot=boot)
     names = Names(clock, lambda _address, _port: job.port, rng=rng, delay=(0.0, 0.3))
     for name in job.names:
         names.script(name, "127.0.0.1")
@@ -96,6 +101,9 @@ async def live(job: Job) -> None:
                 clock.advance(float(seconds))
                 say("ok")
                 assert read_line() == b"go\n"
+            case ["limit", size]:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), resource.RLIM_INFINITY))
+                say("ok")
             case ["flush"]:
                 await storage.flush()
                 say("ok")

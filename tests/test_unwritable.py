@@ -1,0 +1,271 @@
+"""While the state file takes nothing: no turn whose clock would have to be kept, by any way."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gatekeeper import Config, Deferred, Gatekeeper, PoliteQueue, polite_session
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.storage import SqliteStorage
+from tests.internet import FakeInternet
+
+SLOW = "http://slow.test/page"
+QUICK = "http://quick.test/page"
+COLD = "http://cold.test/page"
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No journal takes a line: not even in the room that it had taken ahead."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", refuse)
+        yield
+
+
+class Scene:
+    def __init__(self, internet: FakeInternet, gate: Gatekeeper, session: Any) -> None:
+        self.internet = internet
+        self.gate = gate
+        self.session = session
+        """A session of one's own, with the gate's middleware."""
+
+    def asked(self, path: str = "/page") -> int:
+        return sum(request.path == path for request in self.internet.requests)
+
+    async def lease(self, url: str) -> None:
+        async with self.gate.lease(url) as lease:
+            lease.report(status=200)
+
+    async def acquire(self, url: str) -> None:
+        (await self.gate.acquire(url)).give_back()
+
+    async def middleware(self, url: str) -> None:
+        async with self.session.get(url) as response:
+            assert response.status == 200
+
+    async def recovered(self) -> None:
+        assert self.gate._storage is not None
+        await self.gate._storage.flush()
+        assert self.gate.ready
+
+
+WAYS: dict[str, Callable[[Scene, str], Awaitable[None]]] = {
+    "lease": Scene.lease,
+    "acquire": Scene.acquire,
+    "middleware": Scene.middleware,
+}
+
+
+@asynccontextmanager
+async def scene(internet: FakeInternet, path: Path, **storage: Any) -> AsyncIterator[Scene]:
+    """Hosts that are known, one with a long interval; the disk is well."""
+    internet.site("slow.test").robots("User-agent: *\nCrawl-delay: 8\n").page("/page", "it")
+    internet.site("quick.test").robots("User-agent: *\nCrawl-delay: 0.5\n").page("/page", "it")
+    internet.site("cold.test").robots("User-agent: *\nCrawl-delay: 8\n").page("/page", "it")
+    config = Config.from_dict(
+        {
+            "guard": {"allow": ["127.0.0.0/8", "*.test"]},
+            "storage": {"path": str(path / "state.db"), "flush_interval": 3600.0} | storage,
+        }
+    )
+    async with Gatekeeper(
+        "testbot/1.0", config=config, resolver=internet.resolver, clock=internet.clock
+    ) as gate:
+        session = aiohttp.ClientSession(
+            connector=gate.guarded_connector(), middlewares=(gate.middleware,)
+        )
+        async with session:
+            one = Scene(internet, gate, session)
+            for url in (SLOW, QUICK):
+                await one.lease(url)
+            yield one
+
+
+async def refused(work: Awaitable[None]) -> Decision:
+    with pytest.raises(Deferred) as caught:
+        await work
+    decision = caught.value.decision
+    assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.STORAGE)
+    assert decision.retry_at is not None
+    return decision
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_no_turn_is_given_that_could_not_be_kept_and_it_goes_on_by_itself(
+    virtual_internet: FakeInternet, tmp_path: Path, way: str
+) -> None:
+    ask = WAYS[way]
+
+    async def run() -> None:
+        async with scene(virtual_internet, tmp_path) as it:
+            with full_disk():
+                for _ in range(3):
+                    decision = await refused(ask(it, SLOW))
+                assert "No space left" in (decision.note or "")
+                assert str(tmp_path) not in decision.explain()
+                assert not it.gate.ready
+                assert it.gate.storage_failing == "No space left on device"
+                await ask(it, QUICK)  # its clock is not one that has to be kept
+                assert it.gate.stats().pacing.in_flight == 0
+                assert await it.gate.allowed(SLOW), "what is welcome is welcome"
+                asked = it.asked()
+            await it.recovered()
+            await ask(it, SLOW)
+            assert it.asked() == asked + (way == "middleware")
+
+    await virtual_internet.drive(run())
+
+
+async def test_a_polite_session_is_told_as_well(
+    virtual_internet: FakeInternet, tmp_path: Path
+) -> None:
+    net = virtual_internet
+    net.site("slow.test").robots("User-agent: *\nCrawl-delay: 8\n").page("/page", "it")
+
+    async def run() -> None:
+        storage = SqliteStorage(tmp_path / "state.db", clock=net.clock)
+        config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
+        async with polite_session(
+            user_agent="testbot/1.0",
+            config=config,
+            resolver=net.resolver,
+            clock=net.clock,
+            storage=storage,
+        ) as session:
+            async with session.get(SLOW) as response:
+                assert response.status == 200
+
+            async def again() -> None:
+                async with session.get(SLOW):
+                    pass
+
+            with full_disk():
+                await refused(again())
+            await storage.flush()
+
+    await net.drive(run())
+
+
+async def test_a_queue_brings_the_url_when_there_is_room_again(
+    virtual_internet: FakeInternet, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with scene(virtual_internet, tmp_path) as it, PoliteQueue(it.gate) as queue:
+            await queue.put(SLOW)
+            await queue.put(QUICK)
+            begun = it.gate.clock.monotonic()
+            with full_disk():
+                async with await queue.get() as lease:
+                    assert lease.url == QUICK
+                getting = asyncio.create_task(queue.get())
+                await it.gate.clock.sleep(20.0)
+                assert not getting.done()
+            await it.recovered()
+            async with await getting as lease:
+                assert lease.url == SLOW
+            assert it.gate.clock.monotonic() - begun < 40.0
+            assert queue.stats().deferred >= 1
+
+    await virtual_internet.drive(run())
+
+
+async def test_a_host_of_unknown_pace_is_not_asked_for_it(
+    virtual_internet: FakeInternet, tmp_path: Path
+) -> None:
+    """Its answer would start a clock that kill -9 forgets."""
+
+    async def run() -> None:
+        async with scene(virtual_internet, tmp_path) as it:
+            with full_disk():
+                await refused(it.lease(SLOW))  # so that it is known
+                before = it.asked("/robots.txt")
+                decision = await it.gate.check(COLD)
+                assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.STORAGE)
+                await refused(it.lease(COLD))
+                assert it.asked("/robots.txt") == before
+            await it.recovered()
+            await it.gate.clock.sleep(2.0)
+            await it.lease(COLD)
+
+    await virtual_internet.drive(run())
+
+
+async def test_a_robots_txt_whose_turn_starts_a_long_clock_waits(
+    virtual_internet: FakeInternet, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with scene(virtual_internet, tmp_path) as it:
+            before = it.asked("/robots.txt")
+            with full_disk():
+                await it.gate.refresh(SLOW)
+                assert it.asked("/robots.txt") == before
+            await it.recovered()
+            await it.gate.refresh(SLOW)
+            assert it.asked("/robots.txt") == before + 1
+
+    await virtual_internet.drive(run())
+
+
+async def test_a_block_that_an_answer_drew_is_in_force_and_written_when_there_is_room(
+    virtual_internet: FakeInternet, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with scene(virtual_internet, tmp_path) as it:
+            with full_disk():
+                async with it.gate.lease(QUICK) as lease:
+                    lease.report(status=429, retry_after=60)
+                await refused(it.lease(QUICK))
+                await it.gate.clock.sleep(70.0)
+                await refused(it.lease(QUICK))
+            await it.recovered()
+            await it.lease(QUICK)
+        async with SqliteStorage(tmp_path / "state.db") as storage:
+            kept = await storage.load_clock("quick.test")
+            assert kept is not None
+            assert kept.failures == 1
+
+    await virtual_internet.drive(run())
+
+
+async def test_what_the_operator_says_is_in_force_and_he_is_told(
+    virtual_internet: FakeInternet, tmp_path: Path
+) -> None:
+    from gatekeeper import StorageError
+
+    async def run() -> None:
+        async with scene(virtual_internet, tmp_path) as it:
+            with full_disk():
+                with pytest.raises(StorageError, match="No space left"):
+                    await it.gate.pause("quick.test")
+                assert it.gate._scheduler.paused("quick.test")
+            await it.recovered()
+            await it.gate.resume("quick.test")
+
+    await virtual_internet.drive(run())
+
+
+async def test_with_continue_every_turn_is_given(
+    virtual_internet: FakeInternet, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with scene(virtual_internet, tmp_path, on_failure="continue") as it:
+            with full_disk():
+                for url in (SLOW, QUICK, COLD):
+                    await it.lease(url)
+                assert it.gate.ready
+            await it.recovered()
+
+    await virtual_internet.drive(run())
