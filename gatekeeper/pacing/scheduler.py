@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 from gatekeeper.clock import deadline
 from gatekeeper.errors import GateClosed, LeaseTimeout
+from gatekeeper.pacing.accounts import DURABLE
 from gatekeeper.pacing.control import Controls
 from gatekeeper.pacing.explain import ClockView
-from gatekeeper.pacing.intervals import Wish
+from gatekeeper.pacing.intervals import LONGEST, NO_RATE, Wish
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.ledger import INF, Scope
 from gatekeeper.pacing.shell import PacingStats
@@ -23,6 +24,7 @@ from gatekeeper.pacing.waiters import REFETCH, ROBOTS, Offer
 __all__ = ["REFETCH", "ClockView", "Grant", "PacingStats", "Scheduler", "Wish"]
 
 _MAX_REFETCHES = 5
+_EARLIER = "the clock of an earlier run"
 
 
 class Scheduler(Controls):
@@ -122,14 +124,13 @@ class Scheduler(Controls):
         self._books.counters.robots += 1
 
         def admit() -> Offer:
-            return wish if wish is not None else scope.wish
+            return _robots_wish(scope, wish)
 
         if self._pacing.dry_run:
             return await self._dry(scope, url, admit, None, ttl)
         now = self._clock.monotonic()
         if self._books.free_now(scope, now):
-            asked = scope.wish if wish is None else wish
-            grant = self._books.try_take(scope, asked, now, url, ttl)
+            grant = self._books.try_take(scope, _robots_wish(scope, wish), now, url, ttl)
             if grant is not None:
                 return grant
         return await self.acquire(url, host, priority=ROBOTS, timeout=timeout, admit=admit, ttl=ttl)
@@ -270,6 +271,17 @@ class Scheduler(Controls):
                 self._turns.run(now)
 
         return cancel
+
+
+def _robots_wish(scope: Scope, wish: Wish | None) -> Wish:
+    """The pace of a robots.txt. Where nothing is known of the text, that of an earlier run's
+    clock: its text was read, and not on disk yet when the run was killed."""
+    if wish is None or wish is NO_RATE:
+        if scope.wish.source == _EARLIER:
+            return scope.wish
+        if scope.interval is None and DURABLE < scope.gap < LONGEST:
+            return Wish(scope.gap, _EARLIER)
+    return scope.wish if wish is None else wish
 
 
 def _undone() -> None:
