@@ -14,7 +14,7 @@ from gatekeeper.errors import GateClosed, LeaseTimeout
 from gatekeeper.pacing.accounts import DURABLE
 from gatekeeper.pacing.control import Controls
 from gatekeeper.pacing.explain import ClockView
-from gatekeeper.pacing.intervals import LONGEST, NO_RATE, Wish
+from gatekeeper.pacing.intervals import LONGEST, NO_RATE, UNKNOWN, Wish
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.ledger import INF, Scope
 from gatekeeper.pacing.shell import PacingStats
@@ -276,7 +276,7 @@ class Scheduler(Controls):
 def _robots_wish(scope: Scope, wish: Wish | None) -> Wish:
     """The pace of a robots.txt. Where nothing is known of the text, that of an earlier run's
     clock: its text was read, and not on disk yet when the run was killed."""
-    if wish is None or wish is NO_RATE:
+    if wish is None or wish is NO_RATE or wish is UNKNOWN:
         if scope.wish.source == _EARLIER:
             return scope.wish
         if scope.interval is None and DURABLE < scope.gap < LONGEST:
