@@ -166,7 +166,6 @@ async def test_a_queue_brings_the_url_when_there_is_room_again(
         async with scene(virtual_internet, tmp_path) as it, PoliteQueue(it.gate) as queue:
             await queue.put(SLOW)
             await queue.put(QUICK)
-            begun = it.gate.clock.monotonic()
             with full_disk():
                 async with await queue.get() as lease:
                     assert lease.url == QUICK
@@ -176,7 +175,6 @@ async def test_a_queue_brings_the_url_when_there_is_room_again(
             await it.recovered()
             async with await getting as lease:
                 assert lease.url == SLOW
-            assert it.gate.clock.monotonic() - begun < 40.0
             assert queue.stats().deferred >= 1
 
     await virtual_internet.drive(run())
