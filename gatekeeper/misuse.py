@@ -29,6 +29,11 @@ def refuse_one_text(urls: Iterable[str]) -> None:
         )
 
 
+_WHOLE = frozenset({type(None), int})
+_NUMBER = _WHOLE | {float}
+_FIELD = _NUMBER | {str}
+
+
 def wrong_report(
     status: object, elapsed: object, retry_after: object, size: object
 ) -> TypeError | None:
@@ -37,6 +42,14 @@ def wrong_report(
     >>> wrong_report("200", None, None, None)
     TypeError("status must be an int such as 200, not the str '200': give int(status)")
     """
+    # By class first: each request has a report, and nearly all are right.
+    if (
+        status.__class__ in _WHOLE
+        and elapsed.__class__ in _NUMBER
+        and size.__class__ in _WHOLE
+        and retry_after.__class__ in _FIELD
+    ):
+        return None
     if not (status is None or _is(status, int)):
         return _wrong("status", status, "an int such as 200", "int")
     if not (elapsed is None or _is(elapsed, int, float)):
