@@ -34,6 +34,7 @@ from gatekeeper.sidecar.certificates import Certificates
 from gatekeeper.sidecar.checks import check_config, demand_credentials, exposed
 from gatekeeper.sidecar.descriptors import quiet_scarcity, raise_file_limit
 from gatekeeper.sidecar.leasebook import LeaseBook
+from gatekeeper.sidecar.memory import MemoryReturn
 from gatekeeper.sidecar.reload import reload
 from gatekeeper.sidecar.server import Server
 
@@ -190,11 +191,13 @@ async def _listening(
     """Accept connections while inside; on the way out, drain within bounds (T16)."""
     files = raise_file_limit()
     quiet_scarcity(asyncio.get_running_loop())
+    memory = MemoryReturn(service.clock)
     server = Server(
         service.handle,
         header=service.config.server.max_header,
         connections=files.clients,
         at_once=service.at_once,
+        on_lost=memory.lost,
     )
     service.metrics.add_source(lambda: _connections(server))
     runner = web.ServerRunner(server, shutdown_timeout=1.0)
@@ -216,6 +219,7 @@ async def _listening(
             await service.drain(sites)
     finally:
         await runner.cleanup()
+        memory.close()
 
 
 def _connections(server: Server) -> Iterable[Sample]:

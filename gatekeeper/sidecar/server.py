@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -25,6 +26,10 @@ _IDLE = 75.0
 _FOR_A_PROXY = re.compile(rb"\s*[A-Z]+ " + re.escape(forward_auth.PATH.encode()) + rb"[ /?]")
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class Server(web.Server):
     """`web.Server` bounded in headers and connections.
 
@@ -39,8 +44,10 @@ class Server(web.Server):
         header: int,
         connections: int = 100_000,
         at_once: AtOnce | None = None,
+        on_lost: Callable[[], object] = _nothing,
     ) -> None:
-        """`at_once` answers what it can where it is read, `handler` everything else."""
+        """`at_once` answers what it can where it is read, `handler` everything else; `on_lost`
+        is called for each connection that is gone."""
         super().__init__(
             handler,
             handler_cancellation=True,
@@ -51,6 +58,7 @@ class Server(web.Server):
         )
         self.sieve = sieve_fits()
         self.at_once = at_once
+        self.on_lost = on_lost
         self.most = connections
         self.full = 0
         """Connections turned away."""
@@ -84,7 +92,9 @@ class _Protocol(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection and its timer."""
         self._first.cancel()
+        on_lost = cast("Server", self._manager).on_lost
         super().connection_lost(exc)
+        on_lost()
 
     def _broken(self, error: Exception) -> None:
         """What came is no HTTP: who reads the body before it learns that, instead of waiting."""

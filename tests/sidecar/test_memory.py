@@ -1,0 +1,64 @@
+"""Memory goes back after many clients went at once, and not while they come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.sidecar.memory import MANY, QUIET, MemoryReturn, give_back
+
+
+@pytest.fixture
+def acts() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def memory(acts: list[float]) -> Any:
+    clock = VirtualClock()
+    made = MemoryReturn(clock, lambda: acts.append(clock.monotonic()))
+    made.time = clock  # type: ignore[attr-defined]
+    return made
+
+
+def lose(memory: MemoryReturn, number: int) -> None:
+    for _ in range(number):
+        memory.lost()
+
+
+def test_it_acts_once_after_many_were_lost_and_no_more_are(memory: Any, acts: list[float]) -> None:
+    lose(memory, MANY - 1)
+    memory.time.advance(10 * QUIET)
+    assert acts == []
+    lose(memory, 4 * MANY)
+    assert acts == []
+    memory.time.advance(QUIET)
+    memory.time.advance(QUIET)
+    assert len(acts) == 1
+    memory.time.advance(10 * QUIET)
+    lose(memory, MANY - 1)
+    memory.time.advance(10 * QUIET)
+    assert len(acts) == 1
+
+
+def test_clients_that_come_and_go_are_no_reason(memory: Any, acts: list[float]) -> None:
+    for _ in range(100):
+        lose(memory, MANY)
+        memory.time.advance(QUIET / 2)
+    assert acts == []
+    memory.time.advance(2 * QUIET)
+    assert len(acts) == 1
+
+
+def test_once_closed_it_does_nothing(memory: Any, acts: list[float]) -> None:
+    lose(memory, MANY)
+    memory.close()
+    memory.close()
+    memory.time.advance(10 * QUIET)
+    assert acts == []
+
+
+def test_giving_back_fails_nowhere() -> None:
+    give_back()
