@@ -96,6 +96,8 @@ def _boot_id() -> str:
 
 
 _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+_ROUNDING = 1e-3
+"""Seconds by which two moments may seem to be the wrong way round: sums of floats."""
 _PROCESS = secrets.token_hex(6)
 
 
@@ -133,13 +135,13 @@ class Stamp(NamedTuple):
         """Does the machine's own count reach back to it?"""
         boot = boot_of(clock)
         # A count that went back is another one, whatever it calls itself.
-        return boot.id == self.boot_id and boot.seconds >= self.boot_at
+        return boot.id == self.boot_id and boot.seconds >= self.boot_at - _ROUNDING
 
     def age(self, clock: Clock) -> float:
         """Seconds since: by the machine's own count where that reaches back so far, else by
         the wall clock, and 0 where that was set back to before."""
         if self.counted(clock):
-            return boot_of(clock).seconds - self.boot_at
+            return max(0.0, boot_of(clock).seconds - self.boot_at)
         return max(0.0, clock.wall() - self.wall)
 
     def moved(self, clock: Clock) -> float | None:

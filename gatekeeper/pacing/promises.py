@@ -50,8 +50,10 @@ class Promises:
         self._clock = clock
         self._books = books
         self._offset = clock.wall() - clock.monotonic()
-        self._asleep = boot_of(clock).seconds - clock.monotonic()
-        """What the machine counts as seconds and `monotonic` does not."""
+        self._boot_id, counted = boot_of(clock)
+        self._asleep = counted - clock.monotonic()
+        """What the machine counts as seconds and `monotonic` does not: no clock has to be read
+        for it, since whenever it grows the wall clock goes on as well (`check_wall`)."""
         self._unkept: set[str] = set()
         """Scopes whose latest promise could not be written when it was made."""
         self.made = 0
@@ -215,7 +217,7 @@ class Promises:
 
     def record(self, scope: Scope, now: float) -> ClockRecord:
         """The scope as it is kept."""
-        wall, boot = self._clock.wall(), boot_of(self._clock)
+        wall = self._clock.wall()
         shift = wall - now
         gap = self._gap(scope)
         clock = scope.basis + gap
@@ -228,8 +230,8 @@ class Promises:
                 next_at=next_at,
                 block_reason=made_of,
                 made_at=wall,
-                boot_id=boot.id,
-                boot_at=boot.seconds,
+                boot_id=self._boot_id,
+                boot_at=now + self._asleep,
             )
         blocked = history.blocked_until > now
         said = history.said_until > now
@@ -253,8 +255,8 @@ class Promises:
             said_interval=history.said if said else 0.0,
             said_until=history.said_until + shift if said else 0.0,
             made_at=wall,
-            boot_id=boot.id,
-            boot_at=boot.seconds,
+            boot_id=self._boot_id,
+            boot_at=now + self._asleep,
         )
 
     def promise(self, scope: Scope, now: float) -> None:
