@@ -18,6 +18,7 @@ from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.records import Record, Standing
 from gatekeeper.pacing.rules import HostRules
 from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.robots.normal import is_robots_txt
 from gatekeeper.urls import Target, mask
 
 __all__ = ["ON_THE_WAY", "Decider"]
@@ -143,7 +144,7 @@ class Decider:
         `ahead`: seconds for which a Visit-time must go on.
         """
         standing = record.standing(self._clock)
-        if target.path == "/robots.txt":  # RFC-20, R96-16, V2-34
+        if is_robots_txt(target.path):  # RFC-20, R96-16, V2-34
             return self._by_standing(
                 Verdict.ALLOW, Reason.ROBOTS_FILE, standing, raw, target, agent
             )
@@ -181,7 +182,7 @@ class Decider:
         agent: str,
         ahead: float,
     ) -> Decision:
-        match = policy.match_path(target.path)
+        match = policy.match_path(target.path, target.origin)
         verdict = Verdict.ALLOW if match.allowed else Verdict.DENY
         # Without a rule the reason is the file's own: no_file, empty_file, soft_404 ...
         reason = Reason.RULE if match.rule is not None else standing.reason

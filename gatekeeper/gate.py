@@ -334,7 +334,7 @@ class Gatekeeper(Immediate, Many, Dialling):
             policy = record.policies.get(agent)
             # Visit-time is asked of the clock each time: never on the hot path.
             if record.ready is None and agent == self._agent and policy and not policy.timed:
-                record.ready = policy.quick_answer()
+                record.ready = policy.quick_answer(record.origin)
             self._answers.keep(decision, target.path, record, agent)
         return decision
 

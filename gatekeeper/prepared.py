@@ -24,11 +24,12 @@ from gatekeeper.fetching.records import Record
 from gatekeeper.masking import not_text
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.robots import Policy
+from gatekeeper.robots.normal import ROBOTS_TXT
 from gatekeeper.robots.quick import PlainAnswer
+from gatekeeper.robots.rulesets import ROBOTS_FILE
 
 __all__ = ["Given", "Pattern", "Prepared", "PreparedAnswers"]
 
-_ROBOTS_TXT = "/robots.txt"
 _encode = msgspec.json.Encoder().encode
 _MAX_PATTERNS = 256
 """Rules of one file whose answer is kept; a file's URLs meet few of its rules."""
@@ -107,7 +108,7 @@ class Prepared:
 
     def plainly(self) -> PlainAnswer:
         """Make `plain`."""
-        self.plain = answer = self._policy.plain_answer()
+        self.plain = answer = self._policy.plain_answer(self.origin)
         return answer
 
     def tell(self, url: str, path: str, number: int) -> Decision:
@@ -115,10 +116,12 @@ class Prepared:
         code = self.decide(path)
         pattern = self.patterns.get(code)
         if pattern is None:
-            match = self._policy.match_path(path)
+            match = self._policy.match_path(path, self.origin)
             like = next(iter(self.patterns.values())).decision
             verdict = Verdict.ALLOW if match.allowed else Verdict.DENY
             reason = self._reason if match.rule is None else Reason.RULE
+            if code == ROBOTS_FILE:
+                reason = Reason.ROBOTS_FILE
             like = replace(
                 like, verdict=verdict, reason=reason, rule=match.rule, conflict=match.conflict
             )
@@ -177,7 +180,7 @@ class PreparedAnswers:
             return None
         prepared: Prepared | None = record.prepared.get(agent)
         path = ordinary[1]
-        if prepared is None or path == _ROBOTS_TXT:
+        if prepared is None:
             return None
         pattern = prepared.patterns.get(prepared.decide(path))
         return None if pattern is None else (prepared, pattern, path)
@@ -198,7 +201,7 @@ class PreparedAnswers:
                 continue
             prepared: Prepared | None = record.prepared.get(agent)
             path = found[1]
-            if prepared is None or path == _ROBOTS_TXT:
+            if prepared is None:
                 continue
             pattern = prepared.patterns.get(prepared.decide(path))
             if pattern is not None:
@@ -224,7 +227,7 @@ class PreparedAnswers:
             except KeyError:
                 prepared = known[url[:cut]] = self._fresh(url[: cut - 1], agent, now)
             path = url[cut - 1 :]
-            if prepared is None or path == _ROBOTS_TXT or (split is not None and not split(url)):
+            if prepared is None or (split is not None and not split(url)):
                 texts.append(None)
                 continue
             pattern = prepared.patterns.get(prepared.decide(path))
@@ -258,7 +261,7 @@ class PreparedAnswers:
         if record is None or cut < 0 or (ready := record.ready) is None:
             return None
         path = url[cut:]
-        if ready(path) and "#" not in path and path.isascii() and path != _ROBOTS_TXT:
+        if ready(path) and "#" not in path and path.isascii() and path != ROBOTS_TXT:
             house: Prepared | None = record.house
             return house
         return None
@@ -272,7 +275,7 @@ class PreparedAnswers:
         if house is None:
             return None
         welcome = house.plain or house.plainly()
-        return house if welcome(path) and path != _ROBOTS_TXT else None
+        return house if welcome(path) and path != ROBOTS_TXT else None
 
     def keep(self, decision: Decision, path: str, record: Record, agent: str) -> None:
         """Let the next URL that the same rule decides have its answer from this one.
@@ -280,7 +283,7 @@ class PreparedAnswers:
         `record` answers by the policy of its text alone until `fresh_until`.
         """
         prepared = self._prepared(record, agent)
-        if prepared is None or path == _ROBOTS_TXT or len(prepared.patterns) >= _MAX_PATTERNS:
+        if prepared is None or len(prepared.patterns) >= _MAX_PATTERNS:
             return
         self._keep(prepared, prepared.decide(path), decision)
 
@@ -297,7 +300,7 @@ class PreparedAnswers:
         prepared: Prepared | None = record.prepared.get(agent)
         if prepared is None and len(record.prepared) < self._max_agents:
             policy = record.policies.get(agent)
-            decide = None if policy is None else policy.decides_path
+            decide = None if policy is None else policy.decider(record.origin)
             # Visit-time is asked of the clock each time: it has no answer to keep. Nor has a
             # rate that is cut short at some hours.
             hourly = policy is not None and self._capped and bool(policy.request_rates)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from yarl import URL
 
 __all__ = [
+    "MAX_PATH",
     "MAX_URL",
     "Target",
     "all_plain",
@@ -43,8 +44,11 @@ __all__ = [
 ]
 
 MAX_URL = 65_536
-"""Characters of a URL. Servers refuse a request line beyond 8 to 64 KiB, so nothing longer
+"""Characters of a URL, as it is written and as it is sent. Servers refuse a request line beyond 8 to 64 KiB, so nothing longer
 can be fetched; and the cost of matching grows with the length, which a site's page chooses."""
+
+MAX_PATH = MAX_URL - len("http://a")
+"""Characters of a path with its query, as it is sent: no URL has room for more."""
 
 _MAX_AUTHORITIES = 50_000
 _MAX_AUTHORITY = 1_000
@@ -127,12 +131,15 @@ def _parse_whole(raw: str) -> Target:
     url = _read(raw)
     credentials, at, hostport = url.raw_authority.rpartition("@")
     host, port = _authority(raw, url.scheme, hostport)
+    path = _path(url, raw)
+    if len(path) > MAX_PATH:
+        raise _invalid(raw, f"longer than {MAX_URL} characters as it is sent")
     target = Target(
         scheme=url.scheme,
         host=host,
         port=port,
         origin=_origin_of(url.scheme, f"[{host}]" if ":" in host else host, port),
-        path=_path(url, raw),
+        path=path,
         userinfo=bool(credentials or at),
     )
     written = raw[: raw.find("/", 8) + 1]
@@ -457,7 +464,7 @@ def _without_dot_segments(path: str) -> str:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    return "".join(f"%{octet:02X}" for octet in found[0].encode())
+    return "%" + found[0].encode().hex("%").upper()
 
 
 def _invalid(raw: str, problem: str) -> InvalidURL:

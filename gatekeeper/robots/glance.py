@@ -20,8 +20,10 @@ _plain_head = re.compile(f"[{re.escape(PLAIN)}]*+").match
 
 
 def first_verdict(text: str, spans: Spans, path: str) -> bool:
-    """Whether RFC 9309 allows the path: of most rules two octets say that they don't match."""
-    path = normal.rfc_path(path)
+    """Whether RFC 9309 allows the path: of most rules two octets say that they don't match.
+
+    Takes the path in its normal form, and does not know of `/robots.txt`.
+    """
     escapes = "%" in path
     query = normal.query_form(path) if escapes else path
     search = _likely(path[1:2])
@@ -60,16 +62,23 @@ def _likely(second: str) -> Callable[[str, int, int], list[tuple[str, str, str]]
 
 
 def octets_of(value: str, path: str, query: str) -> int:
-    """How long a rule's pattern is if it matches, else 0. `query`: the path by RFC-25."""
+    """How long a rule's pattern is if it matches, else 0.
+
+    Takes a path in its normal form, and as `normal.query_form` gives it.
+    """
     value = value.rstrip(" \t")
     if value[:1] != "/" and value[:1] != "*":
         return 0
     if not path.startswith(_plain_head(value)[0]):  # type: ignore[index]
         return 0
     pattern = normal.rfc_pattern(value)
-    if "?" in pattern:
-        pattern, path = normal.query_form(pattern), query
-    return len(pattern) if wild_match(squeeze(pattern), path) else 0
+    if "?" not in pattern:
+        return len(pattern) if wild_match(squeeze(pattern), path) else 0
+    form = normal.query_form(pattern)
+    squeezed = {squeeze(pattern), squeeze(form)}
+    if any(wild_match(each, seen) for each in squeezed for seen in {path, query}):
+        return len(form)
+    return 0
 
 
 def _may_end(rest: str, path: str) -> bool:

@@ -11,9 +11,12 @@ from gatekeeper.robots.glance import first_verdict, octets_of
 from gatekeeper.robots.lines import RULE, Spans
 from gatekeeper.robots.model import Dialect
 from gatekeeper.robots.prefixes import Compiled, Suspects, prefixes_only
-from gatekeeper.robots.rulesets import ROBOTS_TXT, Numbered, TextSource, split_url
+from gatekeeper.robots.normal import ROBOTS_TXT
+from gatekeeper.robots.pieces import COMPARED, Meter, TooDear
+from gatekeeper.robots.rulesets import Numbered, TextSource, split_url
 from gatekeeper.robots.shapes import SortedRules
 from gatekeeper.robots.wilds import WildRules
+from gatekeeper.urls import MAX_URL
 
 __all__ = ["LongestMatch"]
 
@@ -22,6 +25,10 @@ _MAKING_READY = threading.Lock()
 """One for all sets: it is held for microseconds, and once for each."""
 _EAGER_OCTETS = 16_384
 """Text beyond which a set is made ready before its first question."""
+_EXPLAINING = 500_000
+"""Steps that naming all the rules that match a path may take, beside looking at each."""
+_GLANCE = 256
+"""Octets of a path beyond which it is, too: the work grows with the product of both."""
 
 
 class LongestMatch:
@@ -71,6 +78,7 @@ class LongestMatch:
             or " " in path
             or ("." in path and "/." in path and _DOT_SEGMENT(path))
             or not path.isprintable()
+            or len(url) > MAX_URL
         ):
             origin, path = split_url(url)
             if origin and url.startswith(origin + "/"):
@@ -87,6 +95,9 @@ class LongestMatch:
         if source is None or self._asked:
             return self._make_ready().allows(path)
         self._asked = True
+        path = normal.rfc_path(path)
+        if len(path) > _GLANCE:
+            return self._make_ready().allows(path)
         return first_verdict(source.lines, self.spans, path) or path == ROBOTS_TXT
 
     def decide(self, path: str) -> int:
@@ -109,11 +120,25 @@ class LongestMatch:
         return (self._ready or self._make_ready()).suspects()
 
     def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:
-        """Number and length of every rule that matches, the deciding one first."""
+        """Number and length of every rule that matches, the deciding one first.
+
+        In a file made so that this takes long, of those up to some place in the file.
+        """
         plain = normal.rfc_path(path)
         query = normal.query_form(plain)
-        known = {value: octets_of(value, plain, query) for value in {rule.value for rule in rules}}
-        found = [(n, octets) for n, rule in enumerate(rules) if (octets := known[rule.value])]
+        meter = Meter(_EXPLAINING)
+        known: dict[str, int] = {}
+        found: list[tuple[int, int]] = []
+        try:
+            for number, (_, value) in enumerate(rules):
+                if value not in known:
+                    if "*" in value:
+                        meter.spend(len(plain) * len(value) >> COMPARED)
+                    known[value] = octets_of(value, plain, query)
+                if known[value]:
+                    found.append((number, known[value]))
+        except TooDear:
+            pass
         found.sort(key=lambda each: (-each[1], not rules[each[0]].allow))
         return found
 

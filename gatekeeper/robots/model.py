@@ -86,8 +86,10 @@ class Match(msgspec.Struct, frozen=True):
     path: str
     """The path and query that was asked about."""
     policy: Policy
+    origin: str = ""
+    """Where the path was asked about, if that is known."""
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """Every rule that matched, the deciding one first. Worked out when asked for."""
-        return self.policy.candidates(self.path)
+        return self.policy.candidates(self.path, self.origin)

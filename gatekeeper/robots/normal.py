@@ -11,9 +11,11 @@ import re
 from gatekeeper.robots.lines import octets
 
 __all__ = [
+    "ROBOTS_TXT",
     "decoded",
     "decoded_pattern",
     "is_plain",
+    "is_robots_txt",
     "query_form",
     "rfc_path",
     "rfc_pattern",
@@ -27,38 +29,64 @@ _RESERVED = b":/?#@!$&'()*+,;="
 # What a pattern may hold unchanged; `%` and `$` need a look.
 _PLAIN = bytes(set(_UNRESERVED + _RESERVED) - set(b"$"))
 
-_ODD_IN_PATH = re.compile(r"%(?:[0-9A-Fa-f]{2})?|[^A-Za-z0-9\-._~:/?#@!&'()+,;=]")
-_ODD_IN_PATTERN = re.compile(r"%(?:[0-9A-Fa-f]{2})?|[^A-Za-z0-9\-._~:/?#@!&'()+,;=*]")
-_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+# No pattern here tries anything twice, and what stands together is changed together: the time
+# is linear in the text, whatever it is.
+_LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_ESCAPES = re.compile(r"(?:%[0-9A-Fa-f]{2})++")
+_CHANGING_ESCAPES = re.compile(
+    r"%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE]|[a-f][0-9A-Fa-f]|[0-9A-F][a-f])"
+    r"(?:%[0-9A-Fa-f]{2})*+"
+)
 _DECODABLE = re.compile(r"%(?:2[DEde]|3[0-9]|[46][1-9A-Fa-f]|[57][0-9Aa]|5[Ff]|7[Ee])")
+_ESCAPED_SLASH = re.compile("%2[Ff]")
+_SPECIAL = re.compile(r"[*?\[\]\\]")
 
 _SLASH_ESCAPED = "\u0100"  # no octet: stands for %2F where everything else is decoded
 
+ROBOTS_TXT = "/robots.txt"
+"""May always be asked for (RFC-20, R96-16, V2-34)."""
+_LONGEST_ROBOTS_TXT = 3 * len(ROBOTS_TXT)
 
-def _tables() -> tuple[dict[str, str], dict[str, str]]:
-    rfc = {chr(octet): f"%{octet:02X}" for octet in range(256)}
-    old = {}
+
+_OCTETS = [chr(octet) if octet in _UNRESERVED else f"%{octet:02X}" for octet in range(256)]
+"""What stands for each octet that came escaped (RFC-23)."""
+_IN_PATTERN = [chr(octet) if octet in b"%" + _PLAIN else f"%{octet:02X}" for octet in range(256)]
+"""What stands for each octet that came as it is (RFC-22)."""
+_IN_PATH = ["%2A" if octet == "*" else octet for octet in _IN_PATTERN]
+
+
+def _escapes() -> tuple[dict[str, str], dict[str, str]]:
+    rfc, old = {}, {}
     for octet in range(256):
-        plain = chr(octet) if octet in _UNRESERVED else f"%{octet:02X}"
         digits = f"{octet:02x}"
         for high in {digits[0], digits[0].upper()}:
             for low in {digits[1], digits[1].upper()}:
-                rfc[f"%{high}{low}"] = plain
-                old[f"%{high}{low}"] = chr(octet)
-    for slash in ("%2f", "%2F"):
-        old[slash] = _SLASH_ESCAPED
+                rfc[f"%{high}{low}"] = _OCTETS[octet]
+                old[f"%{high}{low}"] = _SLASH_ESCAPED if octet == 0x2F else chr(octet)
     return rfc, old
 
 
-_RFC, _OLD = _tables()
+_RFC, _OLD = _escapes()
 
 
 def _rfc(found: re.Match[str]) -> str:
-    return _RFC[found[0]]
+    text = found[0]
+    return _RFC.get(text) or _unescaped(text).translate(_OCTETS)
 
 
 def _old(found: re.Match[str]) -> str:
-    return _OLD[found[0]]
+    text = found[0]
+    return _OLD.get(text) or _SLASH_ESCAPED.join(map(_unescaped, _ESCAPED_SLASH.split(text)))
+
+
+def _unescaped(escapes: str) -> str:
+    return bytes.fromhex(escapes.replace("%", "")).decode("latin-1")
+
+
+def _normal(text: str, table: list[str]) -> str:
+    if "%" in text:
+        text = _CHANGING_ESCAPES.sub(_rfc, _LONE_PERCENT.sub("%25", text))
+    return text.translate(table)
 
 
 def is_plain(text: str) -> bool:
@@ -73,7 +101,7 @@ def rfc_path(path: str) -> str:
     (RFC-23), the hex digits of the rest put in upper case (RFC-24), `*` and `$` escaped, so
     that only `%2A` and `%24` in a rule can mean them (RFC-30).
     """
-    return _ODD_IN_PATH.sub(_rfc, octets(path))
+    return _normal(octets(path), _IN_PATH)
 
 
 def rfc_pattern(value: str) -> str:
@@ -82,17 +110,29 @@ def rfc_pattern(value: str) -> str:
     A blank inside a value counts as `%20` (RFC-42, R94-29).
     """
     if value.endswith("$"):
-        return _ODD_IN_PATTERN.sub(_rfc, value[:-1]) + "$"
-    return _ODD_IN_PATTERN.sub(_rfc, value)
+        return _normal(value[:-1], _IN_PATTERN) + "$"
+    return _normal(value, _IN_PATTERN)
 
 
 def query_form(text: str) -> str:
     """After the first `?` a literal `:` or `/` equals its escape (RFC-25, Figure 4 row 2).
 
-    Takes and gives a normal form of `rfc_path` or `rfc_pattern`.
+    Takes and gives a normal form of `rfc_path` or `rfc_pattern`. A rule with a `?` matches
+    where it does as it stands or in this form, of the rule and of the path.
     """
     path, mark, query = text.partition("?")
     return path + mark + query.replace("%3A", ":").replace("%2F", "/") if mark else text
+
+
+def is_robots_txt(path: str) -> bool:
+    """The path is `/robots.txt`, however its characters are escaped (RFC-20, RFC-23).
+
+    >>> is_robots_txt("/robots.txt"), is_robots_txt("/robots%2etxt"), is_robots_txt("/Robots.txt")
+    (True, True, False)
+    """
+    if "%" in path and len(path) <= _LONGEST_ROBOTS_TXT:
+        path = rfc_path(path)
+    return path == ROBOTS_TXT
 
 
 def unescaped(path: str) -> bool:
@@ -102,14 +142,13 @@ def unescaped(path: str) -> bool:
 
 def decoded(text: str) -> str:
     """Octets as the 1996 draft compares them: all escapes decoded but that of `/` (R96-17)."""
-    return _ESCAPE.sub(_old, text) if "%" in text else text
+    return _ESCAPES.sub(_old, text) if "%" in text else text
 
 
 def decoded_pattern(value: str) -> str:
     """The same for a shell pattern: what comes out of an escape is no special (V2-36)."""
-    return _ESCAPE.sub(_literal, value)
+    return _ESCAPES.sub(_literal, value)
 
 
 def _literal(found: re.Match[str]) -> str:
-    char = _OLD[found[0]]
-    return "\\" + char if char in "*?[]\\" else char
+    return _SPECIAL.sub(r"\\\g<0>", _old(found))

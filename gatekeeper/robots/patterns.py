@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import TypeGuard
 
+from gatekeeper.robots.pieces import Meter
+
 __all__ = [
     "Places",
     "ShellPattern",
@@ -20,6 +22,10 @@ __all__ = [
     "wild_match",
 ]
 
+_MAPPED = 300
+"""Steps as which it counts to find out where a class fits, beside one for each octet."""
+_SHIFTED = 12
+"""A shift counts as a step more for every two to that power octets."""
 _STARS = re.compile(r"\*{2,}")
 _LITERALS = re.compile(r"[^*?\[\\]+")
 
@@ -36,17 +42,14 @@ def wild_match(pattern: str, path: str) -> bool:
         return path == head[:-1] if head[-1:] == "$" else path.startswith(head)
     if not path.startswith(head):
         return False
-    position = len(head)
-    rest, star, last = rest.rpartition("*")
-    if last[-1:] == "$":
-        last = last[:-1]
-        end = len(path) - len(last)
+    position, end = len(head), len(path)
+    if rest[-1:] == "$":
+        rest, _, last = rest[:-1].rpartition("*")
+        end -= len(last)
         if end < position or not path.endswith(last):
             return False
-    else:
-        end = path.rfind(last)  # the last one that the pieces before may reach
-    if not star:
-        return position <= end
+        if not rest:
+            return True
     if len(rest) - rest.count("*") > end - position:
         return False  # more octets than there are: spares cutting up a pattern of 500 KiB
     for piece in rest.split("*"):
@@ -138,18 +141,23 @@ _ALL = (1 << _OCTETS) - 1
 
 
 class Places:
-    """A path, and for each class asked about the places where it fits: bit i for character i."""
+    """A path, and for each class asked about the places where it fits: bit i for character i.
 
-    __slots__ = ("_places", "text")
+    What is done with it is counted on a meter, whose TooDear `at` and `search` raise.
+    """
 
-    def __init__(self, text: str) -> None:
+    __slots__ = ("_places", "meter", "text")
+
+    def __init__(self, text: str, meter: Meter) -> None:
         self.text = text
+        self.meter = meter
         self._places: dict[_Unit, int] = {}
 
     def at(self, segment: _Segment, position: int) -> bool:
         """Whether the segment fits at the position."""
         if isinstance(segment, str):
             return self.text.startswith(segment, position)
+        self.meter.spend(len(segment))
         return all(_fits(unit, self.text[place]) for place, unit in enumerate(segment, position))
 
     def search(self, segment: _Segment, start: int) -> int:
@@ -159,6 +167,7 @@ class Places:
         room = len(self.text) - start - len(segment) + 1
         if room <= 0:
             return -1
+        self.meter.spend(len(segment) * (1 + (room >> _SHIFTED)))
         alive = (1 << room) - 1  # bit i: it may still begin at start + i
         for offset, unit in enumerate(segment, start):
             if unit is not None:
@@ -170,6 +179,7 @@ class Places:
     def _where(self, unit: _Unit) -> int:
         bits = self._places.get(unit)
         if bits is None:
+            self.meter.spend(_MAPPED + len(self.text))
             fits = {ord(char): "01"[_fits(unit, char)] for char in set(self.text)}
             bits = self._places[unit] = int(self.text[::-1].translate(fits), 2)
         return bits

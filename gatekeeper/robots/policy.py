@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +17,7 @@ from gatekeeper.robots.model import Candidate, Dialect, Match, Rule
 from gatekeeper.robots.ordered import PrefixesInOrder
 from gatekeeper.robots.patterns import squeeze, wild_match
 from gatekeeper.robots.quick import PlainAnswer, QuickAnswer, Suspects, plainly, quickly
-from gatekeeper.robots.rulesets import ROBOTS_TXT, RuleSet, rules_in, split_url
+from gatekeeper.robots.rulesets import RuleSet, rules_in, split_url
 from gatekeeper.robots.wishes import FIELDS, Wishes, heard
 
 if TYPE_CHECKING:
@@ -115,24 +116,27 @@ class Policy:
         >>> allows("/x?y"), allows("/a")
         (False, True)
         """
+        return self._asker("")
+
+    def _asker(self, origin: str) -> Callable[[str], bool]:
         readings = self._readings
         if len(readings) > 1:
-            return _strictest(readings)
+            return _strictest([_allower(each, origin) for each in readings])
         first = readings[0]
-        return first.asker if isinstance(first, LongestMatch) else first.allows
+        return first.asker if isinstance(first, LongestMatch) else _allower(first, origin)
 
-    def quick_answer(self) -> QuickAnswer:
+    def quick_answer(self, origin: str = "") -> QuickAnswer:
         """A function for a hot path: `answer(text behind the authority)` is the verdict, or
-        None where the text needs to be read as a URL first.
+        None where the text needs to be read as a URL first. `origin`: as `match_path` takes it.
 
         >>> from gatekeeper.robots import RobotsTxt
         >>> answer = RobotsTxt.parse("User-agent: *\\nDisallow: /x").policy("bot").quick_answer()
         >>> answer("/x?y"), answer("/a"), answer("/a/../x")
         (False, True, None)
         """
-        return quickly(self._suspects(), self.allows_path)
+        return quickly(self._suspects(), self._asker(origin))
 
-    def plain_answer(self) -> PlainAnswer:
+    def plain_answer(self, origin: str = "") -> PlainAnswer:
         """The same for paths that are known to be plain: never None.
 
         >>> from gatekeeper.robots import RobotsTxt
@@ -140,7 +144,7 @@ class Policy:
         >>> answer("/x/y"), answer("/a")
         (False, True)
         """
-        return plainly(self._suspects(), self.allows_path)
+        return plainly(self._suspects(), self._asker(origin))
 
     def _suspects(self) -> Suspects | None:
         first = self._readings[0]
@@ -150,42 +154,47 @@ class Policy:
 
     @property
     def decides_path(self) -> Callable[[str], int] | None:
-        """Which rule decides a path, as a number; None where two readings have a say.
+        """`decider` for an origin that is not known."""
+        return self.decider("")
 
-        Paths with the same number get the same answer for the same reason, `/robots.txt`
-        apart, which may always be asked for (RFC-20).
+    def decider(self, origin: str) -> Callable[[str], int] | None:
+        """Which rule decides a path of the origin, as a number; None where two readings have a
+        say.
+
+        Paths with the same number get the same answer for the same reason; ROBOTS_FILE is the
+        number of `/robots.txt`, which may always be asked for (RFC-20).
         """
         readings = self._readings
-        if len(readings) > 1:
-            return None
-        first = readings[0]
-        return first.decider if isinstance(first, LongestMatch) else first.decide
+        return _decider(readings[0], origin) if len(readings) == 1 else None
 
     def match(self, url: str) -> Match:
         """The answer with its reason: the deciding rule and its line. Raises as `allowed`."""
         origin, path = split_url(url)
         return self._match(path, origin)
 
-    def match_path(self, path: str) -> Match:
-        """The same for a path with its query, as `urls.split` gives it."""
-        return self._match(path, "")
+    def match_path(self, path: str, origin: str = "") -> Match:
+        """The same for a path with its query and its origin, as `urls.split` gives them.
+
+        Where the origin is not known, a rule of 1994 that is a whole URL holds for any.
+        """
+        return self._match(path, origin)
 
     def _match(self, path: str, origin: str) -> Match:
+        if normal.is_robots_txt(path):  # RFC-20, R96-16, V2-34
+            return Match(True, None, self.dialect, False, path, self, origin)
         readings = self._readings
-        code, by = _decide(readings[0], path, origin), 0
+        code, by = _decider(readings[0], origin)(path), 0
         conflict = False
         for place in range(1, len(readings)):
-            other = _decide(readings[place], path, origin)
+            other = _decider(readings[place], origin)(path)
             if (code ^ other) & 1:
                 conflict = True
                 if code & 1:  # the stricter one decides
                     code, by = other, place
-        if path == ROBOTS_TXT:  # RFC-20, R96-16, V2-34
-            return Match(True, None, self.dialect, False, path, self)
         rule = self._rule(by, code >> 1) if code >= 0 else None
-        return Match(code & 1 == 1, rule, self.dialect, conflict, path, self)
+        return Match(code & 1 == 1, rule, self.dialect, conflict, path, self, origin)
 
-    def candidates(self, path: str) -> tuple[Candidate, ...]:
+    def candidates(self, path: str, origin: str = "") -> tuple[Candidate, ...]:
         """The rules that match the path, the deciding one first, with their octets.
 
         All of them, unless a file made for it has more than a thousand.
@@ -194,12 +203,13 @@ class Policy:
         places = self._places(text)
         readings = list(enumerate(self._readings))
         # The reading that decides speaks first: with `strict` one that denies (DIA-03).
-        readings.sort(key=lambda each: each[1].decide(path) & 1)
+        readings.sort(key=lambda each: _decider(each[1], origin)(path) & 1)
         found: dict[int, tuple[int, bool]] = {}
         for place, reading in readings:
             v2 = reading.dialect is Dialect.V2
             rules = rules_in(text, reading.spans, v2=v2)
-            for number, length in reading.matching(path, rules):
+            given = {"origin": origin} if isinstance(reading, PrefixesInOrder) else {}
+            for number, length in reading.matching(path, rules, **given):
                 found.setdefault(places[place][number], (length, v2))
         kept = list(islice(found.items(), _MAX_CANDIDATES))
         numbers = lines.line_numbers(text, [offset for offset, _ in kept])
@@ -377,14 +387,13 @@ def _of_urls(readings: tuple[RuleSet, ...]) -> Callable[[str], bool]:
 
     def allowed(url: str) -> bool:
         origin, path = split_url(url)
-        return path == ROBOTS_TXT or all(_decide(each, path, origin) & 1 for each in readings)
+        return all(_decider(each, origin)(path) & 1 for each in readings)
 
     return allowed
 
 
-def _strictest(readings: tuple[RuleSet, ...]) -> Callable[[str], bool]:
+def _strictest(asked: Sequence[Callable[[str], bool]]) -> Callable[[str], bool]:
     """Allowed by all. A closure, for a bound method would keep the policy alive by itself."""
-    asked = tuple(reading.allows for reading in readings)
 
     def allows(path: str) -> bool:
         return all(allow(path) for allow in asked)
@@ -392,7 +401,13 @@ def _strictest(readings: tuple[RuleSet, ...]) -> Callable[[str], bool]:
     return allows
 
 
-def _decide(rules: RuleSet, path: str, origin: str) -> int:
+def _allower(rules: RuleSet, origin: str) -> Callable[[str], bool]:
     if isinstance(rules, PrefixesInOrder):
-        return rules.decide(path, origin)  # R94-26 looks at the origin
-    return rules.decide(path)
+        return partial(rules.allows, origin=origin)
+    return rules.allows
+
+
+def _decider(rules: RuleSet, origin: str) -> Callable[[str], int]:
+    if isinstance(rules, PrefixesInOrder):
+        return partial(rules.decide, origin=origin)  # R94-26 looks at the origin
+    return rules.decider if isinstance(rules, LongestMatch) else rules.decide

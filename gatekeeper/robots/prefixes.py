@@ -8,7 +8,8 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from gatekeeper.robots import normal
-from gatekeeper.robots.rulesets import ROBOTS_TXT
+from gatekeeper.robots.normal import ROBOTS_TXT
+from gatekeeper.robots.rulesets import ROBOTS_FILE
 from gatekeeper.robots.shapes import SortedRules
 
 __all__ = ["HEAD", "Compiled", "Linked", "Suspects", "linked", "packed", "prefixes_only"]
@@ -31,7 +32,7 @@ class Compiled(Protocol):
         """The verdict alone."""
 
     def decide(self, path: str) -> int:
-        """The code of the deciding rule, or -1."""
+        """The code of the deciding rule, -1, DENIED or ROBOTS_FILE (see `rulesets`)."""
 
     def suspects(self) -> Suspects | None:
         """What to look for before asking; None: ask."""
@@ -48,6 +49,8 @@ class _NoRules:
 
     @staticmethod
     def decide(path: str) -> int:
+        if path == ROBOTS_TXT or ("%" in path and normal.is_robots_txt(path)):
+            return ROBOTS_FILE
         return -1
 
     @staticmethod
@@ -75,6 +78,8 @@ class _FewForbidden:
     def decide(self, path: str) -> int:
         if "%" in path:
             path = _plainer(path)
+        if path == ROBOTS_TXT:
+            return ROBOTS_FILE
         keys = self._keys
         if not path.startswith(keys):
             return -1
@@ -110,6 +115,8 @@ class _Prefixes:
     def decide(self, path: str) -> int:
         if "%" in path:
             path = _plainer(path)
+        if path == ROBOTS_TXT:
+            return ROBOTS_FILE
         keys = self._keys
         place = bisect_right(keys, path) - 1
         while not path.startswith(keys[place]):

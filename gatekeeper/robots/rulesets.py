@@ -3,7 +3,7 @@
 No rule is an object here. Rules are numbered as they stand in the text, and a set keeps its
 patterns and what it needs to choose among them. `decide` gives a *code*: the number of the
 deciding rule times two, plus one if it allows; or -1, which allows, where no rule matches; or
-DENIED.
+DENIED; or ROBOTS_FILE, which allows.
 """
 
 from __future__ import annotations
@@ -14,15 +14,24 @@ from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots.lines import RULE, Spans, value_of
 from gatekeeper.robots.model import Dialect
+from gatekeeper.urls import MAX_PATH
 
-__all__ = ["DENIED", "ROBOTS_TXT", "Numbered", "RuleSet", "TextSource", "rules_in", "split_url"]
-
-ROBOTS_TXT = "/robots.txt"
-"""May always be asked for (RFC-20, R96-16, V2-34); `allows` knows, `decide` does not."""
-
+__all__ = [
+    "DENIED",
+    "ROBOTS_FILE",
+    "Numbered",
+    "RuleSet",
+    "TextSource",
+    "lines_in",
+    "rules_in",
+    "split_url",
+]
 
 DENIED = -2
 """A code: denied, but by no line of the file."""
+ROBOTS_FILE = -3
+"""A code: the path is `/robots.txt`, which may always be asked for (RFC-20, R96-16, V2-34)."""
+_BLANKS = frozenset(" \t")
 
 
 class TextSource(Protocol):
@@ -73,9 +82,14 @@ class RuleSet(Protocol):
 
 def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Numbered]:
     """Each Allow and Disallow line of the spans."""
+    return [Numbered(not dis, value) for dis, value in lines_in(text, spans, v2=v2)]
+
+
+def lines_in(text: str, spans: Spans, *, v2: bool = False) -> list[tuple[str, str]]:
+    """The same: whether each is a `dis`allow, and its value."""
     if not v2 or "#" not in text:
         return [
-            Numbered(not dis, value.rstrip(" \t"))
+            (dis, value.rstrip(" \t") if value[-1:] in _BLANKS else value)
             for low, high in spans
             for dis, value in RULE.findall(text, low, high)
         ]
@@ -85,17 +99,20 @@ def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Numbered]:
             # RULE cuts comments the RFC's way; here a `#` may belong to the value (V2-03).
             end = text.find("\n", found.end(), high)
             rest = text[found.start(2) - 1 : end if end >= 0 else high].removeprefix(":")
-            rules.append(Numbered(not found[1], value_of(rest, v2=True)))
+            rules.append((found[1] or "", value_of(rest, v2=True)))
     return rules
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Origin, if there is one, and path with query. A path alone is read as in a URL."""
+    """Origin, if there is one, and path with query. A path alone is read as in a URL.
+
+    Raises InvalidURL for text that is neither, and for any that is too long to be sent.
+    """
     if url[:1] != "/":
         try:
             return urls.split(url)
         except InvalidURL:
             return "", urls.path_of(url)  # the host alone may be what is wrong with it
-    if "#" in url or "/." in url or "/%2" in url:
-        return "", urls.split("http://localhost" + url)[1]
+    if len(url) > MAX_PATH or "#" in url or "/." in url or "/%2" in url:
+        return "", urls.split("http://a" + url)[1]
     return "", url

@@ -12,6 +12,10 @@ __all__ = ["SortedRules"]
 
 _PECULIAR = re.compile(rf"[^{re.escape(PLAIN)}]").search
 """What a value may hold that is more, or less, than a prefix in its normal form."""
+_LIKE_AN_ESCAPE = re.compile(r"\*[0-9A-F%]").search
+"""A piece behind a star may be found from within an escape on; `%` may stand for a digit."""
+_TWOFOLD = re.compile(r"[*?].*(?:[/:]|%3A|%2F)", re.DOTALL).search
+"""What RFC-25 speaks of, in a place where the query of a path may meet it."""
 
 
 class SortedRules:
@@ -34,10 +38,12 @@ class SortedRules:
         self.escapes = False
         """An escape stands in some pattern: no path may be compared as it comes."""
         self.twofold = False
-        """A `:` or `/` stands in some pattern's query (RFC-25)."""
+        """Some pattern with a `?` has a `:` or `/` that may meet the query of a path (RFC-25)."""
         self.inherit = False
         """A prefix is longer than it looks: its stars at the end count (RFC-17)."""
         joined = "".join([value for _, value in found])
+        self.like_escapes = _LIKE_AN_ESCAPE(joined) is not None
+        """Some piece may be found from within an escape on: see `normal.rfc_path`."""
         self._odd = not normal.is_plain(joined.replace("$", ""))
         self._take(found, peculiar=_PECULIAR(joined) is not None)
 
@@ -64,9 +70,16 @@ class SortedRules:
         if self._odd or "$" in value[:-1]:
             value = normal.rfc_pattern(value)
             self.escapes = self.escapes or "%" in value
-        if "?" in value:
-            value = self._query(value)
-        entry = (len(value) << 1 + self.shift) + allow + place
+        form = value
+        if "?" in value and _TWOFOLD(value):
+            self.twofold = True
+            form = normal.query_form(value)
+        entry = (len(form) << 1 + self.shift) + allow + place
+        self._put(value, entry)
+        if form != value:
+            self._put(form, entry)
+
+    def _put(self, value: str, entry: int) -> None:
         into = self.prefixes
         if "*" in value:
             value = squeeze(value).removesuffix("*")  # which says what every end says
@@ -78,10 +91,3 @@ class SortedRules:
             into, value = self.exact, value[:-1]
         if into.get(value, 0) < entry:
             into[value] = entry
-
-    def _query(self, value: str) -> str:
-        query = value[value.index("?") :]
-        if ":" in query or "/" in query or "%3A" in query or "%2F" in query:
-            self.twofold = True
-            return normal.query_form(value)
-        return value

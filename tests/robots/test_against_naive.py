@@ -10,43 +10,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatekeeper.robots import RobotsTxt, trie, wilds
+from gatekeeper.robots import RobotsTxt, pieces, wilds
 
 UNRESERVED = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 RESERVED = set(":/?#@!$&'()*+,;=")  # brackets have no place in a path: always escaped
 
-# Few letters, so that rules and paths meet; and everything that has a meaning somewhere.
+# Few letters, so that rules and paths meet; and everything that has a meaning somewhere. What
+# an escape holds may be what a rule looks for: `F`, `A5`, `ad`, `2`.
 PIECES = st.sampled_from(
     [
-        "a",
-        "b",
-        "/",
-        "*",
-        "$",
-        "?",
-        ":",
-        "%61",
-        "%2F",
-        "%2f",
-        "%3A",
-        "%2A",
-        "%24",
-        "%",
-        "é",
-        " ",
-        ".",
+        *("a", "b", "F", "A5", "ad", "2", "/", "*", "$", "?", ":", " ", ".", "[", "é", "你"),
+        *("%61", "%2F", "%2f", "%3A", "%3a", "%2A", "%24", "%", "%c3%ad", "%C3%AD", "%a5", "%A5"),
     ]
 )
 VALUES = st.builds("".join, st.lists(PIECES, max_size=8)).map(str.strip)
-ROOTED = st.one_of(VALUES, VALUES.map("/{}".format))
+ROOTED = st.one_of(VALUES, VALUES.map("/{}".format), VALUES.map("/*{}".format))
 PATHS = st.lists(PIECES, max_size=8).map("".join).map("/{}".format)
 RULES = st.lists(st.tuples(st.sampled_from(["Allow", "Disallow"]), ROOTED), max_size=8)
 
 Tokens = list[str]
 
 
-def tokens(text: str, keep: str) -> Tokens:
-    """The RFC's normal form, a list item an octet or escape; `keep`: reserved ones left alone."""
+def normal_form(text: str, keep: set[str]) -> str:
+    """RFC-22 to RFC-24, an octet or escape at a time; `keep`: reserved ones left alone."""
     found: Tokens = []
     data = text.encode()
     i = 0
@@ -59,18 +45,17 @@ def tokens(text: str, keep: str) -> Tokens:
             continue
         found.append(char if char in UNRESERVED or char in keep else f"%{data[i]:02X}")
         i += 1
-    return found
+    return "".join(found)
 
 
-def by_rfc_25(found: Tokens) -> Tokens:
-    if "?" not in found:
-        return found
-    mark = found.index("?")
-    same = {"%3A": ":", "%2F": "/"}
-    return found[:mark] + [same.get(token, token) for token in found[mark:]]
+def by_rfc_25(text: str) -> str:
+    path, mark, query = text.partition("?")
+    return path + mark + query.replace("%3A", ":").replace("%2F", "/")
 
 
-def wild(pattern: Tokens, path: Tokens, anchored: bool) -> bool:
+def wild(pattern: str, path: str, anchored: bool) -> bool:
+    """Octet by octet, trying everything."""
+
     @cache
     def matches(i: int, j: int) -> bool:
         if i == len(pattern):
@@ -83,21 +68,21 @@ def wild(pattern: Tokens, path: Tokens, anchored: bool) -> bool:
 
 
 def naive_rfc(rules: list[tuple[str, str]], path: str) -> bool:
-    plain = tokens(path, keep="".join(RESERVED - set("*$")))
+    seen = normal_form(path, RESERVED - set("*$"))
     best = (0, True)
     for field, written in rules:
         value = written.partition("#")[0].strip(" \t")
         if value[:1] not in {"/", "*"}:
             continue
         anchored = value.endswith("$")
-        pattern = tokens(value.removesuffix("$") if anchored else value, "".join(RESERVED - {"$"}))
-        seen = plain
-        if "?" in pattern:
-            pattern, seen = by_rfc_25(pattern), by_rfc_25(plain)
-        if wild(pattern, seen, anchored):
-            length = sum(map(len, pattern)) + anchored
+        pattern = normal_form(value.removesuffix("$") if anchored else value, RESERVED - {"$"})
+        # As they stand, or as RFC-25 reads them, which says something of rules with a `?` only.
+        forms = {pattern, by_rfc_25(pattern)}
+        views = {seen, by_rfc_25(seen)} if "?" in pattern else {seen}
+        if any(wild(form, view, anchored) for form in forms for view in views):
+            length = len(by_rfc_25(pattern)) + anchored
             best = max(best, (length, field == "Allow"))
-    return path == "/robots.txt" or best[1]
+    return seen == "/robots.txt" or best[1]
 
 
 def old_tokens(text: str) -> Tokens:
@@ -121,7 +106,7 @@ def naive_1996(rules: list[tuple[str, str]], path: str) -> bool:
     for field, value in rules:
         prefix = old_tokens(value)
         if prefix and seen[: len(prefix)] == prefix:
-            return path == "/robots.txt" or field == "Allow"
+            return seen == list("/robots.txt") or field == "Allow"
     return True
 
 
@@ -133,17 +118,15 @@ def text_of(rules: list[tuple[str, str]]) -> str:
     return "User-agent: *\n" + "".join(f"{field}: {value}\n" for field, value in rules)
 
 
-@pytest.fixture(params=["flat", "trie", "branching trie", "indexed trie"], scope="module")
+@pytest.fixture(params=["flat", "flat or counted", "counted"], scope="module")
 def layout(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every way to hold wildcard patterns: the one for few, and those for many."""
+    """Every way to hold wildcard patterns: the one for few and short paths, and the other."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.param != "flat":
+        if request.param == "flat or counted":
+            patch.setattr(wilds, "_PAIRS", 60)
+        if request.param == "counted":
             patch.setattr(wilds, "_FLAT_RULES", 0)
-        if request.param in {"branching trie", "indexed trie"}:
-            patch.setattr(trie, "_BUCKET", 0)
-        if request.param == "indexed trie":
-            patch.setattr(trie, "_MANY", 1)
-            patch.setattr(trie, "_HARD", 0)
+            patch.setattr(pieces, "_SHARED", 1)
         yield
 
 
@@ -175,12 +158,10 @@ def test_rfc9309_candidates_are_the_rules_that_match(
         assert match.candidates[0].line == match.rule.line
 
 
-@given(text=st.text("ab", max_size=40), pieces=st.lists(st.text("ab", min_size=1, max_size=9)))
-def test_last_places(text: str, pieces: list[str]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trie, "_HARD", 0)
-        last = trie.LastPlaces(text)
-        assert [last[piece] for piece in pieces] == [text.rfind(piece) for piece in pieces]
+@given(text=st.text("ab", max_size=40), parts=st.lists(st.text("ab", max_size=20), max_size=20))
+def test_pieces_that_stand_in_a_text(text: str, parts: list[str]) -> None:
+    found = pieces.PieceIndex(parts).found(pieces.Text(text, pieces.Meter()))
+    assert sorted(found) == [number for number, part in enumerate(parts) if part in text]
 
 
 @pytest.mark.parametrize(("dialect", "naive"), [("1996", naive_1996), ("1994", naive_1994)])

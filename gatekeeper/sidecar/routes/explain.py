@@ -16,6 +16,7 @@ from gatekeeper.fetching.content import is_binary, judge, readable
 from gatekeeper.fetching.outcomes import Outcome, Row
 from gatekeeper.operating import token_of
 from gatekeeper.robots import Candidate, Finding, Group, Policy, RobotsTxt
+from gatekeeper.robots.normal import is_robots_txt
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routes.check import CheckQuery, UserAgent
 from gatekeeper.sidecar.routing import CHECK, Call, Route
@@ -165,7 +166,8 @@ async def what_if(service: Service, call: Call) -> web.StreamResponse:
         inherit_crawl_delay=settings.inherit_crawl_delay,
     )
     decision = _supposed(asked.url, target, agent, outcome.row, policy, service.clock.wall())
-    candidates = policy.match_path(target.path).candidates if outcome.row.verdict is None else ()
+    match = policy.match_path(target.path, target.origin)
+    candidates = match.candidates if outcome.row.verdict is None else ()
     answer = Explanation(
         decision=decision, robots_txt=asked.robots_txt, candidates=candidates, fetch=None
     )
@@ -184,11 +186,11 @@ def _supposed(
         user_agent=agent,
         state=row.state,
     )
-    if target.path == "/robots.txt":  # RFC-20, whatever the text says
+    if is_robots_txt(target.path):  # RFC-20, whatever the text says
         return replace(bare, verdict=Verdict.ALLOW, reason=Reason.ROBOTS_FILE)
     if row.verdict is not None:
         return bare
-    match, now = policy.match_path(target.path), utc(wall)
+    match, now = policy.match_path(target.path, target.origin), utc(wall)
     verdict = Verdict.ALLOW if match.allowed else Verdict.DENY
     reason = row.reason if match.rule is None else Reason.RULE
     retry_at = None

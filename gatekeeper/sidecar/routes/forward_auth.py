@@ -19,6 +19,7 @@ from gatekeeper.clock import utc
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import product_token
+from gatekeeper.robots.normal import is_robots_txt
 from gatekeeper.sidecar.forwarded import asked_url
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routes.fetch import decision_headers
@@ -96,7 +97,7 @@ async def _decide(service: Service, call: Call) -> Decision:
     target = urls.parse(url)
     named = call.request.headers.get("User-Agent", "")[:512]
     agent = named if product_token(named) else _ANYBODY
-    if target.path == "/robots.txt":
+    if is_robots_txt(target.path):
         # RFC-20. Also of an unknown origin: our own question may come through the very proxy
         # that asks here, and a 403 to it would read as "there is no file".
         return _told(call, target, agent, Verdict.ALLOW, Reason.ROBOTS_FILE)
