@@ -44,8 +44,9 @@ __all__ = [
 ]
 
 MAX_URL = 65_536
-"""Characters of a URL, as it is written and as it is sent. Servers refuse a request line beyond 8 to 64 KiB, so nothing longer
-can be fetched; and the cost of matching grows with the length, which a site's page chooses."""
+"""Characters of a URL, as it is written and as it is sent. Servers refuse a request line beyond
+8 to 64 KiB, so nothing longer can be fetched; and the cost of matching grows with the length,
+which a site's page chooses."""
 
 MAX_PATH = MAX_URL - len("http://a")
 """Characters of a path with its query, as it is sent: no URL has room for more."""

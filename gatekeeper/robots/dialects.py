@@ -22,10 +22,10 @@ from gatekeeper.robots.rulesets import RuleSet, TextSource
 
 __all__ = ["Groups", "Record", "Source", "choose", "find_groups", "records_of"]
 
-_RULE_LINE = re.compile(r"^[ \t]*(?:dis)?allow[ \t]*:", re.MULTILINE)
-_IDENTIFIER = re.compile(r"[a-z_-]*")  # RFC-03, RFC-15
+_RULE_LINE = re.compile(r"^[ \t]*+(?:dis)?+allow[ \t]*+:", re.MULTILINE)
+_IDENTIFIER = re.compile(r"[a-z_-]*+")  # RFC-03, RFC-15
 _WORD_END = re.compile(r"[/ \t]")
-_VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]+)?\Z")  # V2-08
+_VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # V2-08
 
 
 class Record(NamedTuple):

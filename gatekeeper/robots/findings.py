@@ -35,86 +35,144 @@ _INFO, _WARNING, _ERROR = Severity.INFO, Severity.WARNING, Severity.ERROR
 
 CODES: dict[str, Code] = {
     # The file as a whole.
-    "html": Code(_ERROR, "The file is an HTML page, not a robots.txt (R96-26)."),
-    "truncated": Code(_ERROR, "The file is longer than crawlers read; its end is lost (RFC-41)."),
+    "html": Code(_ERROR, "The file is an HTML page, not a robots.txt."),
+    "truncated": Code(
+        _ERROR, "The file is longer than crawlers read; its end is lost (RFC 9309 section 2.5)."
+    ),
     "too-many": Code(_WARNING, "There are more findings than are listed."),
     "bom": Code(_INFO, "The file begins with a byte order mark, which some crawlers trip over."),
-    "encoding": Code(_WARNING, "The file is not in UTF-8 and had to be transcoded (RFC-44)."),
-    "empty": Code(_INFO, "The file says nothing; every robot is welcome everywhere (R94-19)."),
+    "encoding": Code(
+        _WARNING, "The file is not in UTF-8 and had to be transcoded (RFC 9309 section 2.3)."
+    ),
+    "empty": Code(
+        _INFO, "The file says nothing; every robot is welcome everywhere (1994 standard)."
+    ),
     "no-group": Code(_WARNING, "No user-agent line stands in the file, so no rule is obeyed."),
     # Lines.
-    "control": Code(_WARNING, "A control character spoils the line; it is not read (RFC-42)."),
-    "not-utf8": Code(_WARNING, "The line holds octets that are no UTF-8 (RFC-33)."),
-    "no-colon": Code(_WARNING, "The line is no record: there is no colon in it."),
-    "unknown-field": Code(_INFO, "The field is unknown and ignored (R94-08, RFC-31)."),
-    "misspelt-field": Code(_ERROR, "The field is a known one misspelt, and is ignored (RFC-45)."),
-    "rule-outside-group": Code(_ERROR, "A rule before any user-agent line is ignored (RFC-26)."),
+    "control": Code(
+        _WARNING, "A control character spoils the line; it is not read (RFC 9309 section 3)."
+    ),
+    "not-utf8": Code(_WARNING, "The line holds octets that are no UTF-8 (RFC 9309 section 2.3)."),
+    "no-colon": Code(
+        _WARNING, "The line is no record: no colon stands behind a field (RFC 9309 section 2.2)."
+    ),
+    "odd-blank": Code(
+        _ERROR,
+        "A character that only looks like a blank, or like nothing, is read as a letter "
+        "(RFC 9309 section 2.2).",
+    ),
+    "unknown-field": Code(_INFO, "The field is unknown and ignored (RFC 9309 section 2.2.4)."),
+    "misspelt-field": Code(
+        _ERROR, "The field is a known one misspelt, and is ignored (RFC 9309 section 2.2.4)."
+    ),
+    "rule-outside-group": Code(
+        _ERROR, "A rule before any user-agent line is ignored (RFC 9309 section 2.2.1)."
+    ),
     "record-outside-group": Code(
         _WARNING, "The record belongs to a group, and stands in none: it counts for nobody."
     ),
     # User-agent lines.
-    "empty-agent": Code(_ERROR, "A user-agent line without a name matches nobody (R94-10)."),
+    "empty-agent": Code(
+        _ERROR, "A user-agent line without a name matches nobody (RFC 9309 section 2.2.1)."
+    ),
     "odd-agent": Code(
-        _INFO, "The name is no plain product token of letters, `_` and `-` (RFC-03, RFC-15)."
+        _INFO, "The name is no plain product token of letters, `_` and `-` (RFC 9309 section 2.2)."
     ),
-    "repeated-agent": Code(_INFO, "The agent has another group already; they add up (RFC-12)."),
+    "agent-list": Code(
+        _ERROR,
+        "A user-agent line names one agent; write a line for each (RFC 9309 section 2.2.1).",
+    ),
+    "repeated-agent": Code(
+        _INFO, "The agent has another group already; they add up (RFC 9309 section 2.2.1)."
+    ),
     "several-star-groups": Code(
-        _WARNING, "Only one group for `*` is allowed; some robots read the first (R94-12)."
+        _WARNING, "Only one group for `*` is allowed; some robots read the first (1994 standard)."
     ),
-    "group-without-rules": Code(_INFO, "The group has no rules and allows everything (RFC-09)."),
+    "group-without-rules": Code(
+        _INFO, "The group has no rules and allows everything (RFC 9309 section 2.1)."
+    ),
     "missing-blank-line": Code(
-        _INFO, "A group begins without a blank line before it; old readers want one (R94-14)."
+        _INFO,
+        "A group begins without a blank line before it; old readers want one (1994 standard).",
     ),
     "blank-inside-group": Code(
-        _WARNING, "A blank line parts a group; for old readers it ends there (R94-25, DIA-04)."
+        _WARNING, "A blank line parts a group; for old readers it ends there (1994 standard)."
     ),
     "content-usage-between-agents": Code(
-        _WARNING, "Readers of the newer draft begin a new group after Content-Usage (SIG-09)."
+        _WARNING,
+        "Readers of the newer draft begin a new group after Content-Usage (draft-ietf-aipref-attach).",
     ),
     # Rules.
-    "blank-in-value": Code(_WARNING, "A blank inside the path counts as %20 (R94-29, RFC-42)."),
+    "blank-in-value": Code(
+        _WARNING, "A blank inside the path counts as %20 (RFC 9309 section 2.2)."
+    ),
     "unescaped-non-ascii": Code(
-        _INFO, "Characters outside ASCII belong percent-encoded; not every robot does it (RFC-22)."
+        _INFO,
+        "Characters outside ASCII belong percent-encoded; not every robot does it (RFC 9309 section 2.2.2).",
     ),
-    "bad-escape": Code(_WARNING, "A `%` that begins no escape; write %25 (RFC-23)."),
-    "dollar-inside": Code(_INFO, "A `$` before the end is an ordinary character (RFC-28)."),
+    "bad-escape": Code(
+        _WARNING, "A `%` that begins no escape; write %25 (RFC 9309 section 2.2.2)."
+    ),
+    "regular-expression": Code(
+        _WARNING,
+        "Rules are no regular expressions: only `*` and a final `$` are special "
+        "(RFC 9309 section 2.2.3).",
+    ),
+    "dollar-inside": Code(
+        _INFO, "A `$` before the end is an ordinary character (RFC 9309 section 2.2.3)."
+    ),
     "literal-star": Code(
-        _WARNING, "In the dialect of this group a `*` is an ordinary character (R94-18, R96-21)."
+        _WARNING,
+        "In the dialect of this group a `*` is an ordinary character (1994 standard, "
+        "1996 draft section 3.2.2).",
     ),
-    "unmatchable-rule": Code(_ERROR, "No URL can match the rule (RFC-32, URL-06)."),
+    "unmatchable-rule": Code(_ERROR, "No URL can match the rule (RFC 9309 section 2.2.2)."),
     "unreachable-rule": Code(_WARNING, "Another rule always decides before this one."),
-    "duplicate-rule": Code(_INFO, "The group holds the same rule already (RFC-46)."),
-    "robots-txt-rule": Code(_INFO, "/robots.txt may always be fetched (RFC-20, R96-16)."),
+    "duplicate-rule": Code(
+        _INFO, "The group holds the same rule already (RFC 9309 section 2.2.2)."
+    ),
+    "robots-txt-rule": Code(_INFO, "/robots.txt may always be fetched (RFC 9309 section 2.2.2)."),
     "lone-allow": Code(
         _WARNING,
         "The group only allows, which forbids nothing; a whitelist also needs a "
-        "`Disallow: /` (V2-22).",
+        "`Disallow: /` (RFC 9309 section 2.2.2).",
     ),
     # Robot-version.
     "misplaced-version": Code(
-        _WARNING, "Robot-version counts only right behind the user-agent lines (V2-06)."
+        _WARNING, "Robot-version counts only right behind the user-agent lines (2.0 draft)."
     ),
-    "bad-version": Code(_WARNING, "The version is not of the form 2.0 and is ignored (V2-08)."),
-    "repeated-version": Code(_WARNING, "Only the first Robot-version of a group counts (V2-07)."),
+    "bad-version": Code(_WARNING, "The version is not of the form 2.0 and is ignored (2.0 draft)."),
+    "repeated-version": Code(
+        _WARNING, "Only the first Robot-version of a group counts (2.0 draft)."
+    ),
     "experimental-version": Code(
-        _WARNING, "An odd minor version is experimental; robots skip the group (V2-09)."
+        _WARNING, "An odd minor version is experimental; robots skip the group (2.0 draft)."
     ),
-    "newer-version": Code(_WARNING, "The version is newer than any there is (V2-12)."),
+    "newer-version": Code(_WARNING, "The version is newer than any there is (2.0 draft)."),
     # Timing and the rest.
-    "bad-crawl-delay": Code(_WARNING, "Crawl-delay wants a plain number of seconds (VND-01)."),
-    "bad-request-rate": Code(
-        _WARNING, "Request-rate wants `documents/time[s|m|h] [hhmm-hhmm]` (V2-27)."
+    "bad-crawl-delay": Code(
+        _WARNING,
+        "Crawl-delay wants a plain number of seconds (no standard; RFC 9309 section 2.2.4).",
     ),
-    "bad-visit-time": Code(_WARNING, "Visit-time wants `hhmm-hhmm` in UTC (V2-24, V2-26)."),
-    "bad-sitemap": Code(_ERROR, "Sitemap wants an absolute URL (VND-13)."),
-    "bad-license": Code(_ERROR, "License wants an absolute URL (SIG-15)."),
-    "bad-host": Code(_WARNING, "Host wants the name of a host (VND-13)."),
-    "bad-clean-param": Code(_WARNING, "Clean-param wants `name[&name...] [path]` (VND-12)."),
+    "bad-request-rate": Code(
+        _WARNING, "Request-rate wants `documents/time[s|m|h] [hhmm-hhmm]` (2.0 draft)."
+    ),
+    "bad-visit-time": Code(_WARNING, "Visit-time wants `hhmm-hhmm` in UTC (2.0 draft)."),
+    "bad-sitemap": Code(_ERROR, "Sitemap wants an absolute URL (sitemaps.org)."),
+    "bad-license": Code(_ERROR, "License wants an absolute URL (RSL 1.0)."),
+    "bad-host": Code(_WARNING, "Host wants the name of a host (Yandex)."),
+    "bad-clean-param": Code(_WARNING, "Clean-param wants `name[&name...] [path]` (Yandex)."),
     "bad-content-usage": Code(
-        _WARNING, "The preferences decide nothing; write `train-ai=n, search=y` (SIG-02, SIG-08)."
+        _WARNING,
+        "The preferences decide nothing; write `train-ai=n, search=y` (draft-ietf-aipref-vocab).",
+    ),
+    "unknown-usage-label": Code(
+        _WARNING, "The vocabulary does not know the label; it is ignored (draft-ietf-aipref-vocab)."
     ),
     "bad-content-signal": Code(
-        _WARNING, "The signals decide nothing; write `search=yes, ai-train=no` (SIG-12)."
+        _WARNING,
+        "The signals decide nothing; write `search=yes, ai-train=no` "
+        "(draft-romm-aipref-contentsignals).",
     ),
 }
 

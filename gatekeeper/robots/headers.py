@@ -13,7 +13,7 @@ a field that can't be read counts for nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -114,8 +114,10 @@ def from_headers(headers: Mapping[str, str], agent: str, *, url: str | None = No
     return PageSignals(
         content_usage=parse_content_usage_header(_all(headers, "Content-Usage")),
         rules=_strictest(
-            parse_x_robots_tag(_all(headers, "X-Robots-Tag"), agent),
-            parse_robots_tag(_all(headers, "Robots-Tag"), agent),
+            [
+                parse_x_robots_tag(_all(headers, "X-Robots-Tag"), agent),
+                parse_robots_tag(_all(headers, "Robots-Tag"), agent),
+            ]
         ),
         tdm_reserved=parse_tdm_reservation(_all(headers, "tdm-reservation")),
         tdm_policy=absolute_url(policy[0].strip()) if len(policy) == 1 else None,
@@ -135,15 +137,15 @@ def parse_x_robots_tag(values: Iterable[str], agent: str) -> PageRules:
     ...                    "bot").names
     frozenset()
     """
-    rules = PageRules()
+    rules: list[PageRules] = []
     for value in values:
         concerned = True  # each field line begins by speaking to everybody
         for name, argument in _x_robots_rules(value[:_LIMIT]):
             if name is None:
                 concerned = argument.lower() in {"*", agent.lower()}
             elif concerned:
-                rules = _strictest(rules, _rule(name, argument))
-    return rules
+                rules.append(_rule(name, argument))
+    return _strictest(rules)
 
 
 def parse_robots_tag(values: Iterable[str], agent: str) -> PageRules:
@@ -156,14 +158,14 @@ def parse_robots_tag(values: Iterable[str], agent: str) -> PageRules:
         members = parse_list(_joined(values))
     except FieldError:
         return PageRules()
-    rules = PageRules()
+    rules: list[PageRules] = []
     for item in members:
         if isinstance(item.value, Token) and item.value.lower() in {"*", agent.lower()}:
             for name, argument in item.params.items():
                 if argument is not False:
                     text = "" if argument is True else str(argument)
-                    rules = _strictest(rules, _rule(name, text))
-    return rules
+                    rules.append(_rule(name, text))
+    return _strictest(rules)
 
 
 def parse_tdm_reservation(values: Iterable[str]) -> bool | None:
@@ -234,18 +236,19 @@ def _rule(name: str, argument: str) -> PageRules:
     return PageRules(names=frozenset({name}))
 
 
-def _strictest(a: PageRules, b: PageRules) -> PageRules:
+def _strictest(rules: Sequence[PageRules]) -> PageRules:
+    previews = _PREVIEWS.index
     return PageRules(
-        names=a.names | b.names,
-        max_snippet=_least(a.max_snippet, b.max_snippet, _room),
-        max_image_preview=_least(a.max_image_preview, b.max_image_preview, _PREVIEWS.index),
-        max_video_preview=_least(a.max_video_preview, b.max_video_preview, _room),
-        unavailable_after=_least(a.unavailable_after, b.unavailable_after, datetime.timestamp),
+        names=frozenset().union(*[each.names for each in rules]),
+        max_snippet=_least([each.max_snippet for each in rules], _room),
+        max_image_preview=_least([each.max_image_preview for each in rules], previews),
+        max_video_preview=_least([each.max_video_preview for each in rules], _room),
+        unavailable_after=_least([each.unavailable_after for each in rules], datetime.timestamp),
     )
 
 
-def _least(a: _Value | None, b: _Value | None, key: Callable[[_Value], float]) -> _Value | None:
-    return min((value for value in (a, b) if value is not None), key=key, default=None)
+def _least(values: Iterable[_Value | None], key: Callable[[_Value], float]) -> _Value | None:
+    return min((value for value in values if value is not None), key=key, default=None)
 
 
 def _room(count: int) -> float:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -182,15 +183,16 @@ def iter_lines(text: str) -> Iterator[Line]:
 
 def values_in(text: str, spans: Spans, field: str) -> list[str]:
     """The values of a field's lines in the spans, as octets. `field` is in lower case."""
-    found = []
-    for low, high in spans:
-        part = text[low:high]
-        if field in part.lower():
-            for line in part.split("\n"):
-                head, colon, rest = line.partition("#")[0].partition(":")
-                if colon and head.strip(" \t").lower() == field:
-                    found.append(rest.strip(" \t"))
-    return found
+    lines = _lines_of(field)
+    return [value.rstrip(" \t") for low, high in spans for value in lines("\n" + text[low:high])]
+
+
+@lru_cache(maxsize=64)
+def _lines_of(field: str) -> Callable[[str], list[str]]:
+    """Finds the values of a field's lines in a text that begins with a line end."""
+    name = re.escape(field)
+    pattern = rf"\n[ \t]*+{name}[ \t]*+:[ \t]*+([^#\n]*+)"
+    return re.compile(pattern, re.IGNORECASE | re.ASCII).findall
 
 
 def rule_offsets(text: str, spans: Spans) -> array[int]:

@@ -15,8 +15,14 @@ from gatekeeper.robots import signals, timing
 from gatekeeper.robots.findings import CODES, MAX_FINDINGS, Code, Finding, Full, Report
 from gatekeeper.robots.lines import Line, iter_lines
 from gatekeeper.robots.lint_groups import check_groups
-from gatekeeper.robots.lint_values import check_agent, check_version, quoted, spelling
-from gatekeeper.robots.model import Dialect, Group
+from gatekeeper.robots.lint_values import (
+    check_agent,
+    check_version,
+    field_without_colon,
+    quoted,
+    spelling,
+)
+from gatekeeper.robots.model import Dialect, Group, Severity
 
 if TYPE_CHECKING:
     from gatekeeper.robots.parser import RobotsTxt
@@ -137,7 +143,7 @@ class _Lines:
             self._blank_line(line.number)
         elif not line.text.lstrip(" \t").startswith("#"):  # a lone comment is no boundary (R94-06)
             self._version_fits = False
-            self._noise(line.number, "no-colon", quoted(line.text))
+            self._no_colon(line)
 
     def end(self) -> None:
         """Say what only the whole file shows."""
@@ -194,6 +200,8 @@ class _Lines:
             meant = spelling(line.field)
             if meant is not None:
                 self._report.add(line.number, "misspelt-field", f"Did you mean {meant}?")
+            elif field_without_colon(line.text):
+                self._no_colon(line)
             else:
                 self._noise(line.number, "unknown-field", quoted(line.field))
             return
@@ -203,9 +211,14 @@ class _Lines:
         if check is not None:
             check(line.number, line.value)
 
-    def _noise(self, line: int, code: str, detail: str) -> None:
+    def _no_colon(self, line: Line) -> None:
+        # Behind a known field something that a robot was to obey is lost.
+        lost = Severity.ERROR if field_without_colon(line.text) else None
+        self._noise(line.number, "no-colon", quoted(line.text), lost)
+
+    def _noise(self, line: int, code: str, detail: str, severity: Severity | None = None) -> None:
         if not self._html:
-            self._report.add(line, code, detail)
+            self._report.add(line, code, detail, severity)
 
     def _value(self, code: str, read: Callable[[str], object]) -> Callable[[int, str], None]:
         def check(line: int, value: str) -> None:
@@ -216,8 +229,13 @@ class _Lines:
 
     def _content_usage(self, line: int, value: str) -> None:
         self._usage = line if self._in_group and not self._ruled else 0
-        if not signals.parse_content_usage(value)[1]:
+        labels = signals.usage_labels(signals.split_content_usage(value)[1])
+        if not labels or not any(labels.values()):
             self._report.add(line, "bad-content-usage", quoted(value))
+            return
+        unknown = [label for label in labels if label not in signals.CATEGORIES]
+        if unknown:
+            self._report.add(line, "unknown-usage-label", quoted(", ".join(unknown)))
 
     def _robot_version(self, line: int, value: str) -> None:
         if self._version_fits:

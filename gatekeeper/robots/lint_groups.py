@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from gatekeeper.robots.findings import Report
 from gatekeeper.robots.lines import octets
 from gatekeeper.robots.lint_values import quoted
 from gatekeeper.robots.model import Dialect, Group, Rule
-from gatekeeper.robots.normal import decoded, rfc_pattern
+from gatekeeper.robots.normal import decoded, is_robots_txt, rfc_pattern
 from gatekeeper.robots.patterns import squeeze
 
 __all__ = ["check_groups"]
 
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _DOT_SEGMENT = re.compile(r"[^*?]*/\.\.?/")
+# Habits that mean nothing here; `*.*` is one of shells, and does what it looks like.
+_REGULAR = re.compile(
+    r"\\|(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\[\^?[A-Za-z0-9]-[A-Za-z0-9]|\A\^"
+)
+_REGULAR_V2 = re.compile(r"(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\A\^")
 _BEGINS_V2 = ("/", "*", "?", "[", "\\")
 _EVERYTHING = frozenset({"/", "*", "/*"})
 _ORDERED = frozenset({Dialect.R1996, Dialect.V2})
@@ -65,7 +71,9 @@ def _check_value(report: Report, rule: Rule, dialect: Dialect) -> None:
         report.add(rule.line, "unescaped-non-ascii", quoted(value))
     if "%" in value and _BAD_ESCAPE.search(value):
         report.add(rule.line, "bad-escape", quoted(value))
-    if value == "/robots.txt":
+    if (_REGULAR_V2 if dialect is Dialect.V2 else _REGULAR).search(value):
+        report.add(rule.line, "regular-expression", quoted(value))
+    if is_robots_txt(value):
         report.add(rule.line, "robots-txt-rule")
     if why := _unmatchable(value, dialect):
         report.add(rule.line, "unmatchable-rule", why)
@@ -130,19 +138,22 @@ class _Prefixes:
 
     def __init__(self) -> None:
         self._rules: dict[str, Rule] = {}
-        self._lengths: set[int] = set()
-        # Distinct lengths n in a file of s octets: at most the square root of 2s, so that
-        # looking every one up stays far below a pass over all pairs of rules.
+        self._lengths: list[int] = []
+        # From the least on: a value costs no more look-ups than it has octets.
 
     def add(self, rule: Rule) -> None:
         value = decoded(octets(rule.value))
         self._rules[value] = rule
-        self._lengths.add(len(value))
+        place = bisect_left(self._lengths, len(value))
+        if self._lengths[place : place + 1] != [len(value)]:
+            self._lengths.insert(place, len(value))
 
     def by(self, value: str) -> Rule | None:
         value = decoded(octets(value))
         for length in self._lengths:
-            if length <= len(value) and (rule := self._rules.get(value[:length])) is not None:
+            if length > len(value):
+                break
+            if (rule := self._rules.get(value[:length])) is not None:
                 return rule
         return None
 

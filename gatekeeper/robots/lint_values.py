@@ -7,10 +7,16 @@ import re
 from gatekeeper.robots.findings import Report
 from gatekeeper.robots.lines import Line
 
-__all__ = ["check_agent", "check_version", "quoted", "spelling"]
+__all__ = ["check_agent", "check_version", "field_without_colon", "quoted", "spelling"]
 
 _TOKEN = re.compile(r"[A-Za-z_-]+\Z|\*\Z")
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]{1,9})?\Z")
+
+# U+FFFD is what a non-breaking space of another encoding shows as.
+_ODD_BLANK = re.compile(
+    "[\u00a0\u00ad\u1680\u2000-\u200f\u2028\u2029\u202f\u205f\u2060\u3000\ufeff\ufffd]"
+)
+_FIELD_AND_VALUE = re.compile(r"[ \t]*+([A-Za-z-]++)[ \t]++(?=[/*]|[^ \t]++[ \t]*+(?:#|\Z))")
 
 _FIELDS = (
     *("user-agent", "allow", "disallow", "sitemap", "crawl-delay", "request-rate", "visit-time"),
@@ -26,6 +32,13 @@ _SEEN = {
     "dissalow": "disallow",
     "diasallow": "disallow",
     "dissallows": "disallow",
+    "disallowed": "disallow",
+    "dis-allow": "disallow",
+    "dis allow": "disallow",
+    "allowed": "allow",
+    "allows": "allow",
+    "user-agents": "user-agent",
+    "user agents": "user-agent",
     "deny": "disallow",
     "crawldelay": "crawl-delay",
     "crawl delay": "crawl-delay",
@@ -49,8 +62,34 @@ def check_agent(report: Report, line: Line) -> None:
     """A user-agent line names a product token, or `*`."""
     if not line.value:
         report.add(line.number, "empty-agent")
+    elif odd_blank(line.value):
+        report.add(line.number, "odd-blank", quoted(line.value))
+    elif "," in line.value or ";" in line.value:
+        report.add(line.number, "agent-list", quoted(line.value))
     elif not _TOKEN.match(line.value):
         report.add(line.number, "odd-agent", quoted(line.value))
+
+
+def odd_blank(text: str) -> bool:
+    """A character that looks like a blank, or like nothing, and is neither blank nor tab.
+
+    >>> odd_blank("bot\u00a0"), odd_blank("a bot")
+    (True, False)
+    """
+    return _ODD_BLANK.search(text) is not None
+
+
+def field_without_colon(text: str) -> str | None:
+    """The known field that a line without a colon behind it begins with.
+
+    >>> field_without_colon("Disallow /x"), field_without_colon("Allow me to explain: ...")
+    ('disallow', None)
+    """
+    found = _FIELD_AND_VALUE.match(text)
+    if found is None:
+        return None
+    field = found[1].lower()
+    return field if field in _FIELDS else None
 
 
 def check_version(report: Report, line: int, value: str) -> None:

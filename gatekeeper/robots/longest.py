@@ -10,15 +10,15 @@ from gatekeeper.robots import normal
 from gatekeeper.robots.glance import first_verdict, octets_of
 from gatekeeper.robots.lines import RULE, Spans
 from gatekeeper.robots.model import Dialect
-from gatekeeper.robots.prefixes import Compiled, Suspects, prefixes_only
 from gatekeeper.robots.normal import ROBOTS_TXT
 from gatekeeper.robots.pieces import COMPARED, Meter, TooDear
+from gatekeeper.robots.prefixes import Compiled, Suspects, prefixes_only
 from gatekeeper.robots.rulesets import Numbered, TextSource, split_url
 from gatekeeper.robots.shapes import SortedRules
 from gatekeeper.robots.wilds import WildRules
 from gatekeeper.urls import MAX_URL
 
-__all__ = ["LongestMatch"]
+__all__ = ["LongestMatch", "ready_rules"]
 
 _DOT_SEGMENT = re.compile(r"/\.\.?(?:[/?]|\Z)").search
 _MAKING_READY = threading.Lock()
@@ -148,5 +148,10 @@ def compiled(text: str, spans: Spans) -> Compiled:
     found: list[tuple[str, str]] = []
     for low, high in spans:
         found += RULE.findall(text, low, high)
+    return ready_rules(found)
+
+
+def ready_rules(found: list[tuple[str, str]]) -> Compiled:
+    """Rules made ready: of each whether it is a `dis`allow, and its value."""
     rules = SortedRules(found)
     return prefixes_only(rules) or WildRules(rules)

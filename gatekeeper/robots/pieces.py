@@ -127,9 +127,11 @@ class PieceIndex:
         found: list[int] = []
         for size, table in self._tables.items():
             stretches = text.stretches(size) if size else {""}
-            for end in stretches.intersection(table) if len(table) < len(stretches) else [
-                stretch for stretch in stretches if stretch in table
-            ]:
+            for end in (
+                stretches.intersection(table)
+                if len(table) < len(stretches)
+                else [stretch for stretch in stretches if stretch in table]
+            ):
                 there = table[end]
                 numbers = there if isinstance(there, list) else [there]
                 spend(2 * len(numbers))

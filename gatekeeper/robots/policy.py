@@ -15,10 +15,9 @@ from gatekeeper.robots.dialects import choose
 from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.model import Candidate, Dialect, Match, Rule
 from gatekeeper.robots.ordered import PrefixesInOrder
-from gatekeeper.robots.patterns import squeeze, wild_match
 from gatekeeper.robots.quick import PlainAnswer, QuickAnswer, Suspects, plainly, quickly
 from gatekeeper.robots.rulesets import RuleSet, rules_in, split_url
-from gatekeeper.robots.wishes import FIELDS, Wishes, heard
+from gatekeeper.robots.wishes import FIELDS, UsageRules, Wishes, heard
 
 if TYPE_CHECKING:
     from gatekeeper.robots.parser import RobotsTxt
@@ -47,7 +46,9 @@ class Policy:
         "_offsets",
         "_readings",
         "_rules",
+        "_signal",
         "_sources",
+        "_usage",
         "_wishes",
         "agent",
         "allowed",
@@ -101,6 +102,8 @@ class Policy:
         else:
             self.allowed = _of_urls(readings)
         self._wishes: Wishes | None = None
+        self._usage: UsageRules | None = None
+        self._signal: dict[str, str] | None = None
         self._sources: dict[timing.RequestRate | None, str] | None = None
         self._rules: dict[tuple[int, int], Rule] | None = None
         self._offsets: list[array[int]] | None = None
@@ -269,23 +272,22 @@ class Policy:
     @property
     def content_signal(self) -> dict[str, str]:
         """What the Content-Signal lines of the rule set say (SIG-12)."""
-        return dict(self._said().content_signal)
+        if self._signal is None:
+            said = map(signals.parse_content_signal, self._values("content-signal"))
+            self._signal = signals.combine_signals(said)
+        return dict(self._signal)
 
     def content_usage(self, url: str) -> dict[str, str] | None:
         """Preferences for the URL by the longest Content-Usage (SIG-05); None if it is denied.
 
-        A category that is missing is unknown. Raises InvalidURL as `allowed` does.
+        A category that is missing is unknown; labels that the vocabulary does not know are left
+        out. Raises InvalidURL as `allowed` does.
         """
         if not self.allowed(url):
             return None  # SIG-06
-        path = normal.rfc_path(split_url(url)[1])
-        best = -1
-        views: list[dict[str, str]] = []
-        for pattern, view in self._said().content_usage:
-            if len(pattern) >= best and (not pattern or wild_match(squeeze(pattern), path)):
-                views = [*views, view] if len(pattern) == best else [view]
-                best = len(pattern)
-        return signals.combine_usage(views)  # SIG-07
+        if self._usage is None:
+            self._usage = UsageRules(self._values("content-usage"))
+        return self._usage.of(split_url(url)[1])
 
     def may_visit(self, at: datetime) -> bool:
         """Whether a visit is welcome at that moment. Raises ValueError for a naive one."""
@@ -334,8 +336,10 @@ class Policy:
         return self._wishes
 
     def _listen(self) -> Wishes:
-        text = self.robots.lines
-        return heard({field: lines.values_in(text, self._spans(field), field) for field in FIELDS})
+        return heard({field: self._values(field) for field in FIELDS})
+
+    def _values(self, field: str) -> list[str]:
+        return lines.values_in(self.robots.lines, self._spans(field), field)
 
     def _spans(self, field: str) -> lines.Spans:
         """Where the rule set speaks of a field: in the first reading that says something."""

@@ -14,8 +14,9 @@ _PECULIAR = re.compile(rf"[^{re.escape(PLAIN)}]").search
 """What a value may hold that is more, or less, than a prefix in its normal form."""
 _LIKE_AN_ESCAPE = re.compile(r"\*[0-9A-F%]").search
 """A piece behind a star may be found from within an escape on; `%` may stand for a digit."""
-_TWOFOLD = re.compile(r"[*?].*(?:[/:]|%3A|%2F)", re.DOTALL).search
-"""What RFC-25 speaks of, in a place where the query of a path may meet it."""
+_SPECIAL = re.compile("[*?]").search
+_TWOFOLD = re.compile("[/:]|%3A|%2F").search
+"""What RFC-25 speaks of."""
 
 
 class SortedRules:
@@ -71,7 +72,8 @@ class SortedRules:
             value = normal.rfc_pattern(value)
             self.escapes = self.escapes or "%" in value
         form = value
-        if "?" in value and _TWOFOLD(value):
+        # The query of a path may meet what stands behind the first star or question mark.
+        if "?" in value and (found := _SPECIAL(value)) and _TWOFOLD(value, found.start()):
             self.twofold = True
             form = normal.query_form(value)
         entry = (len(form) << 1 + self.shift) + allow + place

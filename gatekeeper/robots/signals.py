@@ -20,6 +20,7 @@ from gatekeeper.errors import InvalidURL
 from gatekeeper.robots.structured import FieldError, Token, parse_dictionary
 
 __all__ = [
+    "CATEGORIES",
     "CleanParam",
     "absolute_url",
     "combine_signals",
@@ -29,16 +30,43 @@ __all__ = [
     "parse_content_usage",
     "parse_host",
     "parse_preferences",
+    "split_content_usage",
+    "usage_labels",
     "usage_of_signal",
 ]
 
-_PATH = re.compile(r"(/[^ \t]*)[ \t]*")
-_SIGNAL = re.compile(r"[ \t]*([A-Za-z0-9_-]+)[ \t]*=[ \t]*([A-Za-z0-9_-]+)[ \t]*\Z")
+_PATH = re.compile(r"(/[^ \t]*+)[ \t]*+")
+_SIGNAL = re.compile(r"[ \t]*+([A-Za-z0-9_-]++)[ \t]*+=[ \t]*+([A-Za-z0-9_-]++)[ \t]*+\Z")
 _YES_OR_NO = frozenset({"search", "ai-input", "ai-train"})
 
 # SIG-12: what a Content-Signal says in the words of AIPREF. `ai-input` has no label there.
 _SIGNAL_CATEGORIES = {"ai-train": "train-ai", "search": "search"}
 _SIGNAL_VALUES = {"yes": "y", "no": "n"}
+
+CATEGORIES = frozenset({"train-ai", "search"})
+"""The labels of the vocabulary (SIG-01)."""
+_MAX_ODD_USAGE = 1_024
+
+# The grammar of RFC 9651, less dates, byte sequences and display strings, whose text may be
+# right and whose value wrong. Every repetition is possessive: the time is linear.
+_KEY = r"[a-z*][a-z0-9_\-.*]*+"
+_BARE = (
+    r"(?:[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*+"
+    r"|-?(?:[0-9]{1,12}\.[0-9]{1,3}|[0-9]{1,15})(?![0-9.])"
+    r'|"(?:[ !#-\[\]-~]|\\["\\])*+"'
+    r"|\?[01])"
+)
+_PARAMS = rf"(?:; *+{_KEY}(?:={_BARE})?+)*+"
+_ITEMS = rf"\( *+(?:{_BARE}{_PARAMS}(?: ++{_BARE}{_PARAMS})*+ *+)?+\){_PARAMS}"
+_ANSWER = r"([yn])(?![!#$%&'*+\-.^_`|~0-9A-Za-z:/])"
+_MEMBER = (
+    rf"({_KEY})(?:=(?:{_ANSWER}{_PARAMS}|{_BARE}{_PARAMS}|{_ITEMS})|{_PARAMS})"
+    r"[ \t]*+(?:,[ \t]*+(?!\Z)|\Z)"
+)
+_MEMBERS = re.compile(_MEMBER).findall
+# Without its groups: Python 3.11 loses track of a group within a possessive repetition.
+_UNMARKED = _MEMBER.replace(f"({_KEY})", _KEY).replace("([yn])", "[yn]")
+_DICTIONARY = re.compile(rf" *+(?:{_UNMARKED})*+\Z").match
 
 _CLEAN_PARAM_LIMIT = 500  # VND-12
 
@@ -52,33 +80,55 @@ class CleanParam(msgspec.Struct, frozen=True):
 
 
 def parse_content_usage(value: str) -> tuple[str, dict[str, str]]:
-    """Path pattern and preferences of a Content-Usage line (SIG-04).
+    """Path pattern and preferences of a Content-Usage line (SIG-04); unknown labels left out.
 
     The path is empty where the line has none, the shortest that there is (SIG-05).
 
     >>> parse_content_usage("/open/ train-ai=y")
     ('/open/', {'train-ai': 'y'})
     """
+    path, text = split_content_usage(value)
+    return path, parse_preferences(text)
+
+
+def split_content_usage(value: str) -> tuple[str, str]:
+    """Path pattern and the text of the preferences, unread (SIG-04)."""
     found = _PATH.match(value)
-    if found is None:
-        return "", parse_preferences(value)
-    return found[1], parse_preferences(value[found.end() :])
+    return (found[1], value[found.end() :]) if found else ("", value)
 
 
 def parse_preferences(text: str) -> dict[str, str]:
     """Categories that a Dictionary decides; of one that can't be read, none (SIG-02, SIG-08).
 
+    A label that the vocabulary does not know is ignored (SIG-01); the line keeps it.
+
     >>> parse_preferences("train-ai=n, search=maybe"), parse_preferences("Train-AI=n")
     ({'train-ai': 'n'}, {})
     """
+    said = usage_labels(text)
+    return {
+        label: answer for label, answer in (said or {}).items() if answer and label in CATEGORIES
+    }
+
+
+def usage_labels(text: str) -> dict[str, str] | None:
+    """Every label of a Dictionary, with `y`, `n`, or nothing for anything else; None where it
+    can't be read.
+
+    The common kinds of values are read in one go. One that holds dates, octets or text of
+    other alphabets is read a value at a time, if it is no longer than 1,024 characters.
+    """
+    if _DICTIONARY(text):
+        return dict(_MEMBERS(text))
+    if len(text) > _MAX_ODD_USAGE:
+        return None
     try:
         members = parse_dictionary(text)
     except FieldError:
-        return {}
+        return None
     return {
-        key: str(item.value)
+        key: str(item.value) if isinstance(item.value, Token) and item.value in {"y", "n"} else ""
         for key, item in members.items()
-        if isinstance(item.value, Token) and item.value in {"y", "n"}
     }
 
 
@@ -105,7 +155,8 @@ def parse_content_signal(value: str) -> dict[str, str]:
     >>> parse_content_signal("search=yes,ai-train = no, use=reference, x")
     {'search': 'yes', 'ai-train': 'no', 'use': 'reference'}
     """
-    return combine_signals([_pair(part) for part in value.split(",")])
+    # What is said twice is read once: a line of commas holds 500,000 of the same nothing.
+    return combine_signals(map(_pair, dict.fromkeys(value.split(","))))
 
 
 def combine_signals(views: Iterable[Mapping[str, str]]) -> dict[str, str]:

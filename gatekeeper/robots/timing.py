@@ -34,13 +34,13 @@ not overflow into none at all, because an error never speeds us up."""
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}  # `d`: not Conner's, but seen (V2-27)
 
-# re.ASCII and [0-9]: no other script's digits. Every pattern is anchored and cannot backtrack
-# further than its own few parts.
-_DELAY = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\Z")
+# re.ASCII and [0-9]: no other script's digits. Every pattern is anchored and every repetition
+# possessive: what was read is never read again another way, so the time is linear.
+_DELAY = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)\Z")
 _TIME = r"([01][0-9]|2[0-3]):?([0-5][0-9])"  # V2-26: HHMM in the examples, HH:MM in the prose
-_WINDOW = re.compile(rf"{_TIME}[ \t]*-[ \t]*{_TIME}\Z")
+_WINDOW = re.compile(rf"{_TIME}[ \t]*+-[ \t]*+{_TIME}\Z")
 _RATE = re.compile(
-    r"([0-9]{1,15})[ \t]*/[ \t]*([0-9]{1,15})[ \t]*([smhd]?)(?:[ \t]+([0-9].*))?\Z",
+    r"([0-9]{1,15})[ \t]*+/[ \t]*+([0-9]{1,15})(?:[ \t]*+([smhd]))?(?:[ \t]++([0-9].*+))?\Z",
     re.IGNORECASE | re.ASCII,
 )
 
@@ -115,7 +115,7 @@ def parse_request_rate(value: str) -> RequestRate | None:
     if found is None:
         return None
     documents = int(found[1])
-    seconds = int(found[2]) * _UNITS[found[3].lower()]
+    seconds = int(found[2]) * _UNITS[(found[3] or "").lower()]
     window = parse_visit_time(found[4]) if found[4] else None
     if not documents or not seconds or (found[4] and window is None):
         return None  # zero is no rate; a rate in no window we can tell holds never

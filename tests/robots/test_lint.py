@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -89,7 +90,68 @@ CASES: list[tuple[str | bytes, list[tuple[int, str]]]] = [
     (GROUP + "Disallow: /a\nClean-param: &\n", [(3, "bad-clean-param")]),
     (GROUP + "Disallow: /a\nContent-Usage: Train-AI=n\n", [(3, "bad-content-usage")]),
     (GROUP + "Disallow: /a\nContent-Signal: yes\n", [(3, "bad-content-signal")]),
+    (
+        GROUP + "Disallow: /a\nContent-Usage: all=n, search=y\n",
+        [(3, "unknown-usage-label")],
+    ),
+    (GROUP + "Disallow: /a\nContent-Usage: train-genai=n\n", [(3, "unknown-usage-label")]),
+    # A rule is lost.
+    ("User-agent: bot\u00a0\nDisallow: /a\n", [(1, "odd-blank")]),
+    ("User-agent:\u00a0bot\nDisallow: /a\n", [(1, "odd-blank")]),
+    (b"User-agent: bot\xa0\nDisallow: /a\n", [(1, "not-utf8"), (1, "odd-blank")]),
+    (
+        "User-agent\u00a0: bot\nDisallow: /a\n",
+        [(0, "no-group"), (1, "misspelt-field"), (2, "rule-outside-group")],
+    ),
+    (
+        GROUP + "Disallow:\u00a0/a\nDisallow: /b\n",
+        [(2, "unescaped-non-ascii"), (2, "unmatchable-rule")],
+    ),
+    ("User-agent: a, b\nDisallow: /a\n", [(1, "agent-list")]),
+    (GROUP + "Disallow /x\nDisallow: /a\n", [(2, "no-colon")]),
+    (GROUP + "Disallow /x: y # no\nDisallow: /a\n", [(2, "no-colon")]),
+    (GROUP + "Disallow: /a\nSitemap https://a.example/s.xml\n", [(3, "no-colon")]),
+    (GROUP + "Allow me to explain\nDisallow: /a\n", [(2, "no-colon")]),
+    (GROUP + "Disallowed: /x\nDisallow: /a\n", [(2, "misspelt-field")]),
+    # Habits of regular expressions.
+    (GROUP + "Disallow: /a.*\n", [(2, "regular-expression")]),
+    (GROUP + "Disallow: /a\\.html\n", [(2, "regular-expression")]),
+    (GROUP + "Disallow: /(a|b)\n", [(2, "regular-expression")]),
+    (GROUP + "Disallow: /[a-z]/\n", [(2, "regular-expression")]),
 ]
+LOST = {"odd-blank", "agent-list", "misspelt-field", "unmatchable-rule"}
+
+
+@pytest.mark.parametrize(
+    ("line", "severity"),
+    [
+        ("Disallow /x", Severity.ERROR),
+        ("Disallow /x: y", Severity.ERROR),
+        ("User-agent bot", Severity.ERROR),
+        ("Sitemap https://a.example/s.xml", Severity.ERROR),
+        ("Allow me to explain", Severity.WARNING),
+        ("hello", Severity.WARNING),
+    ],
+)
+def test_a_missing_colon_behind_a_field_is_an_error(line: str, severity: Severity) -> None:
+    found = RobotsTxt.parse(f"User-agent: *\n{line}\nDisallow: /a\n").findings
+    assert [(each.line, each.code, each.severity) for each in found] == [(2, "no-colon", severity)]
+
+
+def test_a_lost_rule_is_an_error_and_a_habit_a_warning() -> None:
+    assert {code: CODES[code].severity for code in LOST} == dict.fromkeys(LOST, Severity.ERROR)
+    assert CODES["regular-expression"].severity is Severity.WARNING
+
+
+def test_messages_cite_the_standards_and_no_numbers_of_our_own() -> None:
+    ours = re.compile(r"\b(R94|R96|V2|RFC|VND|SIG|HTTP|URL|DIA|GK)-[0-9]")
+    assert [code for code in CODES if ours.search(CODES[code].meaning)] == []
+    assert sum("RFC 9309 section" in entry.meaning for entry in CODES.values()) > 15
+
+
+@pytest.mark.parametrize("value", ["/*.*", "/a*.html$", "/a(b)c", "/a+b", "/x.y"])
+def test_what_is_no_regular_expression(value: str) -> None:
+    assert told(GROUP + f"Disallow: {value}\n") == []
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ def test_content_usage_has_an_optional_path(
     ("text", "preferences"),
     [
         ("train-ai=n;why=x", {"train-ai": "n"}),
-        ("train-genai=n", {"train-genai": "n"}),
+        ("train-genai=n", {}),
+        ("train-genai=n, search=y, all=n", {"search": "y"}),
         ("train-ai=y, train-ai=n", {"train-ai": "n"}),
         ("train-ai=y, train-ai", {}),
         ('train-ai="n"', {}),
