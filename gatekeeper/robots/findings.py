@@ -100,7 +100,8 @@ CODES: dict[str, Code] = {
     ),
     "content-usage-between-agents": Code(
         _WARNING,
-        "Readers of the newer draft begin a new group after Content-Usage (draft-ietf-aipref-attach).",
+        "Readers of the newer draft begin a new group after Content-Usage "
+        "(draft-ietf-aipref-attach).",
     ),
     # Rules.
     "blank-in-value": Code(
@@ -108,7 +109,8 @@ CODES: dict[str, Code] = {
     ),
     "unescaped-non-ascii": Code(
         _INFO,
-        "Characters outside ASCII belong percent-encoded; not every robot does it (RFC 9309 section 2.2.2).",
+        "Characters outside ASCII belong percent-encoded; not every robot does it "
+        "(RFC 9309 section 2.2.2).",
     ),
     "bad-escape": Code(
         _WARNING, "A `%` that begins no escape; write %25 (RFC 9309 section 2.2.2)."
