@@ -186,6 +186,8 @@ def absolute_url(value: str) -> str | None:
     >>> absolute_url("https://example.com/s.xml"), absolute_url("/s.xml")
     ('https://example.com/s.xml', None)
     """
+    if len(value) > urls.MAX_URL:
+        return None  # spares wording a refusal of half a megabyte
     try:
         urls.parse(value)
     except InvalidURL:
