@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from gatekeeper.clock import Clock
-from gatekeeper.pacing.blocks import Report
+from gatekeeper.pacing.blocks import REFUSALS, Report
 from gatekeeper.pacing.counters import Away, Counters, Keeper
 from gatekeeper.pacing.expiry import OpenLeases
 from gatekeeper.pacing.intervals import (
@@ -146,22 +146,20 @@ class Accounts:
             self.keeper.remember(scope, now)
 
     def found(self, scope: Scope, wish: Wish, now: float) -> float:
-        """The text of a host was just read: the seconds in force from now on.
+        """A robots.txt was asked for and `wish` is what it says: the seconds in force from now on.
 
-        They count from the last request. Where that was the first one, for the text itself, its
-        clock was started by a guess: it runs by what the text asks for now, more or less.
+        They count from the last request. Where the file was not known before, that request's
+        clock was started by a guess: it runs by what the file asks for now, more or less.
         """
-        guessed = scope.wish is UNKNOWN
+        known, guessed = wish is not UNKNOWN, scope.wish is UNKNOWN
         gap = self.interval(scope, wish, now)
-        history = scope.history
-        if wish is UNKNOWN:
-            return gap
-        if history is not None and history.back_off is not None and scope.interval is not None:
-            history.back_off.found(scope.interval.usual, self.pacing)
+        taught = None if scope.history is None else scope.history.back_off
+        if known and taught is not None and taught.guessed and scope.interval is not None:
+            taught.found(scope.interval.usual, self.pacing)
             gap = self.interval(scope, wish, now)
         if gap > scope.gap:
             self.lengthen(scope, gap, now)
-        elif guessed and scope.gap < LONGEST:
+        elif known and guessed and scope.gap < LONGEST:
             scope.gap = jittered(gap, self._jitter, self.rng)
         return gap
 
@@ -187,9 +185,10 @@ class Accounts:
         """
         history = scope.past()
         pause, slowed = history.error_pause(), history.back_off is not None
-        self.interval(scope, scope.wish, now)
-        usual = scope.interval.usual if scope.interval is not None else 0.0
-        guessed = scope.wish is UNKNOWN
+        usual, guessed = 0.0, scope.wish is UNKNOWN
+        if slowed or report.status in REFUSALS:
+            self.interval(scope, scope.wish, now)
+            usual = scope.interval.usual if scope.interval is not None else 0.0
         blocks = history.observe(report, now, usual, self.pacing, self.rng, guessed=guessed)
         changed = history.error_pause() != pause or (slowed and history.back_off is None)
         if not blocks and history.latency is None and not history.owes(now, self.pacing):
