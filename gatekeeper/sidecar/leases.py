@@ -65,6 +65,8 @@ class Held(msgspec.Struct, eq=False):
     due: float
     """Monotonic moment at which it ends by itself."""
     user_agent: str | None = None
+    host: str = ""
+    """That it holds, as in its URL's normal form."""
 
 
 class LeaseTable:
@@ -361,7 +363,7 @@ class LeaseTable:
         self, lease_id: str, lease: Lease, ttl: float, client: str, agent: str | None
     ) -> Held:
         lease.renew(ttl)
-        wall = self._clock.wall()
+        wall, host = self._clock.wall(), _host_of(lease.url)
         held = Held(
             id=lease_id,
             lease=lease,
@@ -371,10 +373,10 @@ class LeaseTable:
             ttl=ttl,
             due=self._remind(lease_id, ttl),
             user_agent=agent,
+            host=host,
         )
         self._held[lease_id] = held
         self._by_client[client] = self._by_client.get(client, 0) + 1
-        host = _host_of(lease.url)
         of_host = self._by_host.get(host)
         if of_host is None:
             self._by_host[host] = [held]
@@ -397,10 +399,9 @@ class LeaseTable:
             self._by_client[held.client] = left
         else:
             del self._by_client[held.client]
-        host = _host_of(held.lease.url)
-        of_host = self._by_host[host]
+        of_host = self._by_host[held.host]
         if len(of_host) == 1:
-            del self._by_host[host]
+            del self._by_host[held.host]
         else:
             of_host.remove(held)
 
@@ -475,7 +476,8 @@ def _host_of(url: str) -> str:
     >>> _host_of("http://a.example:8080/"), _host_of("https://[::1]/x")
     ('a.example', '[::1]')
     """
-    authority = url.split("/", 3)[2]
+    start = url.find("/") + 2
+    authority = url[start : url.find("/", start)]
     if ":" not in authority or authority.endswith("]"):
         return authority
     return authority.rpartition(":")[0]
