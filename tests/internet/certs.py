@@ -9,7 +9,7 @@ from typing import Literal
 
 import trustme
 
-__all__ = ["TLS", "client_context", "server_context"]
+__all__ = ["TLS", "authority", "client_context", "server_context"]
 
 TLS = Literal["good", "self-signed", "expired", "wrong-name", "none"]
 """How a site does TLS; "none": its port 443 speaks plain HTTP."""
@@ -18,7 +18,8 @@ _PAST = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 
 @cache
-def _authority() -> trustme.CA:
+def authority() -> trustme.CA:
+    """The one that good certificates are issued by."""
     return trustme.CA()
 
 
@@ -31,14 +32,14 @@ def _stranger() -> trustme.CA:
 def server_context(name: str, kind: TLS) -> ssl.SSLContext:
     """The server's context for a name (or a literal address)."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority = _stranger() if kind == "self-signed" else _authority()
+    issuer = _stranger() if kind == "self-signed" else authority()
     identity = "somebody-else.test" if kind == "wrong-name" else name
     if kind == "expired":
-        certificate = authority.issue_cert(
+        certificate = issuer.issue_cert(
             identity, not_before=_PAST, not_after=_PAST + datetime.timedelta(days=30)
         )
     else:
-        certificate = authority.issue_cert(identity)
+        certificate = issuer.issue_cert(identity)
     certificate.configure_cert(context)
     return context
 
@@ -47,5 +48,5 @@ def server_context(name: str, kind: TLS) -> ssl.SSLContext:
 def client_context() -> ssl.SSLContext:
     """A client's context that trusts the fake internet's authority, and nothing else."""
     context = ssl.create_default_context()
-    _authority().configure_trust(context)
+    authority().configure_trust(context)
     return context

@@ -1,0 +1,137 @@
+"""The fenced blocks of the documents, and what runs them.
+
+A block is run as it is printed. Before it may stand an HTML comment:
+
+    <!-- not run: WHY -->      for what a test can't do, such as installing from an index
+    <!-- exit: 1 -->           for a shell block that is meant to end so
+
+Python blocks of one document run one after the other in one process, as a reader would type
+them; `await` may stand at the top level. Shell blocks run one by one with `sh -eu` in an empty
+directory that holds `examples/` and `config.example.toml`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["RUNNER", "SITE", "Block", "blocks_of", "documents"]
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(
+    r"(?:<!-- (?P<note>[^>]*?) -->\n)?^(?P<indent> *)```(?P<kind>[a-z]*)\n(?P<text>.*?)^ *```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    document: str
+    line: int
+    kind: str
+    text: str
+    note: str
+
+    @property
+    def not_run(self) -> str | None:
+        """Why it is not run, if it says so."""
+        head, _, why = self.note.partition(":")
+        return why.strip() if head == "not run" else None
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell block is meant to end with."""
+        head, _, code = self.note.partition(":")
+        return int(code) if head == "exit" else 0
+
+    def __str__(self) -> str:
+        return f"{self.document}:{self.line}"
+
+
+def documents() -> list[Path]:
+    """README and every page of `docs/`."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks_of(path: Path) -> list[Block]:
+    """Its fenced blocks, in order."""
+    text = path.read_text(encoding="utf-8")
+    return [
+        Block(
+            str(path.relative_to(ROOT)),
+            text.count("\n", 0, found.start("kind")) + 1,
+            found["kind"],
+            re.sub(f"^{found['indent']}", "", found["text"], flags=re.MULTILINE),
+            (found["note"] or "").strip(),
+        )
+        for found in _FENCE.finditer(text)
+    ]
+
+
+SITE = '''
+"""Names of the documents lead to the fake internet: nothing else is looked up."""
+import json, os, socket
+
+_ports = json.loads(os.environ["FAKE_PORTS"])
+_names = json.loads(os.environ["FAKE_NAMES"])
+_real = socket.getaddrinfo
+
+def getaddrinfo(host, port, *args, **options):
+    name = host.decode() if isinstance(host, bytes) else host
+    if name in _names:
+        return _real("127.0.0.1", _ports.get(str(port), _ports["80"]), *args, **options)
+    if name in (None, "localhost") or name.replace(".", "").isdigit() or ":" in name:
+        return _real(host, port, *args, **options)
+    raise socket.gaierror(socket.EAI_NONAME, f"{name} is not in this test")
+
+socket.getaddrinfo = getaddrinfo
+'''
+"""`sitecustomize` of the processes."""
+
+RUNNER = '''
+"""Run Python blocks one after the other, with `await` at the top level."""
+import ast, asyncio, inspect, json, sys
+
+from gatekeeper.fetching.guard import Guard
+from msgspec.structs import replace
+
+# The documents speak of public names; here they lead to loopback.
+made = Guard.__init__
+
+def make(self, config, *args, **options):
+    guard = replace(config.guard, allow=(*config.guard.allow, "127.0.0.0/8"))
+    made(self, replace(config, guard=guard), *args, **options)
+
+Guard.__init__ = make
+
+async def main() -> None:
+    space = {"__name__": "__main__"}
+    for name, text in json.load(open(sys.argv[1], encoding="utf-8")):
+        code = compile(text, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        done = eval(code, space)
+        if inspect.iscoroutine(done):
+            async with asyncio.timeout(30):
+                await done
+
+class Inner(asyncio.Runner):
+    """`asyncio.run` of a block, which stands within ours."""
+
+def run(coroutine, **options):
+    import threading
+    found = []
+    def there():
+        with asyncio.Runner() as runner:
+            found.append(runner.run(coroutine))
+    thread = threading.Thread(target=there)
+    thread.start()
+    thread.join(60)
+    assert found, "asyncio.run did not end well"
+    return found[0]
+
+real = asyncio.run
+asyncio.run = run
+real(main())
+'''

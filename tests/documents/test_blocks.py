@@ -1,0 +1,149 @@
+"""Every block of the documents runs as it is printed, against servers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tomllib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+
+from gatekeeper.config import Config
+from tests.documents.blocks import ROOT, RUNNER, SITE, Block, blocks_of, documents
+from tests.internet import FakeInternet, certs
+
+BLOCKS = [block for path in documents() for block in blocks_of(path)]
+SHELL = [block for block in BLOCKS if block.kind == "sh" and block.not_run is None]
+PYTHON = {
+    name: [b for b in BLOCKS if b.document == name and b.kind == "python" and b.not_run is None]
+    for name in {block.document for block in BLOCKS}
+}
+NAMES = ("example.org", "www.example.org", "example.net", "example.com", "www.wikipedia.org")
+ROBOTS = "User-agent: *\nCrawl-delay: 0.05\nDisallow: /private\n"
+KINDS = {"python", "sh", "toml", "json", "nginx", "ini", "yaml", "http", "text", ""}
+
+
+@dataclass
+class Surroundings:
+    """Where the blocks run: an environment, and a sidecar."""
+
+    environ: dict[str, str]
+    directory: Path
+    sidecar: str
+
+    def placed(self, text: str) -> str:
+        """The block, with the sidecar's address where the default one is printed."""
+        return text.replace("http://127.0.0.1:8750", self.sidecar).replace(
+            "127.0.0.1:8750", self.sidecar.removeprefix("http://")
+        )
+
+    async def run(self, *command: str) -> tuple[int, str]:
+        """Exit code and both streams of a command."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=self.directory,
+            env=self.environ,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+        return process.returncode or 0, output.decode(errors="replace")
+
+
+@pytest.fixture
+async def surroundings(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[Surroundings]:
+    for name in NAMES:
+        site = internet.site(name).robots(ROBOTS)
+        for path in ("/", "/a", "/b", "/page", "/about", "/w/index.php"):
+            site.page(path, "<p>hello</p>")
+    ports = {"80": internet.port_of("127.0.0.1", 80), "443": internet.port_of("127.0.0.1", 443)}
+    authority = tmp_path / "authority.pem"
+    ca: trustme.CA = certs.authority()
+    ca.cert_pem.write_to_path(str(authority))
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "examples").symlink_to(ROOT / "examples")
+    (here / "config.example.toml").symlink_to(ROOT / "config.example.toml")
+    (here / "urls.txt").write_text("https://example.org/\nhttps://example.net/a\n", "utf-8")
+    (here / "robots.txt").write_text(ROBOTS, "utf-8")
+    (here / ".curlrc").write_text(
+        f'cacert = "{authority}"\n'
+        + "".join(
+            f'connect-to = "{name}:{port}:127.0.0.1:{real}"\n'
+            for name in NAMES
+            for port, real in ports.items()
+        ),
+        "utf-8",
+    )
+    path = tmp_path / "site"
+    path.mkdir()
+    (path / "sitecustomize.py").write_text(SITE, "utf-8")
+    environ = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("GATEKEEPER_")},
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{path}:{ROOT}",
+        "FAKE_PORTS": json.dumps(ports),
+        "FAKE_NAMES": json.dumps(NAMES),
+        "SSL_CERT_FILE": str(authority),
+        "CURL_HOME": str(here),
+        "HOME": str(here),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "GATEKEEPER_GUARD_ALLOW": "127.0.0.0/8",
+        "GATEKEEPER_USER_AGENT": "examplebot/1.0 (+https://example.org/bot)",
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gatekeeper", "serve", "--port", "0", "--storage", "memory"),
+        env=environ,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    try:
+        first = (await process.stdout.readline()).decode().strip()
+        yield Surroundings(environ, here, first.removeprefix("gatekeeper: listening on "))
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+@pytest.mark.parametrize("name", sorted(name for name, blocks in PYTHON.items() if blocks))
+async def test_the_python_of_a_document_runs(
+    name: str, surroundings: Surroundings, tmp_path: Path
+) -> None:
+    program, blocks = tmp_path / "runner.py", tmp_path / "blocks.json"
+    program.write_text(RUNNER, "utf-8")
+    blocks.write_text(
+        json.dumps([[str(block), surroundings.placed(block.text)] for block in PYTHON[name]]),
+        "utf-8",
+    )
+    code, output = await surroundings.run(sys.executable, "-W", "error", str(program), str(blocks))
+    assert code == 0, output
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+async def test_a_shell_block_runs(block: Block, surroundings: Surroundings) -> None:
+    code, output = await surroundings.run("sh", "-euc", surroundings.placed(block.text))
+    assert code == block.exit_code, output
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.kind == "toml"], ids=str)
+def test_a_configuration_is_one(block: Block) -> None:
+    Config.from_dict(tomllib.loads(block.text))
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.kind == "json"], ids=str)
+def test_json_is_json(block: Block) -> None:
+    json.loads(block.text)
+
+
+def test_every_block_has_a_kind_that_is_looked_after() -> None:
+    assert {block.kind for block in BLOCKS} <= KINDS
+    reasons = [block.not_run for block in BLOCKS if block.not_run is not None]
+    assert all(reasons)
