@@ -12,7 +12,8 @@ import time
 
 import aiohttp
 
-from gatekeeper import Config, Deferred, Denied, Gatekeeper, Lease, LeaseTimeout, guarded_connector
+from gatekeeper import Config, Deferred, Denied, Gatekeeper, Lease, LeaseTimeout
+from gatekeeper.session import plain_session
 
 USER_AGENT = "examplebot/1.0 (+https://example.org/bot)"
 PATIENCE = 60.0
@@ -57,9 +58,7 @@ async def main(urls: list[str]) -> None:
     config = Config.load(path) if path else Config()
     async with (
         Gatekeeper(USER_AGENT, config=config) as gate,
-        aiohttp.ClientSession(
-            headers={"User-Agent": USER_AGENT}, connector=guarded_connector(config)
-        ) as session,
+        plain_session(USER_AGENT, config=config) as session,
     ):
         outcomes = await asyncio.gather(*(fetch(gate, session, url) for url in urls))
     for url, outcome in zip(urls, outcomes, strict=True):

@@ -12,7 +12,8 @@ import sys
 
 import aiohttp
 
-from gatekeeper import Config, Decision, Gatekeeper, PoliteQueue, guarded_connector
+from gatekeeper import Config, Decision, Gatekeeper, PoliteQueue
+from gatekeeper.session import plain_session
 
 USER_AGENT = "examplebot/1.0 (+https://example.org/bot)"
 WORKERS = 4
@@ -45,9 +46,7 @@ async def main(urls: list[str]) -> None:
     async with (
         Gatekeeper(USER_AGENT, config=config) as gate,
         PoliteQueue(gate, on_denied=denied) as queue,
-        aiohttp.ClientSession(
-            headers={"User-Agent": USER_AGENT}, connector=guarded_connector(config)
-        ) as session,
+        plain_session(USER_AGENT, config=config) as session,
     ):
         for url in urls:
             await queue.put(url)

@@ -12,7 +12,8 @@ import time
 
 import aiohttp
 
-from gatekeeper import Denied, LeaseTimeout, RemoteGatekeeper
+from gatekeeper import Config, Denied, LeaseTimeout, RemoteGatekeeper
+from gatekeeper.session import plain_session
 
 USER_AGENT = "examplebot/1.0 (+https://example.org/bot)"
 
@@ -39,9 +40,11 @@ async def fetch(gate: RemoteGatekeeper, session: aiohttp.ClientSession, url: str
 async def main(urls: list[str]) -> None:
     """Fetch them side by side; every client of the sidecar keeps one pace."""
     sidecar = os.environ.get("GATEKEEPER_URL", "http://127.0.0.1:8750")
+    path = os.environ.get("GATEKEEPER_CONFIG")
+    config = Config.load(path) if path else Config()
     async with (
         RemoteGatekeeper(sidecar, USER_AGENT, token=os.environ.get("GATEKEEPER_TOKEN")) as gate,
-        aiohttp.ClientSession(headers={"User-Agent": USER_AGENT}) as session,
+        plain_session(USER_AGENT, config=config) as session,
     ):
         outcomes = await asyncio.gather(*(fetch(gate, session, url) for url in urls))
     for url, outcome in zip(urls, outcomes, strict=True):

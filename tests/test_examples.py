@@ -107,7 +107,9 @@ async def test_python_asks_a_sidecar(internet: FakeInternet, base: str, config: 
     urls = [f"{base}/a", f"{base}/b", f"{base}/private"]
     async with sidecar(config) as url:
         code, output = await run(
-            sys.executable, str(EXAMPLES / "sidecar_client.py"), *urls, GATEKEEPER_URL=url
+            *(sys.executable, str(EXAMPLES / "sidecar_client.py"), *urls),
+            config=config,
+            GATEKEEPER_URL=url,
         )
 
     assert code == 0, output
