@@ -146,9 +146,11 @@ async def test_curl_asks_a_sidecar(
     async with sidecar(config) as url:
         done = await run("sh", script, f"{base}/a", str(page), GATEKEEPER_URL=url)
         refused = await run("sh", script, f"{base}/private", str(page), GATEKEEPER_URL=url)
+        _, metrics = await run(CURL or "curl", "-sS", f"{url}/metrics")
 
     assert done == (0, f"{base}/a 200\n")
     assert page.read_text(encoding="utf-8") == "the first"
+    assert 'gatekeeper_leases_ended_total{how="reported"} 1.0' in metrics
     assert refused[0] == 1
     assert refused[1].startswith("no turn: {")
     assert internet.sites["127.0.0.1"].paths == ["/robots.txt", "/a"]

@@ -53,11 +53,16 @@ def test_the_distribution_has_a_name_of_its_own(project: dict[str, Any]) -> None
 def test_every_message_names_that_distribution() -> None:
     """Whoever follows one must not install the other project."""
     wrong = re.compile(
-        r"pip install '?+(?!robots-gatekeeper\[|\.|--group|-)|(?<!robots-)gatekeeper\["
+        r"pip install '?+(?!robots-gatekeeper\b|\.|--group|-)|(?<!robots-)gatekeeper\["
     )
     told = [
         (str(path.relative_to(ROOT)), line)
-        for path in [*PACKAGE.rglob("*.py"), ROOT / "README.md", ROOT / "pyproject.toml"]
+        for path in [
+            *PACKAGE.rglob("*.py"),
+            *ROOT.glob("*.md"),
+            *(ROOT / "docs").rglob("*.md"),
+            ROOT / "pyproject.toml",
+        ]
         for line in path.read_text(encoding="utf-8").splitlines()
         if wrong.search(line)
     ]

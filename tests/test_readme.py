@@ -1,4 +1,4 @@
-"""What the README shows is there, and reads as it says."""
+"""What the documents show is there; `tests/documents` runs their blocks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ import pytest
 import gatekeeper
 from gatekeeper import Config, GateClosed, Gatekeeper
 from gatekeeper.cli import COMMANDS
+from tests.documents.blocks import blocks_of, documents
 from tests.internet import FakeInternet, Page
 from tests.test_decision import texts_of_reasons
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+REASONS = (ROOT / "docs" / "reasons.md").read_text(encoding="utf-8")
+EXAMPLES = [b.text for b in blocks_of(ROOT / "docs" / "python.md") if b.kind == "python"]
+BLOCKS = [block for path in documents() for block in blocks_of(path)]
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_every_example_compiles_and_its_names_exist(example: str) -> None:
-    tree = ast.parse(example)
-    compile(example, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    for node in ast.walk(tree):
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.kind == "python"], ids=str)
+def test_every_name_that_is_imported_exists(block: object) -> None:
+    text = getattr(block, "text", "")
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
             module = importlib.import_module(node.module or "")
             assert [name.name for name in node.names if not hasattr(module, name.name)] == []
@@ -38,7 +41,7 @@ def test_every_example_compiles_and_its_names_exist(example: str) -> None:
 
 def test_reading_a_file_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = (text for text in EXAMPLES if "RobotsTxt.parse" in text)
-    exec(compile(example, "README.md", "exec"), {})
+    exec(compile(example, "python.md", "exec"), {})
     assert capsys.readouterr().out == "False 2\n"
 
 
@@ -127,23 +130,33 @@ async def test_the_loop_asks_again_at_retry_at(
     assert slept[1:] in ([], [1.0])
 
 
-def test_every_command_that_is_shown_exists() -> None:
-    shown = set(re.findall(r"^gatekeeper (\w+)", README, re.MULTILINE))
+def test_every_command_is_shown_and_exists() -> None:
+    text = "\n".join(block.text for block in BLOCKS if block.kind == "sh")
+    shown = set(re.findall(r"^gatekeeper (\w+)", text, re.MULTILINE))
     assert shown <= set(COMMANDS)
     assert shown >= {"check", "fetch", "history", "lint", "serve"}
 
 
 def test_every_reason_is_there_in_its_own_words() -> None:
+    rows = 0
     for reason, text in texts_of_reasons().items():
         verdicts, _, meaning = re.sub(r" \((?:RFC|T)-?\d+\)", "", text).partition(": ")
-        assert f"| `{reason}` | {verdicts} | {meaning} |" in README
+        assert f'| <a id="{reason}"></a>`{reason}` | {verdicts} | {meaning} |' in REASONS
+        rows += 1
+    assert REASONS.count("| <a id=") == rows
 
 
 def test_the_two_commands_are_one_line_each() -> None:
-    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)[:2]
-    assert [block.count("\n") for block in blocks] == [1, 1]
-    assert "gatekeeper serve" in blocks[0]
-    assert blocks[1].rstrip().endswith("pytest")
+    first, second = (block for block in blocks_of(ROOT / "README.md")[:2])
+    assert [first.text.count("\n"), second.text.count("\n")] == [1, 1]
+    assert "gatekeeper serve" in first.text
+    assert second.text.rstrip().endswith("pytest")
+
+
+def test_the_readme_fits_and_shows_what_a_lease_may_raise() -> None:
+    assert README.count("\n") <= 160
+    for name in ("Deferred", "LeaseTimeout", "acquire", "why", "retry_at"):
+        assert name in README
 
 
 def test_the_module_runs_as_the_command_does() -> None:

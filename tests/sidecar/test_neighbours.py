@@ -26,15 +26,7 @@ from gatekeeper.sidecar.descriptors import quiet_scarcity
 from tests.internet import FakeInternet
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
-README = Path(__file__).parents[2] / "README.md"
-
-
-def recipe(mark: str) -> str:
-    """The fenced block of the README that begins with the comment `# mark`."""
-    for block in README.read_text(encoding="utf-8").split("```")[1::2]:
-        if block.splitlines()[1].startswith(f"# {mark}"):
-            return block.partition("\n")[2]
-    raise AssertionError(f"the README has no recipe {mark!r}")
+RECIPE = Path(__file__).parents[2] / "examples" / "nginx" / "gatekeeper.conf"
 
 
 @asynccontextmanager
@@ -68,7 +60,7 @@ async def nginx(directory: Path, config: str, sock: socket.socket) -> AsyncItera
 async def fronted(
     door: Any, internet: FakeInternet, directory: Path, robots: str
 ) -> AsyncIterator[tuple[Any, str]]:
-    """The README's recipe in front of a site: the sidecar and the base URL behind nginx.
+    """The recipe of `examples/nginx/` before a site: the sidecar, and the base URL behind nginx.
 
     Only places are put in: the site's name and robots.txt are those that nginx serves.
     """
@@ -83,7 +75,7 @@ async def fronted(
         "127.0.0.1:8750": sidecar.base.removeprefix("http://"),
         "127.0.0.1:8000": f"127.0.0.1:{internet.listener().port()}",
     }
-    config = recipe("nginx")
+    config = RECIPE.read_text(encoding="utf-8")
     for printed, here in places.items():
         assert printed in config
         config = config.replace(printed, here)
@@ -99,7 +91,7 @@ async def status_at(sidecar: Any, url: str, **headers: str) -> int:
 
 
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
-async def test_the_readmes_nginx_recipe_lets_through_what_robots_txt_allows(
+async def test_the_nginx_recipe_lets_through_what_robots_txt_allows(
     door: Any, internet: FakeInternet, tmp_path: Path
 ) -> None:
     robots = "User-agent: badbot\nDisallow: /private\n"
@@ -164,47 +156,6 @@ async def test_t7_odd_headers_of_a_visitor_are_no_server_error(
         await writer.wait_closed()
 
     assert answer.split(b" ", 2)[1] == b"403"
-
-
-async def test_the_readmes_curl_recipe_works(
-    start: Any, internet: FakeInternet, tmp_path: Path
-) -> None:
-    site = internet.site("127.0.0.1").robots("User-agent: *\nDisallow: /private\n")
-    site.page("/page", "the page")
-    url = f"http://127.0.0.1:{internet.listener().port()}/page"
-    sidecar = await start()
-    code, out = await run_curl_recipe(sidecar, url, tmp_path)
-
-    assert code == 0
-    assert b'"verdict":"allow"' in out
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == "the page"
-    async with sidecar.session.get(sidecar.base + "/metrics") as response:
-        assert 'gatekeeper_leases_ended_total{how="reported"} 1.0' in await response.text()
-
-
-async def test_the_readmes_curl_recipe_stops_where_it_is_denied(
-    start: Any, internet: FakeInternet, tmp_path: Path
-) -> None:
-    site = internet.site("127.0.0.1").robots("User-agent: *\nDisallow: /private\n")
-    url = f"http://127.0.0.1:{internet.listener().port()}/private"
-    code, out = await run_curl_recipe(await start(), url, tmp_path)
-
-    assert code == 1
-    assert b'"verdict":"deny"' in out
-    assert site.paths == ["/robots.txt"]
-
-
-async def run_curl_recipe(sidecar: Any, url: str, directory: Path) -> tuple[int | None, bytes]:
-    script = (
-        recipe("curl")
-        .replace("http://127.0.0.1:8750", sidecar.base)
-        .replace("https://example.org/", url)
-    )
-    run = await asyncio.create_subprocess_exec(
-        "bash", "-euc", script, cwd=directory, stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await run.communicate()
-    return run.returncode, out
 
 
 @pytest.fixture
