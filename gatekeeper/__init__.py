@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gatekeeper.operating import GateStats
     from gatekeeper.pacing.explain import ClockView
     from gatekeeper.pacing.ledger import ClockState, Ledger, MemoryLedger, Reservation
-    from gatekeeper.pacing.queue import PoliteQueue
+    from gatekeeper.queue import PoliteQueue
     from gatekeeper.robots import (
         Candidate,
         CleanParam,
@@ -82,7 +82,7 @@ else:  # each when it is first asked for: a parser alone need not wait for an HT
             "gatekeeper.operating": ["GateStats"],
             "gatekeeper.pacing.explain": ["ClockView"],
             "gatekeeper.pacing.ledger": ["ClockState", "Ledger", "MemoryLedger", "Reservation"],
-            "gatekeeper.pacing.queue": ["PoliteQueue"],
+            "gatekeeper.queue": ["PoliteQueue"],
             "gatekeeper.robots": [
                 "Candidate",
                 "CleanParam",

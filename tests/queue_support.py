@@ -9,8 +9,8 @@ from gatekeeper import urls
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Deferred, Denied
-from gatekeeper.pacing.queue import PoliteQueue
 from gatekeeper.pacing.scheduler import Grant, Scheduler, Wish
+from gatekeeper.queue import PoliteQueue
 
 ALLOW, DENY, DEFER = Verdict.ALLOW, Verdict.DENY, Verdict.DEFER
 

@@ -16,8 +16,8 @@ import pytest
 from gatekeeper import Config, Gatekeeper, LeaseTimeout
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import GroupRule, HostRule, PacingConfig
+from gatekeeper.origin_queues import WaitingTasks
 from gatekeeper.pacing.scheduler import Scheduler, Wish
-from gatekeeper.pacing.sleepers import Sleepers
 from tests.internet import FakeInternet
 
 FEW, MANY = 1_500, 6_000
@@ -243,17 +243,17 @@ async def test_many_whose_time_is_over_at_once_are_told_a_few_at_a_time(
         await asyncio.gather(*tasks)
 
 
-async def test_sleepers_leave_as_cheaply_however_many_they_are() -> None:
+async def test_waiting_tasks_leave_as_cheaply_however_many_they_are() -> None:
     async def cost(count: int) -> float:
-        sleepers = Sleepers(in_vain=lambda: False)
-        tasks = [asyncio.create_task(sleepers.sleep()) for _ in range(count)]
+        waiting = WaitingTasks(nothing_to_do=lambda: False)
+        tasks = [asyncio.create_task(waiting.wait()) for _ in range(count)]
         await asyncio.sleep(0)
         for task in reversed(tasks):
             task.cancel()
         began = time.process_time()
         await asyncio.wait(tasks)
         took = time.process_time() - began
-        assert len(sleepers) == 0
+        assert len(waiting) == 0
         return took
 
     few = min([await cost(FEW) for _ in range(3)])

@@ -17,7 +17,7 @@ from gatekeeper import (
     session_gate,
 )
 from gatekeeper.middleware import open_leases
-from gatekeeper.pacing.queue import Turn
+from gatekeeper.queue import Turn
 from tests.internet import FakeInternet
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"

@@ -1,57 +1,14 @@
-"""Tasks that wait to be woken, first come first served, and tasks let in a few at a time."""
+"""Tasks let in a few at a time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import deque
 
-__all__ = ["Entrance", "Sleepers"]
+__all__ = ["Entrance"]
 
 _AT_ONCE = 250
 """Tasks let in during one turn of the loop."""
-
-
-class Sleepers:
-    """A line of sleeping tasks. `in_vain`: is there nothing to wake anybody for?
-
-    To join, to be woken and to leave cost the same however many sleep.
-    """
-
-    def __init__(self, in_vain: Callable[[], bool]) -> None:
-        self._in_vain = in_vain
-        self._line: OrderedDict[asyncio.Future[None], None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._line)
-
-    async def sleep(self) -> None:
-        """Return when woken. A wake-up that a cancelled one got is passed on."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line[future] = None
-        try:
-            await future
-        except BaseException:
-            future.cancel()
-            self._line.pop(future, None)
-            self.wake()
-            raise
-
-    def wake(self) -> None:
-        """Wake the first, if there is something to wake it for."""
-        if self._line and not self._in_vain():
-            while self._line:
-                future, _ = self._line.popitem(last=False)
-                if not future.done():
-                    future.set_result(None)
-                    return
-
-    def wake_all(self) -> None:
-        """Wake everybody, whatever for."""
-        for future in self._line:
-            if not future.done():
-                future.set_result(None)
-        self._line.clear()
 
 
 class Entrance:

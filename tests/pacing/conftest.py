@@ -9,8 +9,8 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, PacingConfig
-from gatekeeper.pacing.queue import PoliteQueue
 from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.queue import PoliteQueue
 from tests.pacing_support import FakeStorage
 from tests.queue_support import Crawl, FakeGate
 

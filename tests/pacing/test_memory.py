@@ -9,8 +9,8 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import HostRule
 from gatekeeper.errors import LeaseTimeout, StorageError
-from gatekeeper.pacing.queue import PoliteQueue
 from gatekeeper.pacing.scheduler import Scheduler, Wish
+from gatekeeper.queue import PoliteQueue
 from tests.pacing_support import FakeStorage
 from tests.queue_support import Crawl, FakeGate
 

@@ -10,7 +10,7 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Decision
 from gatekeeper.errors import GateClosed, InvalidURL
-from gatekeeper.pacing.queue import PoliteQueue, Turn
+from gatekeeper.queue import PoliteQueue, Turn
 from tests.queue_support import DEFER, DENY, Crawl, FakeGate, page
 
 
@@ -154,7 +154,7 @@ async def test_not_everybody_is_asked_for_robots_at_once(
     clock: VirtualClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gatekeeper.pacing.lane_waits.MAX_ASKING", 100)
+    monkeypatch.setattr("gatekeeper.queue.MAX_ASKING", 100)
     gate.cold = {f"https://h{number}.example": 1.0 for number in range(500)}
     for number in range(500):
         await queue.put(page(f"h{number}", 0))

@@ -8,7 +8,7 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.errors import GateClosed
-from gatekeeper.pacing.queue import PoliteQueue, Turn
+from gatekeeper.queue import PoliteQueue, Turn
 from tests.queue_support import DENY, FakeGate, page
 
 

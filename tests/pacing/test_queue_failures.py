@@ -13,8 +13,8 @@ import pytest
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.decision import Decision, Reason
 from gatekeeper.errors import GateClosed, StorageError
-from gatekeeper.pacing.overflow import Overflow
-from gatekeeper.pacing.queue import PoliteQueue
+from gatekeeper.origin_queues import OverflowFile
+from gatekeeper.queue import PoliteQueue
 from tests.queue_support import DEFER, DENY, Crawl, FakeGate, FakeLease, page
 
 # --- the scratch file ---------------------------------------------------------------------
@@ -27,14 +27,14 @@ async def test_a_scratch_file_that_fails_once_costs_no_url(
         await queue.put(page("a", number))
     failures: list[StorageError] = []
     got: list[str] = []
-    opened = Overflow._open
+    opened = OverflowFile._open
 
-    def once(overflow: Overflow) -> sqlite3.Connection:
+    def once(overflow: OverflowFile) -> sqlite3.Connection:
         if failures:
             return opened(overflow)
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr(Overflow, "_open", once)
+    monkeypatch.setattr(OverflowFile, "_open", once)
 
     async def work() -> None:
         while True:

@@ -11,8 +11,7 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.pacing.queue import PoliteQueue
-from gatekeeper.pacing.queue_gate import HOLD, LAST_PAUSE
+from gatekeeper.queue import HOLD, LAST_PAUSE, PoliteQueue
 from tests.queue_support import Crawl, FakeGate, FakeLease, page
 
 Others = Callable[..., None]
@@ -169,7 +168,7 @@ async def test_more_lanes_than_may_stand_in_line_are_served_as_well(
     others: Others,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gatekeeper.pacing.lane_waits.MAX_STANDING", 2)
+    monkeypatch.setattr("gatekeeper.queue.MAX_WAITING", 2)
     for number in range(6):
         others(f"h{number}", 1, hold=1.0, times=20)
     await clock.settle()

@@ -30,7 +30,7 @@ from gatekeeper.decision import Decision
 from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
 
 if TYPE_CHECKING:
-    from gatekeeper.pacing.queue import PoliteQueue, Turn
+    from gatekeeper.queue import PoliteQueue, Turn
 
 __all__ = ["Crawl", "Place"]
 

@@ -12,7 +12,7 @@ from gatekeeper.decision import Decision, State, Verdict
 from gatekeeper.errors import Deferred
 
 if TYPE_CHECKING:
-    from gatekeeper.pacing.queue_gate import QueueGate, QueueLease
+    from gatekeeper.origin_queues import QueueGate, QueueLease
 
 __all__ = ["TURN", "Holdup", "ListeningGate", "Told"]
 

@@ -34,7 +34,7 @@ from gatekeeper.config import Config
 from gatekeeper.decision import Decision
 from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.pacing.queue import PoliteQueue
+from gatekeeper.queue import PoliteQueue
 from gatekeeper.session import polite_session, session_gate
 from gatekeeper.storage.lock import FileLock
 from gatekeeper.urls import mask

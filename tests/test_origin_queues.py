@@ -8,12 +8,12 @@ import pytest
 
 from gatekeeper.decision import Reason
 from gatekeeper.errors import StorageError
-from gatekeeper.pacing.overflow import Backlog, Overflow
+from gatekeeper.origin_queues import Backlog, OverflowFile
 
 
 @pytest.fixture
-def overflow() -> Iterator[Overflow]:
-    made = Overflow()
+def overflow() -> Iterator[OverflowFile]:
+    made = OverflowFile()
     yield made
     made.close()
 
@@ -22,7 +22,7 @@ def drain(backlog: Backlog) -> list[str]:
     return [backlog.pop()[2] for _ in range(len(backlog))]
 
 
-def test_first_come_first_served_through_the_file(overflow: Overflow) -> None:
+def test_first_come_first_served_through_the_file(overflow: OverflowFile) -> None:
     backlog = Backlog(1, overflow, limit=4)
     urls = [f"u{number}" for number in range(2000)]
     for url in urls:
@@ -32,7 +32,7 @@ def test_first_come_first_served_through_the_file(overflow: Overflow) -> None:
     assert overflow.rows == 0
 
 
-def test_lanes_are_kept_apart(overflow: Overflow) -> None:
+def test_lanes_are_kept_apart(overflow: OverflowFile) -> None:
     lanes = [Backlog(number, overflow, limit=2) for number in range(3)]
     for number in range(30):
         lanes[number % 3].put(f"u{number}", 0)
@@ -40,7 +40,7 @@ def test_lanes_are_kept_apart(overflow: Overflow) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_mixture_comes_out_in_order(overflow: Overflow, seed: int) -> None:
+def test_any_mixture_comes_out_in_order(overflow: OverflowFile, seed: int) -> None:
     rng = random.Random(seed)
     backlog = Backlog(7, overflow, limit=3)
     waiting: list[tuple[float, int, str]] = []
@@ -65,7 +65,7 @@ def test_any_mixture_comes_out_in_order(overflow: Overflow, seed: int) -> None:
 
 def test_the_file_goes_where_it_is_told_and_goes_away(tmp_path: Path) -> None:
     path = tmp_path / "scratch.sqlite"
-    overflow = Overflow(path)
+    overflow = OverflowFile(path)
     backlog = Backlog(1, overflow, limit=1)
     for number in range(1000):
         backlog.put(f"u{number}", 0)
@@ -76,7 +76,7 @@ def test_the_file_goes_where_it_is_told_and_goes_away(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_nothing_and_can_be_tried_again(tmp_path: Path) -> None:
-    overflow = Overflow(tmp_path / "scratch.sqlite")
+    overflow = OverflowFile(tmp_path / "scratch.sqlite")
     backlog = Backlog(1, overflow, limit=2)
     urls = [f"https://a.example/{number}/" + "x" * 500 for number in range(3000)]
     for url in urls[:600]:
@@ -105,7 +105,7 @@ def test_a_full_disk_costs_nothing_and_can_be_tried_again(tmp_path: Path) -> Non
 
 
 def test_a_chunk_that_can_not_be_read_stays_where_it_is(tmp_path: Path) -> None:
-    overflow = Overflow(tmp_path / "scratch.sqlite")
+    overflow = OverflowFile(tmp_path / "scratch.sqlite")
     backlog = Backlog(1, overflow, limit=1)
     for number in range(600):
         backlog.put(f"u{number}", 0)
@@ -123,7 +123,7 @@ def test_a_chunk_that_can_not_be_read_stays_where_it_is(tmp_path: Path) -> None:
 
 
 def test_an_entry_that_is_put_back_needs_no_file(tmp_path: Path) -> None:
-    overflow = Overflow(tmp_path / "missing" / "scratch.sqlite")
+    overflow = OverflowFile(tmp_path / "missing" / "scratch.sqlite")
     backlog = Backlog(1, overflow, limit=1)
     backlog.put("first", 0)
     backlog.put("second", 0)
@@ -133,7 +133,7 @@ def test_an_entry_that_is_put_back_needs_no_file(tmp_path: Path) -> None:
     overflow.close()
 
 
-def test_an_empty_backlog_has_nothing(overflow: Overflow) -> None:
+def test_an_empty_backlog_has_nothing(overflow: OverflowFile) -> None:
     with pytest.raises(IndexError):
         Backlog(1, overflow, limit=1).pop()
 
@@ -157,7 +157,7 @@ OBJECTS = [
 ]
 
 
-def test_payloads_come_back_with_their_urls_as_what_they_were(overflow: Overflow) -> None:
+def test_payloads_come_back_with_their_urls_as_what_they_were(overflow: OverflowFile) -> None:
     backlog = Backlog(1, overflow, limit=2)
     given = [*PLAIN, *OBJECTS] * 100
     for number, data in enumerate(given):
@@ -175,7 +175,7 @@ def test_payloads_come_back_with_their_urls_as_what_they_were(overflow: Overflow
     assert not overflow._objects
 
 
-def test_a_payload_that_holds_itself_stays_in_memory(overflow: Overflow) -> None:
+def test_a_payload_that_holds_itself_stays_in_memory(overflow: OverflowFile) -> None:
     backlog = Backlog(1, overflow, limit=1)
     endless: list[object] = []
     endless.append(endless)
@@ -189,8 +189,8 @@ def put_many(backlog: Backlog, count: int) -> None:
         backlog.put("u", 0, Thing())
 
 
-def test_what_can_t_be_written_down_is_bounded(overflow: Overflow) -> None:
-    few = Overflow(max_objects=10)
+def test_what_can_t_be_written_down_is_bounded(overflow: OverflowFile) -> None:
+    few = OverflowFile(max_objects=10)
     backlog = Backlog(1, few, limit=2)
     with pytest.raises(StorageError, match=r"keeps 10 payloads .* this Thing can't: give plain"):
         put_many(backlog, 100)

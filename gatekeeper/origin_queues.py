@@ -1,0 +1,618 @@
+"""The URLs of each origin of a `PoliteQueue`, and what the queue asks of a gate.
+
+A few URLs of an origin are in memory, the most important first; the others wait in a scratch
+file of SQLite, in the same order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import sqlite3
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from gatekeeper.clock import Clock, Timer
+from gatekeeper.decision import Decision
+from gatekeeper.errors import StorageError
+
+__all__ = [
+    "IN_MEMORY",
+    "MAX_OBJECTS",
+    "Backlog",
+    "DistantGate",
+    "Entry",
+    "HeldTurn",
+    "OriginQueue",
+    "OriginQueues",
+    "OverflowFile",
+    "QueueGate",
+    "QueueLease",
+    "QueueState",
+    "WaitingTasks",
+    "is_distant",
+]
+
+Entry = tuple[float, int, str, Any]
+"""Rank (the negated priority), order of arrival, URL, payload: sorts as it is to be served, as
+no two have one order of arrival."""
+
+MAX_OBJECTS = 100_000
+"""Payloads that can't go to the file, of URLs that do: they stay in memory, and no more of them."""
+
+IN_MEMORY = 32
+"""URLs of one origin that are kept in memory; further ones wait in a file."""
+_BATCH = 500
+
+
+class OverflowFile:
+    """The URLs of every origin that has too many for memory, in one SQLite file.
+
+    The file is scratch: made empty at the first need, deleted when closed. Writing is
+    batched; reading is by primary key, some dozens of microseconds for a chunk. An
+    operation that fails raises StorageError and has changed nothing: it may be tried again.
+
+    A payload of plain values goes to the file as MessagePack, and an equal one comes back.
+    Any other object stays in memory, `max_objects` at most: to write it would take pickle, and
+    then whoever can write to the folder of scratch files could run code here.
+    """
+
+    def __init__(self, path: str | Path | None = None, max_objects: int = MAX_OBJECTS) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._pending: list[tuple[int, float, int, str, bytes | None]] = []
+        self._objects: dict[int, Any] = {}
+        """Order of arrival -> payload."""
+        self._max_objects = max_objects
+        self.rows = 0
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            if self._path is None:
+                self._folder = tempfile.TemporaryDirectory(
+                    prefix="gatekeeper-queue-", ignore_cleanup_errors=True
+                )
+                self._path = Path(self._folder.name) / "queue.sqlite"
+            connection = sqlite3.connect(self._path, isolation_level=None)
+            try:
+                _prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    @contextmanager
+    def _usable(self) -> Iterator[sqlite3.Connection]:
+        """The file, inside one transaction: all of it or nothing."""
+        connection = None
+        try:
+            connection = self._open()
+            connection.execute("BEGIN")
+            yield connection
+            connection.execute("COMMIT")
+        except (sqlite3.Error, OSError) as error:
+            raise StorageError(
+                f"the queue's scratch file {self._path or tempfile.gettempdir()} can't be used "
+                f"({error}): make room there, or give PoliteQueue another `path`; no URL is lost"
+            ) from error
+        finally:
+            # A full disk, for one, has ended the transaction already.
+            if connection is not None and connection.in_transaction:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+
+    def make_room(self, data: Any) -> None:
+        """Write what is to be written, if that is much; see that one more payload has a place.
+
+        Raises StorageError.
+        """
+        if len(self._objects) >= self._max_objects and _packed(data) is None:
+            raise StorageError(
+                f"the queue keeps {self._max_objects:,} payloads in memory already that can't go "
+                f"to its scratch file, as this {type(data).__name__} can't: give plain values "
+                "(None, bool, int, float, str, bytes, lists and dicts of them), or fewer URLs at "
+                "a time (maxsize)"
+            )
+        if len(self._pending) >= _BATCH:
+            self._flush()
+
+    def add(self, queue: int, entry: Entry) -> None:
+        """Put away one URL of that queue, at first in memory: this can't fail."""
+        rank, arrival, url, data = entry
+        packed = None if data is None else _packed(data)
+        if data is not None and packed is None:
+            self._objects[arrival] = data
+        self._pending.append((queue, rank, arrival, url, packed))
+        self.rows += 1
+
+    def _flush(self) -> None:
+        if self._pending:
+            with self._usable() as connection:
+                connection.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?, ?)", self._pending)
+            self._pending.clear()
+
+    def take(self, queue: int, count: int) -> list[Entry]:
+        """Take out the first URLs of that queue. Raises StorageError."""
+        self._flush()
+        with self._usable() as connection:
+            found: list[tuple[float, int, str, bytes | None]] = connection.execute(
+                "SELECT rank, arrival, url, data FROM waiting WHERE queue = ?"
+                " ORDER BY rank, arrival LIMIT ?",
+                (queue, count),
+            ).fetchall()
+            if found:
+                connection.execute(
+                    "DELETE FROM waiting WHERE queue = ? AND (rank, arrival) <= (?, ?)",
+                    (queue, *found[-1][:2]),
+                )
+        self.rows -= len(found)
+        return [
+            (rank, arrival, url, self._objects.pop(arrival, None) if data is None else _read(data))
+            for rank, arrival, url, data in found
+        ]
+
+    def close(self) -> None:
+        """Delete the file. Idempotent."""
+        self._pending.clear()
+        self._objects.clear()
+        # What can't be deleted now is not worth an error to anybody.
+        with suppress(sqlite3.Error, OSError):
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+                if self._folder is None and self._path is not None:
+                    Path(self._path).unlink(missing_ok=True)
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = self._path = None
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    # Scratch: what a crash leaves of it is worth nothing. Not so what a full disk leaves,
+    # so that there is a journal, in memory.
+    connection.execute("PRAGMA journal_mode = MEMORY")
+    connection.execute("PRAGMA synchronous = OFF")
+    connection.execute("DROP TABLE IF EXISTS waiting")
+    connection.execute(
+        "CREATE TABLE waiting (queue INTEGER, rank REAL, arrival INTEGER, url TEXT, data BLOB,"
+        " PRIMARY KEY (queue, rank, arrival)) WITHOUT ROWID"
+    )
+
+
+_read = msgspec.msgpack.Decoder().decode
+_write = msgspec.msgpack.Encoder().encode
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def _packed(data: Any) -> bytes | None:
+    """The payload as MessagePack; None where what is read back would not be the same."""
+    try:
+        return _write(data) if _is_plain(data) else None
+    except (OverflowError, UnicodeError, RecursionError, msgspec.MsgspecError):
+        return None  # an integer of more than 64 bits, half a character, a list in itself
+
+
+def _is_plain(data: Any) -> bool:
+    kind = type(data)  # not isinstance: a subclass would come back as what it is made of
+    if kind is list:
+        return all(map(_is_plain, data))
+    if kind is dict:
+        return all(type(key) is str for key in data) and all(map(_is_plain, data.values()))
+    return kind in _PLAIN
+
+
+class Backlog:
+    """The URLs of one origin, the most important first, then first come first served.
+
+    The first of them are in memory: whatever is put away comes after all that is here.
+    """
+
+    __slots__ = ("_away", "_here", "_limit", "_number", "_overflow", "_worst")
+
+    _arrivals = itertools.count()
+
+    def __init__(self, number: int, overflow: OverflowFile, limit: int) -> None:
+        self._number = number
+        self._overflow = overflow
+        self._limit = limit
+        self._here: list[Entry] = []
+        self._away = 0
+        self._worst: tuple[float, int] | None = None
+        """Nothing that is put away comes before this; None while nothing is."""
+
+    def __len__(self) -> int:
+        return len(self._here) + self._away
+
+    def put(self, url: str, priority: float, data: Any = None) -> None:
+        """Add at the end of its priority. Raises StorageError; then it is not added."""
+        entry = (-priority, next(self._arrivals), url, data)
+        late = self._is_late(entry)
+        if late or len(self._here) >= 2 * self._limit:
+            self._overflow.make_room(data)
+        self._add(entry, late=late)
+
+    def put_back(self, entry: Entry) -> None:
+        """Add where it belongs: an entry that was popped is the first again. Can't fail."""
+        self._add(entry, late=self._is_late(entry))
+
+    def _is_late(self, entry: Entry) -> bool:
+        """Does it come after all that is here, and have others to wait with?"""
+        if self._worst is not None:
+            return entry[:2] > self._worst
+        return len(self._here) >= self._limit and entry >= max(self._here)
+
+    def _add(self, entry: Entry, *, late: bool) -> None:
+        if late:
+            self._put_away(entry)
+            return
+        heapq.heappush(self._here, entry)
+        if len(self._here) > 2 * self._limit:
+            self._here.sort()
+            for other in self._here[self._limit :]:
+                self._put_away(other)
+            del self._here[self._limit :]
+
+    def _put_away(self, entry: Entry) -> None:
+        self._overflow.add(self._number, entry)
+        self._away += 1
+        if self._worst is None or entry[:2] < self._worst:
+            self._worst = entry[:2]
+
+    def pop(self) -> Entry:
+        """The first. Raises IndexError if there is none, or StorageError; it is there then."""
+        if not self._here and self._away:
+            self._here = self._overflow.take(self._number, self._limit)
+            self._away -= len(self._here)
+            self._worst = None if not self._away else self._here[-1][:2]
+        return heapq.heappop(self._here)
+
+    def rank(self) -> float:
+        """The rank of the first, 0 if there is none."""
+        if self._here:
+            return self._here[0][0]
+        return 0.0 if self._worst is None else self._worst[0]
+
+
+class QueueLease(Protocol):
+    """What the queue does with a lease."""
+
+    @property
+    def expires_at(self) -> datetime:
+        """When it ends by itself."""
+
+    def enter(self) -> None:
+        """Let requests of this context adopt it."""
+
+    def leave(self) -> None:
+        """Undo `enter`, and end it."""
+
+    def give_back(self) -> None:
+        """End it unused."""
+
+    data: Any
+    """The payload of the URL."""
+
+
+class DistantGate(Protocol):
+    """What the queue asks of a gate in another process: it answers in a round trip, and can't
+    call back. `at_a_glance` is False."""
+
+    @property
+    def at_a_glance(self) -> bool:
+        """Whether it says without waiting what is known and whose turn it is."""
+
+    @property
+    def clock(self) -> Clock:
+        """Where the gate reads the time."""
+
+    def look(self, url: str, *, priority: int = 0) -> Coroutine[Any, Any, QueueLease]:
+        """The turn, if it is now; raises Denied, Deferred, or LeaseTimeout, which says in
+        `retry_at` when it comes."""
+
+    def acquire(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+        owned: bool = True,
+    ) -> Coroutine[Any, Any, QueueLease]:
+        """See `QueueGate.acquire`; LeaseTimeout as from `look`."""
+
+
+class QueueGate(Protocol):
+    """What the queue asks of a gate of this process."""
+
+    @property
+    def clock(self) -> Clock:
+        """Where the gate reads the time."""
+
+    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """The decision if it is known; never waits."""
+
+    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
+        """The decision, asking for robots.txt if need be."""
+
+    def take(self, url: str) -> QueueLease | None:
+        """The turn, if it can be had at once and that is known at a glance."""
+
+    def acquire(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+        owned: bool = True,
+    ) -> Coroutine[Any, Any, QueueLease]:
+        """The turn; raises Denied, Deferred or LeaseTimeout.
+
+        `owned` False: it belongs to no task and is in no context before it is entered.
+        """
+
+    def when_due(
+        self, host: str, callback: Callable[[], object], *, priority: float = 0
+    ) -> Callable[[], None]:
+        """Call back once when the host is due; returns what undoes it."""
+
+
+def is_distant(gate: object) -> bool:
+    """Whether the gate is another process's. Raises TypeError for an object that is no gate."""
+    distant = not getattr(gate, "at_a_glance", True)
+    wanted = ("clock", "look", "acquire") if distant else _WANTED
+    missing = [name for name in wanted if not hasattr(gate, name)]
+    if missing:
+        raise TypeError(
+            f"a PoliteQueue needs a Gatekeeper or a RemoteGatekeeper: {type(gate).__name__} has "
+            f"no {', '.join(missing)}"
+        )
+    return distant
+
+
+_WANTED = ("clock", "peek", "check", "take", "acquire", "when_due")
+
+
+_ALL = 1 << 62
+"""More than there will ever be."""
+
+
+class QueueState(Enum):
+    """What an origin waits for."""
+
+    READY = auto()
+    """Nothing: its host is due, as far as is known, or its turn was had; the next `get` has it."""
+    TRIED = auto()
+    """A `get` is about it."""
+    WATCHED = auto()
+    """Its host is not due; the scheduler will say when."""
+    WAITING = auto()
+    """Others ask its host too: its first URL waits in the scheduler with theirs."""
+    COLD = auto()
+    """Its robots.txt is being asked for, or will be."""
+    DEFERRED = auto()
+    """Not before a moment: the policy can't decide until then, or it needs a rest."""
+    EMPTY = auto()
+    """It has no more URLs, and is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTurn:
+    """A turn that was had before a `get` came for it."""
+
+    entry: Entry
+    lease: QueueLease
+    end: Timer
+    """When it is given back, should none come."""
+
+
+class OriginQueue:
+    """The URLs of one origin."""
+
+    __slots__ = (
+        "announced",
+        "asked",
+        "backlog",
+        "host",
+        "origin",
+        "setbacks",
+        "state",
+        "turn_held",
+        "turns_by_waiting",
+        "unwatch",
+        "waiting",
+    )
+
+    def __init__(self, origin: str, host: str, backlog: Backlog) -> None:
+        self.origin = origin
+        self.host = host
+        self.backlog = backlog
+        self.state = QueueState.TRIED
+        self.announced = False
+        """It is the scheduler that says that the host is due."""
+        self.asked = False
+        """Its robots.txt was asked for since its last turn."""
+        self.setbacks = 0
+        """Times in a row that it was tried for nothing."""
+        self.turns_by_waiting = 0
+        """Turns that are had by waiting in the scheduler, before it is tried again without."""
+        self.waiting: tuple[Entry, asyncio.Task[QueueLease]] | None = None
+        """The URL that waits in the scheduler, and the task that does so."""
+        self.turn_held: HeldTurn | None = None
+        """A turn that was had, for the next `get`."""
+        self.unwatch: Callable[[], None] | None = None
+
+    def rank(self) -> float:
+        """That of the URL which is next."""
+        return self.backlog.rank() if self.turn_held is None else self.turn_held.entry[0]
+
+
+class OriginQueues:
+    """Every origin that has URLs: those ready, by priority and then first come, and those
+    deferred, by time, with one timer for all of them.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        path: str | Path | None,
+        in_memory: int,
+        on_ready: Callable[[], object],
+    ) -> None:
+        """`path` and `in_memory` are those of `PoliteQueue`; `on_ready` is called when an origin
+        becomes ready."""
+        self._clock = clock
+        self._on_ready = on_ready
+        self._in_memory = in_memory
+        self._overflow = OverflowFile(path)
+        self._queues: dict[str, OriginQueue] = {}
+        self._numbers = itertools.count()
+        self._order = itertools.count()
+        self._ready: list[tuple[float, int, OriginQueue]] = []
+        self._deferred: list[tuple[float, int, OriginQueue]] = []
+        self._timer: Timer | None = None
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def __iter__(self) -> Iterator[OriginQueue]:
+        return iter(self._queues.values())
+
+    @property
+    def overflowed(self) -> int:
+        """URLs in the file."""
+        return self._overflow.rows
+
+    def get(self, origin: str, host: str) -> tuple[OriginQueue, bool]:
+        """The queue of an origin, and whether it is a new one."""
+        queued = self._queues.get(origin)
+        if queued is not None:
+            return queued, False
+        backlog = Backlog(next(self._numbers), self._overflow, self._in_memory)
+        queued = self._queues[origin] = OriginQueue(origin, host, backlog)
+        return queued, True
+
+    def forget(self, queued: OriginQueue) -> None:
+        """It is empty."""
+        if queued.unwatch is not None:
+            queued.unwatch()
+            queued.unwatch = None
+        queued.state = QueueState.EMPTY
+        self._queues.pop(queued.origin, None)
+
+    def ready(self, queued: OriginQueue, *, announced: bool = False) -> None:
+        """Its turn may be tried; `announced`: the scheduler says so."""
+        queued.state = QueueState.READY
+        queued.announced = announced
+        order = next(self._order)
+        if queued.turn_held is not None:
+            order -= _ALL  # a turn that was had does not keep: it goes before its like
+        heapq.heappush(self._ready, (queued.rank(), order, queued))
+        self._on_ready()
+
+    def raise_rank(self, queued: OriginQueue) -> None:
+        """A URL was added before all others of an origin that is ready: it moves forward."""
+        heapq.heappush(self._ready, (queued.rank(), next(self._order), queued))
+
+    def next_ready(self) -> OriginQueue | None:
+        """Take out the most important origin that is ready; None if there is none."""
+        while self._ready:
+            queued = heapq.heappop(self._ready)[2]
+            if queued.state is QueueState.READY:
+                queued.state = QueueState.TRIED
+                return queued
+        return None
+
+    def any_ready(self) -> bool:
+        """Would `next_ready` find one?"""
+        while self._ready and self._ready[0][2].state is not QueueState.READY:
+            heapq.heappop(self._ready)
+        return bool(self._ready)
+
+    def defer(self, queued: OriginQueue, until: float) -> None:
+        """Not before that monotonic moment."""
+        queued.state = QueueState.DEFERRED
+        heapq.heappush(self._deferred, (until, next(self._order), queued))
+        if self._deferred[0][2] is queued:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = (
+            self._clock.call_at(self._deferred[0][0], self._wake) if self._deferred else None
+        )
+
+    def _wake(self) -> None:
+        now = self._clock.monotonic()
+        while self._deferred and self._deferred[0][0] <= now:
+            queued = heapq.heappop(self._deferred)[2]
+            if queued.state is QueueState.DEFERRED:
+                self.ready(queued)
+        self._set_timer()
+
+    def close(self) -> None:
+        """Forget everything."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for queued in list(self._queues.values()):
+            self.forget(queued)
+        self._ready.clear()
+        self._deferred.clear()
+        self._overflow.close()
+
+
+class WaitingTasks:
+    """Tasks that wait to be woken, first come, first served.
+
+    `nothing_to_do()` says whether waking one would be for nothing. To join, to be woken and to
+    leave cost the same however many wait.
+    """
+
+    def __init__(self, nothing_to_do: Callable[[], bool]) -> None:
+        self._in_vain = nothing_to_do
+        self._futures: OrderedDict[asyncio.Future[None], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    async def wait(self) -> None:
+        """Return when woken. A wake-up that a cancelled one got is passed on."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures[future] = None
+        try:
+            await future
+        except BaseException:
+            future.cancel()
+            self._futures.pop(future, None)
+            self.wake()
+            raise
+
+    def wake(self) -> None:
+        """Wake the first, if there is something to wake it for."""
+        if self._futures and not self._in_vain():
+            while self._futures:
+                future, _ = self._futures.popitem(last=False)
+                if not future.done():
+                    future.set_result(None)
+                    return
+
+    def wake_all(self) -> None:
+        """Wake everybody, whatever for."""
+        for future in self._futures:
+            if not future.done():
+                future.set_result(None)
+        self._futures.clear()
