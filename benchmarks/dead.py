@@ -158,7 +158,17 @@ async def _sidecar(world: World, dead: list[str]) -> None:
                     async with remote.lease(url) as lease, pages.get(url) as response:
                         lease.report(status=response.status)
 
-                await _insist(world, dead, get)
+                async def check() -> None:
+                    while True:
+                        async for _ in remote.check_many(dead):
+                            pass
+                        await asyncio.sleep(1.0)
+
+                asking = asyncio.create_task(check())
+                try:
+                    await _insist(world, [], get)
+                finally:
+                    asking.cancel()
         finally:
             await service.close()
             await runner.cleanup()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from gatekeeper.clock import Clock
-from gatekeeper.fetching.retrieval import STRANGER, Turn, precedence
+from gatekeeper.fetching.retrieval import ANSWERED, STRANGER, Turn, precedence
 from gatekeeper.fetching.watching import Alarm
 from gatekeeper.urls import parse
 
@@ -17,6 +17,10 @@ __all__ = ["SLOW_LANE", "HostTurns", "Places", "Slot", "Slots"]
 
 _SWEEP_FROM: Final = 10_000
 _PATIENCE: Final = 0.25
+_BREATH: Final = 0.01
+"""Seconds in which a burst of retrievals may begin."""
+_LEAST_BURST: Final = 2
+_BURST: Final = 64
 SLOW_LANE: Final = 19
 """Places in the slow lane for each in the fast one."""
 
@@ -96,7 +100,8 @@ class Places:
 
     def take_nowait(self) -> bool:
         """Take a place if one is free and nobody goes before."""
-        if self.free > 0 and not any(self._waiting[: precedence.get() + 1]):
+        rank = precedence.get()
+        if self.free > 0 and not any(self._waiting[: rank + 1]) and self._may(rank):
             self.free -= 1
             return True
         return False
@@ -121,8 +126,15 @@ class Places:
     def give(self) -> None:
         """A place is free: to the next who waits."""
         self.free += 1
+        self._hand_out()
+
+    def _may(self, rank: int) -> bool:
+        """Whether one of that rank may be given a place now; it is given if so."""
+        return True
+
+    def _hand_out(self) -> None:
         for rank, waiting in enumerate(self._waiting):
-            while waiting and self.free > 0:
+            while waiting and self.free > 0 and (waiting[0].done() or self._may(rank)):
                 if rank == STRANGER:
                     self._latest = not self._latest
                 place = waiting.pop() if rank == STRANGER and self._latest else waiting.popleft()
@@ -137,7 +149,8 @@ class Slots(Places):
     A retrieval that has not come to its end within a quarter of a second leaves its slot to
     another and goes on in a slow lane, which has nineteen times as many places; only when that
     is full too does it keep its slot. Otherwise two hundred silent hosts would be a wall of ten
-    seconds before everybody else.
+    seconds before everybody else. And a few begin at a time, the fewer the later the event loop
+    is: a list of thousands, each of which fails at once, would leave it no time for the pages.
     """
 
     def __init__(self, clock: Clock, most: int, *, patience: float = _PATIENCE) -> None:
@@ -147,6 +160,29 @@ class Slots(Places):
         self.patience = patience
         self.taken = 0
         """Retrievals on the network now, in both lanes."""
+        self._burst = _BURST
+        self._begun = 0
+        """How many began since the last breath."""
+
+    def _may(self, rank: int) -> bool:
+        if rank == ANSWERED:
+            return True
+        if self._begun >= self._burst:
+            return False
+        self._begun += 1
+        if self._begun == 1:
+            due = self.alarm.clock.monotonic() + _BREATH
+            self.alarm.clock.call_at(due, self._breathe, due)
+        return True
+
+    def _breathe(self, due: float) -> None:
+        late = self.alarm.clock.monotonic() - due
+        if late > _BREATH / 2:
+            self._burst = max(_LEAST_BURST, self._burst // 2)
+        elif self._begun >= self._burst:
+            self._burst = min(_BURST, self._burst * 2)
+        self._begun = 0
+        self._hand_out()
 
     def __call__(self) -> Slot:
         """Wait for a slot, hold it for the block."""
