@@ -16,7 +16,7 @@ from gatekeeper.robots.prefixes import Compiled, Suspects, prefixes_only
 from gatekeeper.robots.rulesets import Numbered, TextSource, split_url
 from gatekeeper.robots.shapes import SortedRules
 from gatekeeper.robots.wilds import WildRules
-from gatekeeper.urls import MAX_URL
+from gatekeeper.urls import SURELY_SHORT
 
 __all__ = ["LongestMatch", "ready_rules"]
 
@@ -78,7 +78,7 @@ class LongestMatch:
             or " " in path
             or ("." in path and "/." in path and _DOT_SEGMENT(path))
             or not path.isprintable()
-            or len(url) > MAX_URL
+            or len(url) > SURELY_SHORT
         ):
             origin, path = split_url(url)
             if origin and url.startswith(origin + "/"):

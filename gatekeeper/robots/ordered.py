@@ -349,10 +349,14 @@ def _precedence(matched: tuple[int, bool]) -> tuple[int, int]:
 
 def _views(path: str, meter: Meter) -> _ThreeViews:
     """The path as it came, decoded, and both; each with and without its query."""
-    bare, mark, _ = path.partition("?")
-    forms = (path, bare) if mark else (path,)
-    raw = tuple(Places(octets(form), meter) for form in forms)
-    plain = tuple(Places(normal.decoded(octets(form)), meter) for form in forms)
+    path = octets(path)
+    bare, mark, query = path.partition("?")
+    decoded = normal.decoded(bare)
+    forms, plainer = (path,), (decoded,)
+    if mark:  # no escape holds a `?`: nothing is decoded twice
+        forms, plainer = (path, bare), (f"{decoded}?{normal.decoded(query)}", decoded)
+    raw = tuple([Places(form, meter) for form in forms])
+    plain = tuple([Places(form, meter) for form in plainer])
     if raw[0].text == plain[0].text:
         return raw, raw, raw
     return raw, plain, raw + plain

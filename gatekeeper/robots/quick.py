@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from gatekeeper.urls import SURELY_SHORT
+
 __all__ = ["PlainAnswer", "QuickAnswer", "Suspects", "plainly", "quickly"]
 
 QuickAnswer = Callable[[str], bool | None]
@@ -26,7 +28,7 @@ Suspects = tuple[tuple[str, ...], tuple[str, ...]]
 
 _FEW = 24
 """Prefixes or pieces up to which trying each in turn is faster than looking them up."""
-_LONG = 8_000
+_LONG = SURELY_SHORT
 """Characters that are answered about; the reader of URLs knows their bound."""
 _dot_segment = re.compile(r"/\.\.?(?:[/?#]|\Z)").search
 

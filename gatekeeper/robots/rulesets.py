@@ -14,7 +14,7 @@ from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots.lines import RULE, Spans, value_of
 from gatekeeper.robots.model import Dialect
-from gatekeeper.urls import MAX_PATH
+from gatekeeper.urls import SURELY_SHORT
 
 __all__ = [
     "DENIED",
@@ -113,6 +113,6 @@ def split_url(url: str) -> tuple[str, str]:
             return urls.split(url)
         except InvalidURL:
             return "", urls.path_of(url)  # the host alone may be what is wrong with it
-    if len(url) > MAX_PATH or "#" in url or "/." in url or "/%2" in url:
+    if len(url) > SURELY_SHORT or "#" in url or "/." in url or "/%2" in url:
         return "", urls.split("http://a" + url)[1]
     return "", url
