@@ -136,8 +136,6 @@ def _parse_whole(raw: str) -> Target:
     credentials, at, hostport = url.raw_authority.rpartition("@")
     host, port = _authority(raw, url.scheme, hostport)
     path = _path(url, raw)
-    if len(path) > MAX_PATH:
-        raise _invalid(raw, f"longer than {MAX_URL} characters as it is sent")
     target = Target(
         scheme=url.scheme,
         host=host,
@@ -448,7 +446,10 @@ def _path(url: URL, raw: str) -> str:
     # yarl drops the `?` of an empty query; a rule may ask for it (URL-04).
     if query or "?" in raw.partition("#")[0]:
         path = f"{path}?{query}"
-    return _UNSENDABLE.sub(_escaped, path)
+    path = _UNSENDABLE.sub(_escaped, path)
+    if len(path) > MAX_PATH:
+        raise _invalid(raw, f"longer than {MAX_URL} characters as it is sent")
+    return path
 
 
 def _without_dot_segments(path: str) -> str:
