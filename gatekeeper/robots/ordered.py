@@ -352,7 +352,8 @@ def _views(path: str, meter: Meter) -> _ThreeViews:
     path = octets(path)
     bare, mark, query = path.partition("?")
     decoded = normal.decoded(bare)
-    forms, plainer = (path,), (decoded,)
+    forms: tuple[str, ...] = (path,)
+    plainer: tuple[str, ...] = (decoded,)
     if mark:  # no escape holds a `?`: nothing is decoded twice
         forms, plainer = (path, bare), (f"{decoded}?{normal.decoded(query)}", decoded)
     raw = tuple([Places(form, meter) for form in forms])
