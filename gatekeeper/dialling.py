@@ -9,6 +9,7 @@ from gatekeeper.config import Config
 from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.guard import Guard, guarded_connector
 from gatekeeper.fetching.whereabouts import Whereabouts
+from gatekeeper.url_cache import UrlCache
 
 __all__ = ["Dialling"]
 
@@ -21,6 +22,7 @@ class Dialling:
     _own: aiohttp.ClientSession | None
     _resolver: AbstractResolver | None
     _whereabouts: Whereabouts | None
+    url_cache: UrlCache
 
     def guarded_connector(self) -> aiohttp.TCPConnector:
         """A connector that dials through this gate's guard; close it with its session."""
@@ -29,6 +31,7 @@ class Dialling:
             self.config,
             resolver=self._resolver if places is None else places.resolver,
             guard=self.guard,
+            url_cache=self.url_cache,
             # No limit of its own: the turns and the fetch slots are the bound, and waiting in
             # a connection pool would be waiting that no clock knows of.
             limit=0,

@@ -25,7 +25,7 @@ from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.guard import Guard, GuardedConnector
+from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.whereabouts import Whereabouts
 from gatekeeper.immediate import Immediate
@@ -41,9 +41,9 @@ from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiters import REFETCH, Offer
 from gatekeeper.prepared import PreparedAnswers
 from gatekeeper.robots.quick import QuickAnswer
-from gatekeeper.sending import Spelling
 from gatekeeper.storage.base import Storage
 from gatekeeper.storage.sqlite import SqliteStorage
+from gatekeeper.url_cache import UrlCache
 from gatekeeper.urls import Target
 from gatekeeper.wishes import Wishes
 
@@ -128,6 +128,7 @@ class Gatekeeper(Immediate, Many, Dialling):
             self._waits,
             self._whereabouts,
         )
+        self.url_cache = UrlCache()
         self._middleware = partial(self.passage(), UNLIMITED)
         self._own: aiohttp.ClientSession | None = None
         self._stack = AsyncExitStack()
@@ -299,14 +300,12 @@ class Gatekeeper(Immediate, Many, Dialling):
         """For `aiohttp.ClientSession(middlewares=(gate.middleware,))`; put it last."""
         return self._middleware
 
-    def passage(self, spelling: Spelling | None = None) -> Passage:
-        """`middleware`, for a session that gives each request an allowance of its own, on the
-        gate's own `connector`; `spelling` reads its URLs.
+    def passage(self) -> Passage:
+        """`middleware`, for a session that gives each request an allowance of its own; it may
+        read its URLs by `url_cache`.
         """
-        if spelling is not None and isinstance(self.connector, GuardedConnector):
-            self.connector.spelling = spelling
         lessor = self._lessor
-        return gate_passage(self, lessor.wait, lessor.take, spelling, lessor.uplink.unreached)
+        return gate_passage(self, lessor.wait, lessor.take, self.url_cache, lessor.uplink.unreached)
 
     # -- inside ----------------------------------------------------------------------
 

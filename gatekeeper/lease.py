@@ -19,7 +19,7 @@ from gatekeeper.misuse import wrong_report
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.selfwait import EVERYTHING
-from gatekeeper.sending import url_of
+from gatekeeper.url_cache import url_of
 
 if TYPE_CHECKING:
     from gatekeeper.leasing import Lessor

@@ -29,7 +29,7 @@ from gatekeeper.allowance import UNLIMITED, Allowance, Unlimited
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import Deferred, Denied
 from gatekeeper.robots import PageSignals, page_signals, product_token
-from gatekeeper.sending import Spelling, url_of
+from gatekeeper.url_cache import UrlCache, url_of
 from gatekeeper.urls import sendable
 
 __all__ = [
@@ -247,17 +247,17 @@ def gate_passage(
     gate: Gate,
     wait: Wait,
     take: Take = _nothing_at_once,
-    spelling: Spelling | None = None,
+    url_cache: UrlCache | None = None,
     unreached: Callable[[HeldLease, BaseException], object] = _unheard,
 ) -> Passage:
     """The same for requests that have an allowance of their own, over a gate's own roads.
 
-    Their leases stand in no context's list. `spelling` is what reads the requests' URLs, if
+    Their leases stand in no context's list. `url_cache` is what reads the requests' URLs, if
     anything of ours does. `unreached` is told of each request that failed, and with what.
     """
 
     offered = _Offered()
-    spelt = spelling or Spelling()
+    spelt = url_cache or UrlCache()
     current_task = asyncio.current_task
 
     async def pass_gate(
@@ -273,7 +273,7 @@ def gate_passage(
             agent = _other_agent(sent, gate.user_agent)
         if agent is None and url is spelt.last and not offered and not open_leases.get():
             text = spelt.text
-            lease = take(text, task, spelt.place.origin, spelt.path)
+            lease = take(text, task, spelt.authority.origin, spelt.path)
         else:
             text = offered.taken_by(request) or sendable(url)
             adopted = lease = adopt(text)

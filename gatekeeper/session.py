@@ -7,7 +7,7 @@ guard, for sessions of one's own: `guarded_connector`, `Guard`.
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -25,8 +25,9 @@ from gatekeeper.errors import ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.asking import send_once
 from gatekeeper.fetching.guard import Guard, Refusal, guarded_connector
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.sending import Spelling, url_of
+from gatekeeper.library_internals import wrap_requests
 from gatekeeper.storage.base import Storage
+from gatekeeper.url_cache import url_of
 
 __all__ = [
     "Guard",
@@ -194,50 +195,51 @@ def _keep_to_the_gate(
     tell them what it is, and a request's own `middlewares` replace the session's. Both
     are settled here, on this one session; its class stays aiohttp's.
     """
-    plain = session._request
     usual, usual_unhurried = session.timeout, _unhurried(session.timeout)
     usual_total = usual.total or None  # 0, too, is no limit
-    spelling = Spelling()
-    read, pass_gate = spelling.read, gate.passage(spelling)
+    read, pass_gate = gate.url_cache.read, gate.passage()
 
-    @functools.wraps(plain)
-    def request(
-        method: str,
-        url: Any,
-        *,
-        timeout: Any = _NOT_GIVEN,
-        middlewares: Any = None,
-        proxy: Any = None,
-        **arguments: Any,
-    ) -> Coroutine[Any, Any, ClientResponse]:
-        if proxy is not None:
-            _refuse_proxy(gate.config, proxy)
-            arguments["proxy"] = proxy
-        total, unhurried = usual_total, usual_unhurried
-        if timeout is not _NOT_GIVEN:
-            wanted = _as_timeout(timeout, usual)
-            total, unhurried = wanted.total or None, _unhurried(wanted)
-        if url.__class__ is not str or base is not None or "@" in url:
-            refused = _refused_text(url, base)
-            if refused is not None:
-                return _denied(gate, refused)
-        if url.__class__ is str:
-            try:  # noqa: SIM105 - each request comes this way
-                url = read(url)
-            except ValueError:
-                pass  # aiohttp has its own words for it
-        passage = partial(pass_gate, Allowance(times, total))
-        outer = inner if middlewares is None else middlewares
-        return plain(
-            method,
-            url,
-            timeout=unhurried,
-            middlewares=(*outer, passage) if outer else (passage,),
-            **arguments,
-        )
+    def kept(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def request(
+            method: str,
+            url: Any,
+            *,
+            timeout: Any = _NOT_GIVEN,
+            middlewares: Any = None,
+            proxy: Any = None,
+            **arguments: Any,
+        ) -> Coroutine[Any, Any, ClientResponse]:
+            if proxy is not None:
+                _refuse_proxy(gate.config, proxy)
+                arguments["proxy"] = proxy
+            total, unhurried = usual_total, usual_unhurried
+            if timeout is not _NOT_GIVEN:
+                wanted = _as_timeout(timeout, usual)
+                total, unhurried = wanted.total or None, _unhurried(wanted)
+            if url.__class__ is not str or base is not None or "@" in url:
+                refused = _refused_text(url, base)
+                if refused is not None:
+                    return _denied(gate, refused)
+            if url.__class__ is str:
+                try:  # noqa: SIM105 - each request comes this way
+                    url = read(url)
+                except ValueError:
+                    pass  # aiohttp has its own words for it
+            passage = partial(pass_gate, Allowance(times, total))
+            outer = inner if middlewares is None else middlewares
+            done: Coroutine[Any, Any, ClientResponse] = plain(
+                method,
+                url,
+                timeout=unhurried,
+                middlewares=(*outer, passage) if outer else (passage,),
+                **arguments,
+            )
+            return done
 
-    # object's own: in asyncio's debug mode ClientSession warns of foreign attributes.
-    object.__setattr__(session, "_request", request)
+        return request
+
+    wrap_requests(session, kept)
 
 
 async def _denied(gate: Gatekeeper, url: str) -> ClientResponse:

@@ -22,10 +22,10 @@ from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.content import is_binary, is_media, judge
 from gatekeeper.fetching.decoding import BadEncoding, Decoder
 from gatekeeper.fetching.guard import dialling
-from gatekeeper.fetching.interim import limit_interim
 from gatekeeper.fetching.outcomes import Outcome, classify
 from gatekeeper.fetching.retrieval import hurried
 from gatekeeper.fetching.watching import Alarm, Watch, watching
+from gatekeeper.library_internals import default_proxy, limit_interim
 from gatekeeper.urls import Target
 
 __all__ = ["Asker", "Reply", "send_once"]
@@ -174,9 +174,7 @@ def _laid_over(
         trust_env=lent.trust_env,
         auto_decompress=False,
         timeout=_NO_LIMITS,
-        # aiohttp has no public name for the proxy a session was made with.
-        proxy=getattr(lent, "_default_proxy", None),
-        proxy_auth=getattr(lent, "_default_proxy_auth", None),
+        **default_proxy(lent),
     )
 
 

@@ -31,11 +31,11 @@ from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, Verdict
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.addresses import Kind
-from gatekeeper.fetching.interim import limit_interim
 from gatekeeper.fetching.judging import Guard, GuardStats, Refusal
 from gatekeeper.fetching.resolving import system_resolver
+from gatekeeper.library_internals import close_pooled, limit_interim
 from gatekeeper.robots import product_token
-from gatekeeper.sending import Spelling
+from gatekeeper.url_cache import UrlCache
 
 if TYPE_CHECKING:
     from aiohttp import ClientRequest, ClientTimeout
@@ -132,10 +132,17 @@ class GuardedConnector(aiohttp.TCPConnector):
     refused it. `guard` is the judge, with its `stats()`.
     """
 
-    def __init__(self, guard: Guard, resolver: AbstractResolver | None, **options: Any) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        resolver: AbstractResolver | None,
+        *,
+        url_cache: UrlCache | None = None,
+        **options: Any,
+    ) -> None:
+        """`url_cache` is what reads the URLs of the requests, if anything of ours does."""
         self.guard = guard
-        self.spelling = Spelling()
-        """What reads the URLs of the requests that come here, if anything of ours does."""
+        self._url_cache = url_cache or UrlCache()
         self._guarded_resolver = GuardedResolver(guard, resolver)
         self._judged_by = guard.version
         super().__init__(
@@ -179,25 +186,17 @@ class GuardedConnector(aiohttp.TCPConnector):
             self._give_up_judged()
         if req.proxy is not None:
             refuse_proxy(self.guard.mode, req.proxy)
-        url, spelt = req.url, self.spelling
-        passed = url is spelt.last and spelt.place.scheme_and_authority in self.guard.passed
+        url, cache = req.url, self._url_cache
+        passed = url is cache.last and cache.authority.scheme_and_authority in self.guard.passed
         if not passed and (refusal := self.guard.refuses_request(url)) is not None:
             raise self._denied(req, refusal.note)
         return _connect(self, req, traces, timeout)
 
     def _give_up_judged(self) -> None:
-        """Other settings are in force: what was let through by the old ones is not used again.
-
-        aiohttp has no public way to do that: without its tables, pooled connections stay for
-        as long as they are kept alive (15 s).
-        """
+        """Other settings are in force: what was let through by the old ones is not used again."""
         self._judged_by = self.guard.version
         self.clear_dns_cache()
-        for idle in getattr(self, "_conns", {}).values():
-            for protocol, _ in idle:
-                protocol.close()
-        for busy in getattr(self, "_acquired", ()):
-            busy.force_close()  # once its response is over
+        close_pooled(self)
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
@@ -253,11 +252,13 @@ def guarded_connector(
     *,
     resolver: AbstractResolver | None = None,
     guard: Guard | None = None,
+    url_cache: UrlCache | None = None,
     **options: Any,
 ) -> GuardedConnector:
     """The guard for any aiohttp session; needs a running loop, as every connector does.
 
     `guard` shares one judge between several connectors, in place of one made of `config`;
+    `url_cache` is what reads the URLs of the session's requests, if one does;
     `options` go to aiohttp.TCPConnector. A session given this connector needs
     `trust_env=False` (aiohttp's default): a proxy raises ConfigError unless guard.mode is
     "url-only". Raises ConfigError for options that would lead round the guard.
@@ -268,7 +269,7 @@ def guarded_connector(
     """
     if "socket_factory" in options:
         raise ConfigError("socket_factory is the guard's; leave it out of the connector's options")
-    return GuardedConnector(guard or Guard(config), resolver, **options)
+    return GuardedConnector(guard or Guard(config), resolver, url_cache=url_cache, **options)
 
 
 def refuse_proxy(config: Config | str, proxy: object) -> None:

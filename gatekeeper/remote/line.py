@@ -13,7 +13,7 @@ from yarl import URL
 
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.errors import ConfigError, GateClosed
-from gatekeeper.sending import url_of
+from gatekeeper.url_cache import url_of
 
 __all__ = ["Answer", "Line", "Unreached", "backoff"]
 

@@ -13,10 +13,10 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gatekeeper import Gatekeeper
+from gatekeeper import library_internals as interim
 from gatekeeper.config import Config
 from gatekeeper.decision import Verdict
-from gatekeeper.fetching import interim
-from gatekeeper.fetching.interim import MOST_INTERIM, MOST_OCTETS, limit_interim
+from gatekeeper.library_internals import MOST_INTERIM, MOST_OCTETS, limit_interim
 from gatekeeper.session import guarded_connector, polite_session
 from tests.internet import FakeInternet, Interim
 

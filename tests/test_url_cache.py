@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from yarl import URL
 
-from gatekeeper.sending import Spelling
+from gatekeeper.url_cache import UrlCache
 
 AUTHORITIES = st.sampled_from(
     [
@@ -35,9 +35,9 @@ PIECES = st.text(
 )
 
 
-def read(spelling: Spelling, text: str) -> URL | None:
+def read(cache: UrlCache, text: str) -> URL | None:
     try:
-        return spelling.read(text)
+        return cache.read(text)
     except ValueError:
         return None
 
@@ -76,51 +76,51 @@ def seen(url: URL) -> tuple[object, ...]:
 @example("http://xn--", "/x")  # no host that can be decoded
 @example("http://", "[]@/")  # IndexError in yarl
 def test_it_reads_as_yarl_does(authority: str, rest: str) -> None:
-    spelling = Spelling()
-    read(spelling, authority + "/")  # the authority is known from now on
+    cache = UrlCache()
+    read(cache, authority + "/")  # the authority is known from now on
     text = authority + rest
-    found, expected = read(spelling, text), by_yarl(text)
+    found, expected = read(cache, text), by_yarl(text)
     assert found == expected
     if found is not None and expected is not None:
         assert seen(found) == seen(expected)
-        assert found is not spelling.last or spelling.text == str(expected)
+        assert found is not cache.last or cache.text == str(expected)
 
 
 def test_it_knows_the_parts_of_the_last_plain_url() -> None:
-    spelling = Spelling()
-    first, second = (spelling.read(f"http://a.example/{name}") for name in "ab")
-    assert spelling.last is second
-    assert (spelling.text, spelling.place.origin, spelling.path) == (
+    cache = UrlCache()
+    first, second = (cache.read(f"http://a.example/{name}") for name in "ab")
+    assert cache.last is second
+    assert (cache.text, cache.authority.origin, cache.path) == (
         "http://a.example/b",
         "http://a.example",
         "/b",
     )
     for odd in ("http://a.example/%41", "http://a.example/a?b", "http://a.example/a/../b"):
-        assert spelling.read(odd) is not spelling.last
+        assert cache.read(odd) is not cache.last
     assert first is not second
 
 
 def test_what_yarl_works_out_of_an_authority_is_worked_out_once() -> None:
     """Should a newer yarl remember it in another way, this says so; all else still holds."""
-    spelling = Spelling()
-    spelling.read("http://a.example:81/")
-    found = dict(spelling.read("http://a.example:81/b")._cache)
-    assert spelling.place.known.items() <= found.items()
-    assert spelling.place.known["host_port_subcomponent"] == "a.example:81"
+    cache = UrlCache()
+    cache.read("http://a.example:81/")
+    found = dict(cache.read("http://a.example:81/b")._cache)
+    assert cache.authority.parts.items() <= found.items()
+    assert cache.authority.parts["host_port_subcomponent"] == "a.example:81"
 
 
 def test_a_yarl_that_remembers_otherwise_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gatekeeper.sending._worked_out", lambda root: {})
-    spelling = Spelling()
-    spelling.read("http://a.example:81/")
-    assert seen(spelling.read("http://a.example:81/b")) == seen(URL("http://a.example:81/b"))
+    monkeypatch.setattr("gatekeeper.url_cache.parts_of_authority", lambda root: {})
+    cache = UrlCache()
+    cache.read("http://a.example:81/")
+    assert seen(cache.read("http://a.example:81/b")) == seen(URL("http://a.example:81/b"))
 
 
 def test_authorities_are_forgotten_before_they_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gatekeeper.sending._MAX_AUTHORITIES", 10)
-    spelling = Spelling()
+    monkeypatch.setattr("gatekeeper.url_cache._MAX_AUTHORITIES", 10)
+    cache = UrlCache()
     for number in range(95):
-        assert spelling.read(f"http://{number}.example/").host == f"{number}.example"
-    assert len(spelling._places) <= 10
+        assert cache.read(f"http://{number}.example/").host == f"{number}.example"
+    assert len(cache._authorities) <= 10
