@@ -16,6 +16,7 @@ import contextlib
 import functools
 import heapq
 import itertools
+import math
 import os
 import secrets
 import time
@@ -28,6 +29,7 @@ __all__ = [
     "Boot",
     "Clock",
     "Deadline",
+    "SingleTimer",
     "Stamp",
     "SystemClock",
     "Timer",
@@ -326,6 +328,54 @@ class VirtualClock:
 def _set_done(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+class SingleTimer:
+    """At most one pending call of one callback, which may be moved.
+
+    A pending call that is cancelled or replaced is not made. The callback takes no arguments,
+    and may set the timer again.
+
+    >>> clock = VirtualClock()
+    >>> timer = SingleTimer(clock, lambda: print("called at", clock.monotonic()))
+    >>> timer.set(5.0)
+    >>> timer.set_no_later(3.0)
+    >>> timer.when
+    3.0
+    >>> clock.advance(10.0)
+    called at 3.0
+    >>> timer.when
+    inf
+    """
+
+    __slots__ = ("_callback", "_clock", "_timer", "when")
+
+    def __init__(self, clock: Clock, callback: Callable[[], object]) -> None:
+        self._clock = clock
+        self._callback = callback
+        self._timer: Timer | None = None
+        self.when = math.inf
+        """Monotonic moment of the pending call; inf where none is pending. Read it only."""
+
+    def set(self, when: float) -> None:
+        """Call back at that monotonic moment and at no other; inf: not at all."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.when = when
+        self._timer = None if when == math.inf else self._clock.call_at(when, self._fire)
+
+    def set_no_later(self, when: float) -> None:
+        """Call back at that monotonic moment, unless an earlier call is pending."""
+        if when < self.when:
+            self.set(when)
+
+    def cancel(self) -> None:
+        """Make no call until it is set again."""
+        self.set(math.inf)
+
+    def _fire(self) -> None:
+        self._timer, self.when = None, math.inf
+        self._callback()
 
 
 class Deadline:

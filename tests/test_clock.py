@@ -8,7 +8,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gatekeeper.clock import Clock, Deadline, SystemClock, VirtualClock, deadline, utc
+from gatekeeper.clock import (
+    Clock,
+    Deadline,
+    SingleTimer,
+    SystemClock,
+    VirtualClock,
+    deadline,
+    utc,
+)
 
 
 @pytest.fixture
@@ -376,3 +384,55 @@ async def test_a_deadline_that_is_over_can_not_be_moved(clock: VirtualClock) -> 
     limits[0].move(1.0)
     await clock.elapse(10.0)
     assert not limits[0].fired
+
+
+# --- one timer
+
+
+def test_a_single_timer_calls_once_at_its_latest_setting(clock: VirtualClock) -> None:
+    calls: list[float] = []
+    timer = SingleTimer(clock, lambda: calls.append(clock.monotonic()))
+    timer.set(5.0)
+    timer.set(8.0)
+    clock.advance(20.0)
+    assert calls == [8.0]
+    assert timer.when == float("inf")
+
+
+def test_a_single_timer_keeps_the_earlier_call(clock: VirtualClock) -> None:
+    calls: list[float] = []
+    timer = SingleTimer(clock, lambda: calls.append(clock.monotonic()))
+    timer.set_no_later(5.0)
+    timer.set_no_later(7.0)
+    timer.set_no_later(3.0)
+    clock.advance(20.0)
+    assert calls == [3.0]
+
+
+@pytest.mark.parametrize("how", ["cancel", "inf"])
+def test_a_cancelled_single_timer_makes_no_call(clock: VirtualClock, how: str) -> None:
+    calls: list[float] = []
+    timer = SingleTimer(clock, lambda: calls.append(clock.monotonic()))
+    timer.set(5.0)
+    timer.cancel() if how == "cancel" else timer.set(float("inf"))
+    assert timer.when == float("inf")
+    clock.advance(20.0)
+    assert calls == []
+    timer.set_no_later(30.0)  # and can be set again
+    clock.advance(20.0)
+    assert calls == [30.0]
+
+
+def test_a_single_timer_may_be_set_from_its_callback(clock: VirtualClock) -> None:
+    calls: list[float] = []
+
+    def again() -> None:
+        calls.append(clock.monotonic())
+        if len(calls) < 3:
+            timer.set_no_later(clock.monotonic() + 2.0)
+
+    timer = SingleTimer(clock, again)
+    timer.set(1.0)
+    clock.advance(20.0)
+    assert calls == [1.0, 3.0, 5.0]
+    assert clock.next_timer() is None
