@@ -28,12 +28,10 @@ from aiohttp import ClientMiddlewareType
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, utc
-from gatekeeper.config import Config, as_config
+from gatekeeper.config import Config, agent_named, as_config
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import ConfigError, GateClosed, InvalidURL
-from gatekeeper.middleware import gate_middleware
-from gatekeeper.misuse import refuse_one_text
-from gatekeeper.names import agent_named
+from gatekeeper.middleware import gate_middleware, refuse_one_text
 from gatekeeper.remote.agents import check_agent
 from gatekeeper.remote.answers import Answers
 from gatekeeper.remote.batches import Batches

@@ -14,9 +14,8 @@ from aiohttp import ClientMiddlewareType
 from aiohttp.abc import AbstractResolver
 
 from gatekeeper import urls
-from gatekeeper.allowance import UNLIMITED
 from gatekeeper.clock import Clock, SystemClock
-from gatekeeper.config import Config, as_config
+from gatekeeper.config import Config, agent_named, as_config
 from gatekeeper.deadlock import WaitGraph, WaitsForItself
 from gatekeeper.deciding import ON_THE_WAY, Decider
 from gatekeeper.decision import Decision
@@ -31,9 +30,7 @@ from gatekeeper.fetching.whereabouts import Whereabouts
 from gatekeeper.immediate import Immediate
 from gatekeeper.leasing import Lease, LeaseRequest, Lessor
 from gatekeeper.many import Many
-from gatekeeper.masking import not_text
-from gatekeeper.middleware import Passage, gate_passage
-from gatekeeper.names import agent_named
+from gatekeeper.middleware import UNLIMITED, Passage, gate_passage
 from gatekeeper.pacing.intervals import NO_RATE
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.rules import HostRules
@@ -44,7 +41,7 @@ from gatekeeper.robots.quick import QuickAnswer
 from gatekeeper.storage.base import Storage
 from gatekeeper.storage.sqlite import SqliteStorage
 from gatekeeper.url_cache import UrlCache
-from gatekeeper.urls import Target
+from gatekeeper.urls import Target, not_text
 from gatekeeper.wishes import Wishes
 
 __all__ = ["Gatekeeper"]
@@ -301,7 +298,7 @@ class Gatekeeper(Immediate, Many, Dialling):
         return self._middleware
 
     def passage(self) -> Passage:
-        """`middleware`, for a session that gives each request an allowance of its own; it may
+        """`middleware`, for a session that gives each request a deadline of its own; it may
         read its URLs by `url_cache`.
         """
         lessor = self._lessor

@@ -20,7 +20,7 @@ def lazily(
 
     Modules of the package can be had as its attributes, too, imported or not.
 
-    >>> getattr_, dir_ = lazily("gatekeeper", {"gatekeeper.masking": ["mask", "mask as hide"]})
+    >>> getattr_, dir_ = lazily("gatekeeper", {"gatekeeper.urls": ["mask", "mask as hide"]})
     >>> getattr_("hide") is getattr_("mask"), {"hide", "mask"} <= {*dir_()}
     (True, True)
     """

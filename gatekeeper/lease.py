@@ -14,8 +14,7 @@ from yarl import URL
 
 from gatekeeper.clock import utc
 from gatekeeper.decision import Decision
-from gatekeeper.middleware import hold_in_context, open_leases
-from gatekeeper.misuse import wrong_report
+from gatekeeper.middleware import hold_in_context, open_leases, wrong_report
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.pacing.leases import Grant
 from gatekeeper.pacing.selfwait import EVERYTHING

@@ -13,7 +13,7 @@ from gatekeeper.deadlock import WaitsForItself
 from gatekeeper.decision import Decision
 from gatekeeper.errors import GatekeeperError, InvalidURL
 from gatekeeper.fetching.records import Record
-from gatekeeper.misuse import refuse_one_text
+from gatekeeper.middleware import refuse_one_text
 from gatekeeper.operating import Operated
 from gatekeeper.urls import Target, parse
 

@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
+from weakref import ref
 
+import msgspec
 from aiohttp import (
     ClientError,
     ClientHandlerType,
@@ -25,7 +27,7 @@ from aiohttp import (
 from aiohttp.connector import Connection
 from aiohttp.hdrs import AUTHORIZATION, LOCATION, RETRY_AFTER, URI, USER_AGENT
 
-from gatekeeper.allowance import UNLIMITED, Allowance, Unlimited
+from gatekeeper.clock import Clock, Deadline, Timer
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import Deferred, Denied
 from gatekeeper.robots import PageSignals, page_signals, product_token
@@ -33,9 +35,14 @@ from gatekeeper.url_cache import UrlCache, url_of
 from gatekeeper.urls import sendable
 
 __all__ = [
+    "UNLIMITED",
     "Gate",
     "HeldLease",
     "Passage",
+    "RequestDeadline",
+    "RequestDeadlines",
+    "Unentered",
+    "Unlimited",
     "adopt",
     "gate_middleware",
     "gate_passage",
@@ -43,7 +50,9 @@ __all__ = [
     "hold_in_context",
     "inherited",
     "open_leases",
+    "refuse_one_text",
     "signals",
+    "wrong_report",
 ]
 
 
@@ -142,6 +151,171 @@ class Gate(Protocol):
         """The right to send one request, once the host's turn has come."""
 
 
+# --- the time a request may take ------------------------------------------------------------
+#
+# aiohttp's own total timeout runs from the call to the last byte, and so counts the wait for a
+# turn as well. A `RequestDeadline` runs while a hop is under way or its body is read, and stands
+# still between hops. One timer serves all requests of a session.
+
+_INF = float("inf")
+
+
+class RequestDeadlines:
+    """The deadlines that run, and the one timer that looks after them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.now = clock.monotonic
+        self.running: dict[RequestDeadline, None] = {}
+        self._timer: Timer | None = None
+        self.armed = _INF
+        """No deadline that runs comes before that monotonic moment."""
+
+    def arm(self, moment: float) -> None:
+        """Look at them then."""
+        self.cancel()
+        self.armed = moment
+        self._timer = self.clock.call_at(moment, self._look)
+
+    def cancel(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.armed = _INF
+
+    def _look(self) -> None:
+        self._timer = None
+        self.armed = _INF
+        now = self.now()
+        for over in [one for one in self.running if one.ends <= now]:
+            over.expire()
+        # Nearly all are done long before their end: what runs now is few, and met anew.
+        if self.running:
+            self.arm(min(one.ends for one in self.running))
+
+
+class RequestDeadline(msgspec.Struct, eq=False):
+    """How many seconds one request, with its redirects, may still spend on the network."""
+
+    among: RequestDeadlines
+    left: float | None
+    """None: no limit; over, where not above zero."""
+    ends: float = _INF
+    """While they run: the moment at which they are over."""
+    _under_way: int = 0
+    """Hops that were sent and whose connection is not free; more than one where somebody
+    tries again while the first answer's body still comes."""
+    _task: asyncio.Task[object] | None = None
+    _before: int = 0
+    _deadline: Deadline | None = None
+    _response: Callable[[], ClientResponse | None] | None = None
+    """The response whose body is read, weakly: one that is dropped frees its connection."""
+
+    def begin(self, task: asyncio.Task[object] | None) -> None:
+        """A hop goes out, from the task: the seconds run."""
+        left = self.left
+        if left is None or task is None:
+            return
+        self._task = task
+        self._before = task.cancelling()
+        self._under_way += 1
+        if self._under_way > 1:
+            return  # they run
+        among = self.among
+        self.ends = ends = among.now() + left
+        among.running[self] = None
+        if ends < among.armed:
+            among.arm(ends)
+
+    def watch(self, response: ClientResponse) -> None:
+        """The head is here: they run on until `stop`, when the connection is free."""
+        self._response = ref(response)
+        if self._deadline is not None and self._fired():
+            self.expire()  # whoever caught our cancellation and went on
+
+    def let_go(self) -> None:
+        """Free the connection of an earlier attempt, of which nobody reads on: the next one
+        would wait for its slot."""
+        held, self._response = self._response, None
+        if held is not None and (response := held()) is not None:
+            response.release()
+
+    def stop(self) -> None:
+        """A hop is over; with the last one they stand still."""
+        self._response = None
+        if self._under_way > 1:
+            self._under_way -= 1
+            return
+        self._under_way = 0
+        among = self.among
+        if among.running.pop(self, self) is None:
+            self.left = self.ends - among.now()
+
+    def ran_out(self, error: BaseException) -> bool:
+        """The hop failed with that error; whether it did because the time was over.
+
+        A cancellation that came from elsewhere in the same moment is not swallowed.
+        """
+        self.stop()
+        task = self._task
+        return (
+            task is not None
+            and self._fired()
+            and task.cancelling() <= self._before
+            and isinstance(error, asyncio.CancelledError)
+        )
+
+    def _fired(self) -> bool:
+        """Whether the task was cancelled by us, which is taken back."""
+        limit, self._deadline = self._deadline, None
+        if limit is None or self._task is None:
+            return False
+        limit.end()
+        if not limit.fired:
+            return False
+        self._task.uncancel()
+        return True
+
+    def expire(self) -> None:
+        """The time is over: end what is under way, the hop or the body."""
+        self.among.running.pop(self, None)
+        self.left = 0.0
+        if self._response is not None:
+            response = self._response()
+            if response is not None:
+                response.content.set_exception(TimeoutError())
+                response.close()
+        elif self._task is not None:
+            self._deadline = Deadline(self.among.clock, self._task)
+            self._deadline.fire()
+
+
+class Unlimited:
+    """What stands for a `RequestDeadline` where nobody but aiohttp counts a request's time."""
+
+    def begin(self, task: asyncio.Task[object] | None) -> None:
+        """A hop goes out."""
+
+    def watch(self, response: ClientResponse) -> None:
+        """The head is here."""
+
+    def let_go(self) -> None:
+        """Another attempt begins: who made the last one looks after its connection."""
+
+    def stop(self) -> None:
+        """A hop is over."""
+
+    def ran_out(self, error: BaseException) -> bool:
+        """Never."""
+        return False
+
+
+UNLIMITED = Unlimited()
+
+
+# --- the middleware -------------------------------------------------------------------------
+
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _SWITCHING = 101  # a websocket lives on for as long as it likes
 _MAX_OFFERED = 256
@@ -207,7 +381,8 @@ class Wait(Protocol):
 
 
 Passage = Callable[
-    [Allowance | Unlimited, ClientRequest, ClientHandlerType], Coroutine[Any, Any, ClientResponse]
+    [RequestDeadline | Unlimited, ClientRequest, ClientHandlerType],
+    Coroutine[Any, Any, ClientResponse],
 ]
 
 
@@ -250,7 +425,7 @@ def gate_passage(
     url_cache: UrlCache | None = None,
     unreached: Callable[[HeldLease, BaseException], object] = _unheard,
 ) -> Passage:
-    """The same for requests that have an allowance of their own, over a gate's own roads.
+    """`gate_middleware` for requests that have a deadline of their own, given how leases are had.
 
     Their leases stand in no context's list. `url_cache` is what reads the requests' URLs, if
     anything of ours does. `unreached` is told of each request that failed, and with what.
@@ -261,7 +436,7 @@ def gate_passage(
     current_task = asyncio.current_task
 
     async def pass_gate(
-        own: Allowance | Unlimited, request: ClientRequest, handler: ClientHandlerType
+        own: RequestDeadline | Unlimited, request: ClientRequest, handler: ClientHandlerType
     ) -> ClientResponse:
         loop = request.loop  # asyncio would ask the system for the process's number first
         task = current_task(loop)
@@ -353,9 +528,9 @@ def _sign(request: ClientRequest, lease: HeldLease, gate: Gate) -> None:
 
 
 def _until_free(
-    response: ClientResponse, own: Allowance | Unlimited, lease: HeldLease, *, in_block: bool
+    response: ClientResponse, own: RequestDeadline | Unlimited, lease: HeldLease, *, in_block: bool
 ) -> None:
-    """Let the allowance run, and the lease last, until the response's connection is free.
+    """Let the deadline run, and the lease last, until the response's connection is free.
 
     `in_block`: the lease belongs to a block, which may be left later.
     """
@@ -405,7 +580,7 @@ class _Offered(dict[tuple[str | None, str], str]):
 
 
 def _failed(
-    error: BaseException, lease: HeldLease, own: Allowance | Unlimited, started: float
+    error: BaseException, lease: HeldLease, own: RequestDeadline | Unlimited, started: float
 ) -> bool:
     """Report the failure and end the lease; whether it failed because its time was over."""
     late = own.ran_out(error)
@@ -449,3 +624,87 @@ def signals(response: ClientResponse, *, user_agent: str | None = None) -> PageS
     """
     named = user_agent or response.request_info.headers.get(USER_AGENT) or ""
     return page_signals(response.headers, product_token(named) or "*", url=str(response.url))
+
+
+# --- mistakes of a caller that no type checker looked at ------------------------------------
+
+
+def refuse_one_text(urls: Iterable[str]) -> None:
+    """Raise TypeError for a text, of which each character would be a URL, and what can't be read
+    one by one.
+
+    >>> refuse_one_text("https://example.org/")
+    Traceback (most recent call last):
+    TypeError: urls must be a list of URLs, not one str: give [url], or ask check(url)
+    """
+    if isinstance(urls, str | bytes | bytearray):
+        kind = type(urls).__name__
+        raise TypeError(
+            f"urls must be a list of URLs, not one {kind}: give [url], or ask check(url)"
+        )
+    if not isinstance(urls, Iterable):
+        raise TypeError(
+            f"urls must be a list of URLs, or another iterable, not {type(urls).__name__}"
+        )
+
+
+_WHOLE = frozenset({type(None), int})
+_NUMBER = _WHOLE | {float}
+_FIELD = _NUMBER | {str}
+
+
+def wrong_report(
+    status: object, elapsed: object, retry_after: object, size: object
+) -> TypeError | None:
+    """What is wrong with the types of a report; None: nothing is.
+
+    >>> wrong_report("200", None, None, None)
+    TypeError("status must be an int such as 200, not the str '200': give int(status)")
+    """
+    # By class first: each request has a report, and nearly all are right.
+    if (
+        status.__class__ in _WHOLE
+        and elapsed.__class__ in _NUMBER
+        and size.__class__ in _WHOLE
+        and retry_after.__class__ in _FIELD
+    ):
+        return None
+    if not (status is None or _is(status, int)):
+        return _wrong("status", status, "an int such as 200", "int")
+    if not (elapsed is None or _is(elapsed, int, float)):
+        return _wrong("elapsed", elapsed, "seconds such as 0.25", "float")
+    if not (size is None or _is(size, int)):
+        return _wrong("size", size, "bytes such as 1024", "int")
+    if not (retry_after is None or _is(retry_after, int, float, str)):
+        return _wrong(
+            "retry_after", retry_after, "seconds such as 120, or the Retry-After field", "str"
+        )
+    return None
+
+
+def _is(value: object, *kinds: type) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _wrong(name: str, value: object, wanted: str, kind: str) -> TypeError:
+    shown = f"{value!r}"[:40]
+    text = f"{name} must be {wanted}, not the {type(value).__name__} {shown}"
+    return TypeError(f"{text}: give {kind}({name})" if isinstance(value, str | bytes) else text)
+
+
+class Unentered:
+    """A name of the lease on the class of its request: looked at there it tells the remedy.
+
+    A descriptor for the usual names, as `__getattr__` would slow every other one down. It stands
+    behind `if not TYPE_CHECKING`: a type checker finds the mistake by itself.
+    """
+
+    __slots__ = ()
+
+    def __get__(self, request: object, owner: type) -> Self:
+        """Itself for the class; else raises AttributeError, as for any name that is missing."""
+        if request is None:
+            return self
+        raise AttributeError(
+            "this is the request for a lease; enter it first: async with gate.lease(...) as lease"
+        )

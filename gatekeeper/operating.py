@@ -11,7 +11,7 @@ from datetime import datetime
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, utc
-from gatekeeper.config import Config, HostRule
+from gatekeeper.config import Config, HostRule, host_named
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.deciding import Decider
 from gatekeeper.decision import Reason, Verdict
@@ -23,7 +23,6 @@ from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.retrieval import Retrieval
 from gatekeeper.leasing import Lease, Lessor
-from gatekeeper.names import host_named
 from gatekeeper.pacing.control import SHARED, check_moment
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.rules import HostRules

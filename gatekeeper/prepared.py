@@ -21,12 +21,12 @@ from gatekeeper.config import Config
 from gatekeeper.deciding import Decider
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.fetching.records import Record
-from gatekeeper.masking import not_text
 from gatekeeper.pacing.intervals import Wish
 from gatekeeper.robots import Policy
 from gatekeeper.robots.normal import ROBOTS_TXT
 from gatekeeper.robots.quick import PlainAnswer
 from gatekeeper.robots.rulesets import ROBOTS_FILE
+from gatekeeper.urls import not_text
 
 __all__ = ["Given", "Pattern", "Prepared", "PreparedAnswers"]
 

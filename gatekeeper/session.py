@@ -18,7 +18,6 @@ from aiohttp import ClientResponse
 from yarl import URL
 
 from gatekeeper import urls
-from gatekeeper.allowance import Allowance, Allowances
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config, as_config
 from gatekeeper.errors import ConfigError, Denied, InvalidURL
@@ -26,6 +25,7 @@ from gatekeeper.fetching.asking import send_once
 from gatekeeper.fetching.guard import Guard, Refusal, guarded_connector
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.library_internals import wrap_requests
+from gatekeeper.middleware import RequestDeadline, RequestDeadlines
 from gatekeeper.storage.base import Storage
 from gatekeeper.url_cache import url_of
 
@@ -96,7 +96,7 @@ async def polite_session(
             middlewares=(*inner, gate.middleware),
             **session_arguments,
         )
-        times = Allowances(clock)
+        times = RequestDeadlines(clock)
         base = _base_of(session_arguments.get("base_url"))
         _keep_to_the_gate(session, gate, times, inner, base)
         _gates[session] = gate
@@ -185,7 +185,7 @@ def _refuse_proxy(config: Config, proxy: object) -> None:
 def _keep_to_the_gate(
     session: aiohttp.ClientSession,
     gate: Gatekeeper,
-    times: Allowances,
+    times: RequestDeadlines,
     inner: tuple[Any, ...],
     base: URL | None,
 ) -> None:
@@ -226,7 +226,7 @@ def _keep_to_the_gate(
                     url = read(url)
                 except ValueError:
                     pass  # aiohttp has its own words for it
-            passage = partial(pass_gate, Allowance(times, total))
+            passage = partial(pass_gate, RequestDeadline(times, total))
             outer = inner if middlewares is None else middlewares
             done: Coroutine[Any, Any, ClientResponse] = plain(
                 method,
@@ -292,7 +292,7 @@ def _as_timeout(given: Any, inherited: aiohttp.ClientTimeout) -> aiohttp.ClientT
 
 
 def _unhurried(wanted: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:
-    """The same without its total, which an Allowance keeps."""
+    """The same without its total, which an RequestDeadline keeps."""
     return aiohttp.ClientTimeout(
         total=None,
         connect=wanted.connect,

@@ -1,10 +1,9 @@
-"""Raw text to `Target`: the one place where a URL is taken apart.
+"""From the text of a URL to a `Target`, and its text for people and logs.
 
-Two roads lead to the same answer. The long one is the whole of it: malformed text is refused,
-the authority is read by yarl, and the path is brought to the form in which it is sent. The
-short one knows the authorities it has seen and those that nobody could read otherwise, and is
-for ordinary text alone. `parse` and `split` take the short one where they can; a test holds it
-against the long one.
+There are two ways to the same answer. The complete one refuses malformed text, has yarl read the
+authority, and brings the path to the form in which it is sent. The fast one is for plain text
+whose authority was met before, or can be read in one way only. `parse` and `split` take the fast
+one where they can; a test compares the two.
 
 No other URL parser may be used anywhere: parsers disagree about `①②⑦.0.0.1`, and where two
 of them disagree, one of them checks and the other one dials.
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gatekeeper.errors import InvalidURL
-from gatekeeper.masking import mask, not_text, printable
 
 if TYPE_CHECKING:
     from yarl import URL
@@ -37,8 +35,10 @@ __all__ = [
     "host_of",
     "join",
     "mask",
+    "not_text",
     "parse",
     "path_of",
+    "printable",
     "sendable",
     "split",
     "split_ordinary",
@@ -202,6 +202,7 @@ def sendable(url: URL) -> str:
     or end the request line early. Raises InvalidURL where the host that would be dialled is
     not the one that is read here, or where the request line would hold a blank.
 
+    >>> from yarl import URL
     >>> sendable(URL("https://example.com/a%20b"))
     'https://example.com/a%20b'
     """
@@ -474,3 +475,67 @@ def _escaped(found: re.Match[str]) -> str:
 
 def _invalid(raw: str, problem: str) -> InvalidURL:
     return InvalidURL(mask(raw), problem)
+
+
+# --- for people and logs --------------------------------------------------------------------
+#
+# Any text at all is masked, so nothing here relies on its being a URL.
+
+# `@`, what IDNA maps to it, and its escapes, however often they were escaped again.
+_AT = r"(?:[@\ufe6b\uff20]|%(?:25)*+40)"
+_SIGN = re.compile(_AT)
+_START = re.compile(r"(?:(?:https?:|[a-z][a-z0-9+.\-]*+:(?=//))?[/\\]*+)", re.IGNORECASE)
+# An authority in which nothing can be a password, and what may follow one.
+_NO_PASSWORD = re.compile(
+    r"https?://(?:[^\s/?#\\:@\[\]%\ufe6b\uff20]++|\[[0-9a-f:.]++\])(?::[0-9]*+)?(?:[/?#]|\Z)",
+    re.IGNORECASE,
+)
+# Another URL's authority within a path or a query, escaped or not, to its last `@`.
+_SLASH = r"%(?:25)*+2f"
+_WITHIN = re.compile(rf"(//|{_SLASH}{_SLASH})(?:[^/?#\\%]|%(?!(?:25)*+2f))*{_AT}", re.IGNORECASE)
+_QUERY = re.compile(r"([?#]).+\Z", re.DOTALL)
+
+
+def mask(raw: str, *, query: bool = True, limit: int = 200) -> str:
+    """The text for people and logs: credentials masked, controls escaped, cut to `limit`.
+
+    Where the authority is a plain host and port, what follows it is shown, but for URLs within
+    it that hold credentials. Of any other text everything up to its last `@` is masked: where
+    the text is no URL, nobody can say where a password ends.
+
+    With `query=False` the query is masked too, and the fragment (T11).
+
+    >>> mask("https://ann:secret@example.com/a?token=1", query=False)
+    'https://***@example.com/a?***'
+    """
+    shown = raw
+    if _SIGN.search(raw):
+        shown = _without_userinfo(raw)
+    if not query:
+        shown = _QUERY.sub(r"\1***", shown, count=1)
+    return printable(shown, limit)
+
+
+def _without_userinfo(raw: str) -> str:
+    if plain := _NO_PASSWORD.match(raw):
+        return raw[: plain.end()] + _WITHIN.sub(r"\1***@", raw[plain.end() :])
+    start = _START.match(raw)
+    end = 0
+    for sign in _SIGN.finditer(raw):
+        end = sign.end()
+    return f"{raw[: start.end() if start else 0]}***@{raw[end:]}"
+
+
+def printable(text: str, limit: int) -> str:
+    """The text with what can't be printed escaped, cut to `limit` characters."""
+    if len(text) > limit:
+        text = text[: limit - 1] + "…"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def not_text(url: object) -> TypeError:
+    """For what is asked about as a URL and is no str; the other mistakes are InvalidURL."""
+    kind = type(url).__name__
+    return TypeError(f"url must be str, not {kind}" + ("; give str(url)" * (kind == "URL")))

@@ -11,9 +11,8 @@ import msgspec
 import pytest
 
 from gatekeeper import Gatekeeper, RemoteGatekeeper
-from gatekeeper.config import Config, GroupRule, HostRule, as_config
+from gatekeeper.config import Config, GroupRule, HostRule, agent_doubt, agent_named, as_config
 from gatekeeper.errors import ConfigError
-from gatekeeper.names import agent_doubt, agent_named
 
 EXAMPLE = Path(__file__).parent.parent / "config.example.toml"
 TABLES: dict[str, type[msgspec.Struct]] = {"host": HostRule, "group": GroupRule}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gatekeeper import urls
-from gatekeeper.config import Config
+from gatekeeper.config import Config, host_named, match_named
 from gatekeeper.errors import ConfigError
-from gatekeeper.names import host_named, match_named
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def open_gate(settings: Settings) -> Gatekeeper:
 
 def warn_if_anonymous(settings: Settings) -> None:
     """Say how to set an identity, where none is set, or one that may not be what it seems."""
-    from gatekeeper.names import agent_doubt  # noqa: PLC0415
+    from gatekeeper.config import agent_doubt  # noqa: PLC0415
 
     doubt = agent_doubt(settings.identity())
     if doubt is not None:

@@ -11,8 +11,8 @@ import msgspec
 from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, check_place, load
 from gatekeeper.cli.settings import Setting, Settings
 from gatekeeper.cli.terminal import json_text
+from gatekeeper.config import agent_doubt, agent_named
 from gatekeeper.errors import ConfigError
-from gatekeeper.names import agent_doubt, agent_named
 
 __all__ = ["add_parser", "run"]
 

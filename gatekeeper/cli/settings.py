@@ -18,9 +18,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from gatekeeper.config import Config, GuardConfig
+from gatekeeper.config import Config, GuardConfig, explain, settings_of, takes_list
 from gatekeeper.errors import ConfigError
-from gatekeeper.mistakes import explain, settings_of, takes_list
 
 __all__ = ["DEFAULT_IDENTITY", "Setting", "Settings", "meant"]
 

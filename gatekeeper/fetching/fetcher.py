@@ -24,7 +24,7 @@ from gatekeeper.fetching.freshness import lifetime
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.retrieval import Known, Refuse, Retrieval, TakeTurn, Validators
 from gatekeeper.fetching.turns import HostTurns, Slots
-from gatekeeper.fields import wait_of
+from gatekeeper.http_fields import wait_of
 from gatekeeper.urls import Target, join, parse
 
 __all__ = ["Fetcher"]

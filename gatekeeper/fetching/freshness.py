@@ -14,7 +14,7 @@ import msgspec
 
 from gatekeeper.config import CacheConfig
 from gatekeeper.fetching.outcomes import Kept
-from gatekeeper.fields import delta_seconds, parse_http_date
+from gatekeeper.http_fields import delta_seconds, parse_http_date
 
 __all__ = [
     "Lifetime",

@@ -17,7 +17,7 @@ import logging
 import random
 from collections.abc import Callable, Set
 
-from gatekeeper import fields
+from gatekeeper import http_fields
 from gatekeeper.clock import Clock
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.pacing.accounts import DURABLE, Accounts
@@ -323,8 +323,8 @@ class Books(Accounts):
                 or retry_after is not None
                 or rate_limit is not None
             ):
-                wait = fields.parse_retry_after(retry_after, self.clock.wall())
-                spread = fields.spread_of(rate_limit) or fields.NO_SPREAD
+                wait = http_fields.parse_retry_after(retry_after, self.clock.wall())
+                spread = http_fields.spread_of(rate_limit) or http_fields.NO_SPREAD
                 past = scope.history
                 # Sent before the last refusal came: a burst that is turned away is one refusal.
                 under_way = past is not None and grant.refusals < past.refusals

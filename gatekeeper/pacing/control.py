@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Set
 from math import isnan
 
-from gatekeeper.config import HostRule, PacingConfig
+from gatekeeper.config import HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError, StorageError
-from gatekeeper.names import match_named
 from gatekeeper.pacing.accounts import DURABLE
 from gatekeeper.pacing.explain import ClockView, explain
 from gatekeeper.pacing.intervals import Wish

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gatekeeper.config import Config, HostRule, PacingConfig
+from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError
-from gatekeeper.names import match_named
 from gatekeeper.pacing.intervals import Settings
 
 __all__ = ["UNLIMITED", "HostRules", "Rules", "registered_domain_of"]

@@ -8,9 +8,8 @@ from urllib.parse import quote
 
 from gatekeeper import urls
 from gatekeeper.clock import utc
-from gatekeeper.config import Config
+from gatekeeper.config import Config, host_named
 from gatekeeper.errors import GateClosed, GatekeeperError, SidecarError
-from gatekeeper.names import host_named
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.remote.agents import check_agent
 from gatekeeper.remote.answers import Answers

@@ -25,11 +25,9 @@ from gatekeeper.clock import Clock, Timer, utc
 from gatekeeper.deadlock import Holdings
 from gatekeeper.decision import Decision
 from gatekeeper.errors import InvalidURL
-from gatekeeper.middleware import hold_in_context, open_leases
-from gatekeeper.misuse import wrong_report
+from gatekeeper.middleware import Unentered, hold_in_context, open_leases, wrong_report
 from gatekeeper.remote.errands import Errand, Errands
 from gatekeeper.remote.wire import LeaseGiven, Renewal, Told, encode
-from gatekeeper.unentered import Unentered
 
 __all__ = ["Held", "RemoteLease", "RemoteLeaseRequest"]
 

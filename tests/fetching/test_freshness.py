@@ -17,7 +17,7 @@ from gatekeeper.fetching.freshness import (
     soft_expiry,
 )
 from gatekeeper.fetching.outcomes import Kept
-from gatekeeper.fields import parse_http_date, parse_rate_limit, parse_retry_after, wait_of
+from gatekeeper.http_fields import parse_http_date, parse_rate_limit, parse_retry_after, wait_of
 
 NOW = datetime(2026, 11, 20, 10, 0, 0, tzinfo=UTC).timestamp()
 CACHE = CacheConfig()

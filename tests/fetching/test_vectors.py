@@ -14,7 +14,7 @@ from gatekeeper.decision import Verdict
 from gatekeeper.fetching.freshness import lifetime
 from gatekeeper.fetching.outcomes import Outcome, classify
 from gatekeeper.fetching.retrieval import Retrieval
-from gatekeeper.fields import wait_of
+from gatekeeper.http_fields import wait_of
 from tests.fetching.directories import DAY, House, house
 
 VECTORS = [

@@ -19,7 +19,7 @@ import tempfile
 
 import atheris
 
-with atheris.instrument_imports(include=["gatekeeper.urls", "gatekeeper.masking", "yarl", "idna"]):
+with atheris.instrument_imports(include=["gatekeeper.urls", "gatekeeper.urls", "yarl", "idna"]):
     import idna  # noqa: F401 - instrumented
     from yarl import URL
 

@@ -14,9 +14,9 @@ from gatekeeper.cli.crawl.bodies import Body
 from gatekeeper.cli.crawl.story import Answer
 from gatekeeper.cli.crawl.warc import WarcHead
 from gatekeeper.clock import Clock, utc
-from gatekeeper.masking import mask
 from gatekeeper.middleware import signals
 from gatekeeper.robots.headers import from_headers
+from gatekeeper.urls import mask
 
 if TYPE_CHECKING:
     from gatekeeper.leasing import Lease

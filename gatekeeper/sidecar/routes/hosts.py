@@ -11,8 +11,8 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
+from gatekeeper.config import host_named
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.names import host_named
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.routing import CRAWL_OR_ADMIN, Call, Handler, Route

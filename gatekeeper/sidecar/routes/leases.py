@@ -11,7 +11,7 @@ from aiohttp import web
 from gatekeeper import urls
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Denied
-from gatekeeper.fields import parse_retry_after
+from gatekeeper.http_fields import parse_retry_after
 from gatekeeper.sidecar.leasebook import OpenLease
 from gatekeeper.sidecar.leases import Held
 from gatekeeper.sidecar.problems import Problem

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from gatekeeper import Config, VirtualClock, polite_session
-from gatekeeper.allowance import Allowance, Allowances
+from gatekeeper.middleware import RequestDeadline, RequestDeadlines
 from tests.internet import Drip, FakeInternet, NeverAnswer, Page, Stall, redirect
 
 T = TypeVar("T")
@@ -33,9 +33,9 @@ async def polite(net: FakeInternet, **arguments: object) -> AsyncIterator[aiohtt
         yield session
 
 
-def running(clock: VirtualClock) -> tuple[Allowances, list[Allowance]]:
-    among = Allowances(clock)
-    return among, [Allowance(among, seconds) for seconds in (3.0, 1.0, 2.0)]
+def running(clock: VirtualClock) -> tuple[RequestDeadlines, list[RequestDeadline]]:
+    among = RequestDeadlines(clock)
+    return among, [RequestDeadline(among, seconds) for seconds in (3.0, 1.0, 2.0)]
 
 
 async def test_one_timer_ends_each_at_its_own_moment() -> None:
@@ -43,7 +43,7 @@ async def test_one_timer_ends_each_at_its_own_moment() -> None:
     _, allowances = running(clock)
     ended: list[tuple[float, bool]] = []
 
-    async def hop(one: Allowance) -> None:
+    async def hop(one: RequestDeadline) -> None:
         one.begin(asyncio.current_task())
         try:
             await asyncio.Event().wait()
@@ -58,7 +58,7 @@ async def test_one_timer_ends_each_at_its_own_moment() -> None:
 
 async def test_the_same_seconds_serve_all_hops() -> None:
     clock = VirtualClock()
-    one = Allowance(Allowances(clock), 5.0)
+    one = RequestDeadline(RequestDeadlines(clock), 5.0)
     for _ in range(2):
         one.begin(asyncio.current_task())
         await clock.elapse(2.0)
@@ -153,8 +153,8 @@ async def test_no_total_is_no_limit(virtual_internet: FakeInternet, total: int |
 
 async def test_attempts_that_overlap_run_on_one_account() -> None:
     clock = VirtualClock()
-    among = Allowances(clock)
-    one = Allowance(among, 5.0)
+    among = RequestDeadlines(clock)
+    one = RequestDeadline(among, 5.0)
     one.begin(asyncio.current_task())
     await clock.elapse(2.0)
     one.begin(asyncio.current_task())  # the first answer's body still comes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gatekeeper.fields import Spread, parse_http_date, parse_retry_after, spread_of
+from gatekeeper.http_fields import Spread, parse_http_date, parse_retry_after, spread_of
 
 NOON = 784_111_777.0  # Sun, 06 Nov 1994 08:49:37 GMT
 
