@@ -21,7 +21,8 @@ from benchmarks.report import Table, count, seconds
 from benchmarks.resident import resident
 from gatekeeper.clock import SystemClock, VirtualClock
 from gatekeeper.config import Config, PacingConfig
-from gatekeeper.pacing.scheduler import Scheduler, Wish
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.pacing.simulation import SimulationReport, simulate
 
 __all__ = ["main", "run"]
@@ -88,7 +89,7 @@ async def _weigh(hosts: int) -> float:
         Config(pacing=PacingConfig(max_hosts=hosts + 1)), clock=VirtualClock(), rng=random.Random(1)
     )
     await scheduler.open()
-    wish = Wish()
+    wish = RobotsInterval()
     gc.collect()
     before = resident()
     for number in range(hosts):
@@ -132,7 +133,7 @@ async def _loop(length: float, *, shared: bool) -> tuple[float, float]:
         rng=random.Random(1),
     )
     await scheduler.open()
-    wish = Wish()
+    wish = RobotsInterval()
     names = [f"www.site-{number}.example" for number in range(HOSTS)]
     done = waited = 0
     stop = False

@@ -16,10 +16,10 @@ from benchmarks.options import Options
 from benchmarks.report import Table
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
-from gatekeeper.pacing.books import Books
-from gatekeeper.pacing.intervals import Wish
+from gatekeeper.pacing.engine import Engine
 from gatekeeper.pacing.ledger import MemoryLedger
 from gatekeeper.pacing.rules import Rules
+from gatekeeper.pacing.scopes import RobotsInterval
 
 __all__ = ["SCENES", "Day", "Scene", "run", "simulate"]
 
@@ -135,9 +135,9 @@ def simulate(scene: Scene, days: int = 1, *, length: float = DAY) -> list[Day]:
     """So many days, one after another, of `length` seconds each."""
     clock = VirtualClock()
     rules = Rules(Config())
-    books = Books(clock, rules, MemoryLedger(clock, rules), random.Random(1))
+    books = Engine(clock, rules, MemoryLedger(clock, rules), random.Random(1))
     scope = books.host(HOST)
-    wish = Wish(scene.usual, f"crawl-delay {scene.usual:g} s from robots.txt line 2")
+    wish = RobotsInterval(scene.usual, f"crawl-delay {scene.usual:g} s from robots.txt line 2")
     serves = scene.site()
     found = []
     now = 0.0

@@ -31,11 +31,11 @@ from gatekeeper.immediate import Immediate
 from gatekeeper.leasing import Lease, LeaseRequest, Lessor
 from gatekeeper.many import Many
 from gatekeeper.middleware import UNLIMITED, Passage, gate_passage
-from gatekeeper.pacing.intervals import NO_RATE
 from gatekeeper.pacing.ledger import Ledger
+from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.waiters import REFETCH, Offer
+from gatekeeper.pacing.scopes import NO_RATE
 from gatekeeper.prepared import PreparedAnswers
 from gatekeeper.robots.quick import QuickAnswer
 from gatekeeper.storage.base import Storage

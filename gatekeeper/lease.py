@@ -15,9 +15,9 @@ from yarl import URL
 from gatekeeper.clock import utc
 from gatekeeper.decision import Decision
 from gatekeeper.middleware import hold_in_context, open_leases, wrong_report
-from gatekeeper.pacing.intervals import Wish
-from gatekeeper.pacing.leases import Grant
-from gatekeeper.pacing.selfwait import EVERYTHING
+from gatekeeper.pacing.engine import EVERYTHING
+from gatekeeper.pacing.queues import Grant
+from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.url_cache import url_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Origin(Protocol):
 
     origin: str
     host: str
-    wish: Wish | None
+    wish: RobotsInterval | None
     """The pace it asks for; None where that has to be looked up."""
 
     def tell(self, url: str, path: str, number: int) -> Decision:

@@ -17,9 +17,8 @@ from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.whereabouts import Whereabouts
 from gatekeeper.lease import Lease, Origin
 from gatekeeper.middleware import Unentered, held_leases, hold_in_context, inherited, open_leases
-from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.sleepers import Entrance
-from gatekeeper.pacing.waiters import REFETCH, Offer
+from gatekeeper.pacing.queues import REFETCH, Offer
+from gatekeeper.pacing.scheduler import Entrance, Scheduler
 from gatekeeper.uplink import Uplink
 from gatekeeper.urls import Target
 

@@ -23,10 +23,9 @@ from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.retrieval import Retrieval
 from gatekeeper.leasing import Lease, Lessor
-from gatekeeper.pacing.control import SHARED, check_moment
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.rules import HostRules
-from gatekeeper.pacing.scheduler import PacingStats, Scheduler
+from gatekeeper.pacing.scheduler import SHARED, PacingStats, Scheduler, check_moment
 from gatekeeper.prepared import PreparedAnswers
 from gatekeeper.robots import Policy, RobotsTxt, product_token
 from gatekeeper.storage.base import HistoryEntry, Storage

@@ -21,7 +21,7 @@ from gatekeeper.config import Config
 from gatekeeper.deciding import Decider
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.fetching.records import Record
-from gatekeeper.pacing.intervals import Wish
+from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.robots import Policy
 from gatekeeper.robots.normal import ROBOTS_TXT
 from gatekeeper.robots.quick import PlainAnswer
@@ -91,7 +91,7 @@ class Prepared:
         record: Record,
         policy: Policy,
         decide: Callable[[str], int],
-        wish: Wish | None,
+        wish: RobotsInterval | None,
         keep: Callable[[Prepared, int, Decision], Pattern],
     ) -> None:
         self.origin = record.origin
@@ -139,7 +139,7 @@ class PreparedAnswers:
         clock: Clock,
         decider: Decider,
         house: str,
-        pace: Callable[[Record, str], Wish | None],
+        pace: Callable[[Record, str], RobotsInterval | None],
     ) -> None:
         """`house`: our own agent; `pace(record, agent)`: what a text asks for at any hour."""
         self._house = house

@@ -21,9 +21,9 @@ from gatekeeper.fetching.flights import HeldUp, flying
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.whereabouts import Whereabouts
-from gatekeeper.pacing.intervals import NO_RATE, UNKNOWN, Wish
-from gatekeeper.pacing.leases import Grant
+from gatekeeper.pacing.queues import Grant
 from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN, RobotsInterval
 from gatekeeper.robots import RobotsTxt
 
 __all__ = ["Wishes"]
@@ -63,19 +63,21 @@ class Wishes:
         self.holder: Callable[[], Callable[[HeldUp | None], None]] = lambda: _nobody
         """Gives what tells those who wait for the same file why its turn does not come."""
 
-    def of(self, record: Record, agent: str) -> Wish:
+    def of(self, record: Record, agent: str) -> RobotsInterval:
         """The pace that the text asks for at this moment, with the line that says so."""
         standing = record.standing(self._clock)
         if standing.robots is None:
             return UNKNOWN
         return self._pace(record, standing.robots, standing.took, agent)
 
-    def at_any_hour(self, record: Record, agent: str) -> Wish | None:
+    def at_any_hour(self, record: Record, agent: str) -> RobotsInterval | None:
         """The same where it is the same at any hour of the record's soft life, else None."""
         policy = record.policies.get(agent)
         return None if policy is None or policy.request_rates else self.of(record, agent)
 
-    def _pace(self, record: Record, robots: RobotsTxt, took: float | None, agent: str) -> Wish:
+    def _pace(
+        self, record: Record, robots: RobotsTxt, took: float | None, agent: str
+    ) -> RobotsInterval:
         policy = self._decider.policy(record, robots, agent)
         wall = self._clock.wall()
         moment = utc(wall)
@@ -88,7 +90,7 @@ class Wishes:
             soon = policy.interval(ahead, took)
             if soon is not None and soon > seconds:
                 seconds, moment = soon, ahead
-        return Wish(seconds, policy.interval_source(moment, took))
+        return RobotsInterval(seconds, policy.interval_source(moment, took))
 
     def robots_turn(self, url: str) -> RobotsTurn:
         """A robots.txt request takes the host's turn and starts its clock (promise 7).

@@ -9,7 +9,9 @@ from gatekeeper import urls
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Deferred, Denied
-from gatekeeper.pacing.scheduler import Grant, Scheduler, Wish
+from gatekeeper.pacing.queues import Grant
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.queue import PoliteQueue
 
 ALLOW, DENY, DEFER = Verdict.ALLOW, Verdict.DENY, Verdict.DEFER
@@ -82,7 +84,7 @@ class FakeGate:
     def take(self, url: str) -> FakeLease | None:
         if not self.glances or not self.peek(url):
             return None
-        wish = Wish(self.interval, "x")
+        wish = RobotsInterval(self.interval, "x")
         grant = self.scheduler.take(url, urls.parse(url).host, wish)
         return None if grant is None else FakeLease(grant, self.clock)
 
@@ -103,7 +105,7 @@ class FakeGate:
             urls.parse(url).host,
             priority=priority,
             timeout=timeout,
-            admit=lambda: Wish(self.interval, "x"),
+            admit=lambda: RobotsInterval(self.interval, "x"),
         )
         return FakeLease(grant, self.clock)
 

@@ -24,7 +24,7 @@ from gatekeeper import (
 )
 from gatekeeper.clock import VirtualClock
 from gatekeeper.deadlock import WaitGraph, WaitsForItself
-from gatekeeper.pacing.selfwait import Need
+from gatekeeper.pacing.engine import Need
 from tests.internet import Drip, FakeInternet, Stall, redirect
 
 MakeGate = Callable[..., AbstractAsyncContextManager[Gatekeeper]]

@@ -17,7 +17,8 @@ from gatekeeper import Config, Gatekeeper, LeaseTimeout
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import GroupRule, HostRule, PacingConfig
 from gatekeeper.origin_queues import WaitingTasks
-from gatekeeper.pacing.scheduler import Scheduler, Wish
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
 from tests.internet import FakeInternet
 
 FEW, MANY = 1_500, 6_000
@@ -115,9 +116,11 @@ async def test_what_it_costs_to_leave_does_not_grow_with_those_who_stay(order: s
             rng=random.Random(1),
         )
         await scheduler.open()
-        await scheduler.acquire("https://a.example/", "a.example", admit=Wish)
+        await scheduler.acquire("https://a.example/", "a.example", admit=RobotsInterval)
         tasks = [
-            asyncio.create_task(scheduler.acquire("https://a.example/", "a.example", admit=Wish))
+            asyncio.create_task(
+                scheduler.acquire("https://a.example/", "a.example", admit=RobotsInterval)
+            )
             for _ in range(count)
         ]
         await asyncio.sleep(0)
@@ -150,8 +153,8 @@ async def test_whoever_leaves_frees_what_was_kept_for_him() -> None:
         rng=random.Random(1),
     )
     await scheduler.open()
-    await scheduler.acquire("https://a.example/", "a.example", admit=Wish)
-    ask = lambda: scheduler.acquire("https://a.example/", "a.example", admit=Wish)  # noqa: E731
+    await scheduler.acquire("https://a.example/", "a.example", admit=RobotsInterval)
+    ask = lambda: scheduler.acquire("https://a.example/", "a.example", admit=RobotsInterval)  # noqa: E731
     stays = asyncio.create_task(ask())
     for _ in range(20):
         tasks = [asyncio.create_task(ask()) for _ in range(100)]
@@ -180,11 +183,13 @@ async def test_hosts_behind_one_clock_leave_as_cheaply(again: bool) -> None:
         rng=random.Random(1),
     )
     await scheduler.open()
-    first = await scheduler.acquire("https://a.example/", "a.example", admit=Wish)
+    first = await scheduler.acquire("https://a.example/", "a.example", admit=RobotsInterval)
 
     def ask(number: int) -> asyncio.Task[Any]:
         host = f"h{number}.example"
-        return asyncio.create_task(scheduler.acquire(f"https://{host}/", host, admit=Wish))
+        return asyncio.create_task(
+            scheduler.acquire(f"https://{host}/", host, admit=RobotsInterval)
+        )
 
     tasks = [ask(number) for number in range(2_000)]
     await asyncio.sleep(0)
@@ -230,7 +235,9 @@ async def test_many_whose_time_is_over_at_once_are_told_a_few_at_a_time(
 
         async def wait() -> None:
             with pytest.raises(LeaseTimeout):
-                await scheduler.acquire("http://a.test/x", "a.test", timeout=5000, admit=Wish)
+                await scheduler.acquire(
+                    "http://a.test/x", "a.test", timeout=5000, admit=RobotsInterval
+                )
 
         tasks = [asyncio.create_task(wait()) for _ in range(2_500)]
         await asyncio.sleep(0)

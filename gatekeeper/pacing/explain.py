@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import PacingConfig
-from gatekeeper.pacing.intervals import REFUSED, Interval, interval_for
-from gatekeeper.pacing.ledger import INF, Scope
+from gatekeeper.pacing.scopes import INF, REFUSED, Interval, Scope, interval_for
 
 __all__ = ["ClockView", "explain", "slowed"]
 

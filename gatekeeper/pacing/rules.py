@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError
-from gatekeeper.pacing.intervals import Settings
+from gatekeeper.pacing.scopes import ScopeSettings
 
 __all__ = ["UNLIMITED", "HostRules", "Rules", "registered_domain_of"]
 
@@ -75,15 +75,15 @@ class HostRules:
 
 
 class Rules:
-    """Settings of every scope: from the configuration, and overrides at run time."""
+    """ScopeSettings of every scope: from the configuration, and overrides at run time."""
 
     def __init__(self, config: Config) -> None:
         self.pacing: PacingConfig = config.pacing
         self._hosts = HostRules(config.host)
-        self._kept: dict[HostRule | None, Settings] = {}
+        self._kept: dict[HostRule | None, ScopeSettings] = {}
         self._said: set[str] = set()
         self._groups = {group.name: group for group in config.group}
-        self._shared: dict[str, Settings] = {}
+        self._shared: dict[str, ScopeSettings] = {}
         pacing = config.pacing
         self._domain_of: Callable[[str], str | None] | None = None
         if pacing.domain_interval is not None:
@@ -96,7 +96,7 @@ class Rules:
         """Every host has its own clock and no other."""
         return self._domain_of is None and not self._groups
 
-    def for_host(self, host: str) -> Settings:
+    def for_host(self, host: str) -> ScopeSettings:
         """The settings of a host's own scope; one object for all hosts of a rule."""
         rule = self._hosts.find(host) if self._hosts else None
         settings = self._kept.get(rule)
@@ -104,12 +104,12 @@ class Rules:
             settings = self._kept[rule] = self._settings(rule)
         return settings
 
-    def _settings(self, rule: HostRule | None) -> Settings:
+    def _settings(self, rule: HostRule | None) -> ScopeSettings:
         pacing = self.pacing
         limit = pacing.concurrency
         if rule is not None and rule.concurrency is not None:
             limit = rule.concurrency
-        return Settings(
+        return ScopeSettings(
             default=pacing.default_interval,
             default_source="robots.txt gives no rate: pacing.default_interval",
             floor=pacing.min_interval,
@@ -131,7 +131,7 @@ class Rules:
             names.append(f"group:{rule.group}")
         return tuple(names)
 
-    def for_shared(self, name: str) -> Settings:
+    def for_shared(self, name: str) -> ScopeSettings:
         """The settings of a shared scope: `domain:`, `address:`, `group:` or the caller's."""
         kind, _, rest = name.partition(":")
         key = name if kind == "group" else kind
@@ -140,7 +140,7 @@ class Rules:
             settings = self._shared[key] = self._shared_settings(kind, rest)
         return settings
 
-    def _shared_settings(self, kind: str, rest: str) -> Settings:
+    def _shared_settings(self, kind: str, rest: str) -> ScopeSettings:
         seconds, limit = 0.0, UNLIMITED
         if kind == "domain":
             seconds = self.pacing.domain_interval or 0.0
@@ -149,7 +149,7 @@ class Rules:
         elif kind == "group" and (group := self._groups.get(rest)) is not None:
             seconds = group.interval
             limit = group.concurrency or UNLIMITED
-        return Settings(default=seconds, default_source=f"{kind} interval", limit=limit)
+        return ScopeSettings(default=seconds, default_source=f"{kind} interval", limit=limit)
 
     def say(self, rule: HostRule) -> None:
         """The operator's word at run time; it replaces, whole, that for the same match.

@@ -1,8 +1,4 @@
-"""The shipped scheduler under virtual time, against simulated sites, before a judge.
-
-The very same books, lines, intervals and blocks that serve a crawl are driven here as
-fast as the machine can, by sites that answer slowly, refuse, fail, or never answer.
-"""
+"""Simulation."""
 
 from __future__ import annotations
 
@@ -11,29 +7,113 @@ import heapq
 import itertools
 import random
 import time
-from collections import deque
+from collections import Counter, deque
+from typing import Protocol
 
 import msgspec
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
-from gatekeeper.pacing.books import Books
-from gatekeeper.pacing.intervals import Wish
-from gatekeeper.pacing.judge import Account, Experience, Judge
-from gatekeeper.pacing.leases import Grant
-from gatekeeper.pacing.ledger import INF, MemoryLedger, Scope
+from gatekeeper.pacing.engine import Engine
+from gatekeeper.pacing.ledger import MemoryLedger
+from gatekeeper.pacing.queues import Grant, Offer, Waiter
 from gatekeeper.pacing.rules import Rules
-from gatekeeper.pacing.waiters import Offer, Waiter
+from gatekeeper.pacing.scopes import INF, RobotsInterval, Scope
 
-__all__ = ["SimulationReport", "simulate"]
+__all__ = ["Account", "Experience", "Judge", "SimulationReport", "simulate"]
+
+TOLERANCE = 1e-6
+"""Seconds: sums of floats, not politeness."""
+
+
+class Experience(Protocol):
+    """One scope as it experiences its visitor. Monotonic seconds."""
+
+    interval: float
+    """Seconds the scope asks for now."""
+    limit: int
+    basis: float
+    """Latest start, response head or failure."""
+    blocked_until: float
+    in_flight: int
+    unheaded: int
+
+
+class Account:
+    """The plain `Experience`."""
+
+    __slots__ = ("basis", "blocked_until", "in_flight", "interval", "limit", "unheaded")
+
+    def __init__(self, interval: float, limit: int = 1) -> None:
+        self.interval = interval
+        self.limit = limit
+        self.basis = -INF
+        self.blocked_until = -INF
+        self.in_flight = 0
+        self.unheaded = 0
+
+
+class Judge:
+    """Counts every request that broke a promise, by kind.
+
+    >>> judge, site = Judge(), Account(interval=10.0)
+    >>> judge.start(site, 0.0); judge.head(site, 1.0); judge.end(site, 1.0)
+    >>> judge.start(site, 10.5)
+    >>> judge.violations
+    Counter({'early': 1})
+    """
+
+    def __init__(self) -> None:
+        self.violations: Counter[str] = Counter()
+
+    def start(self, account: Experience, now: float) -> None:
+        """A request starts."""
+        if now < account.basis + account.interval - TOLERANCE:
+            self.violations["early"] += 1
+        if now < account.blocked_until - TOLERANCE:
+            self.violations["blocked"] += 1
+        account.basis = now
+        if account.in_flight:
+            if account.unheaded and account.interval > 0:
+                self.violations["before_head"] += 1
+            account.in_flight += 1
+            account.unheaded += 1
+            if account.in_flight > account.limit:
+                self.violations["concurrency"] += 1
+        else:
+            account.in_flight = account.unheaded = 1
+
+    def head(self, account: Experience, now: float) -> None:
+        """Its response began, or it failed."""
+        account.unheaded -= 1
+        if now > account.basis:  # noqa: PLR1730 - no call here
+            account.basis = now
+
+    def end(self, account: Experience, now: float, headed: bool = True) -> None:
+        """It ended; `headed`: its head was told of before."""
+        account.in_flight -= 1
+        if not headed:
+            account.unheaded -= 1
+            if now > account.basis:  # noqa: PLR1730 - no call here
+                account.basis = now
+
+    def withdrawn(self, account: Experience) -> None:
+        """It was never sent: the slot is free, the clock stays."""
+        account.in_flight -= 1
+        account.unheaded -= 1
+
+    def block(self, account: Experience, until: float) -> None:
+        """The scope said: not before that moment."""
+        account.blocked_until = max(account.blocked_until, until)
+
 
 _WISHES = (
-    Wish(None),
-    Wish(None),
-    Wish(None),
-    Wish(0.5, "crawl-delay 0.5 s from robots.txt line 2"),
-    Wish(2.0, "crawl-delay 2 s from robots.txt line 2"),
-    Wish(10.0, "request-rate 1/10 from robots.txt line 3"),
+    RobotsInterval(None),
+    RobotsInterval(None),
+    RobotsInterval(None),
+    RobotsInterval(0.5, "crawl-delay 0.5 s from robots.txt line 2"),
+    RobotsInterval(2.0, "crawl-delay 2 s from robots.txt line 2"),
+    RobotsInterval(10.0, "request-rate 1/10 from robots.txt line 3"),
 )
 # Seconds until the head, and until the end. Sums of such fractions are exact, so that what
 # happens in one instant of virtual time does so in one, and not a rounding error apart.
@@ -77,7 +157,9 @@ class _Site(Waiter):
         "wish",
     )
 
-    def __init__(self, sim: _Simulation, scope: Scope, wish: Wish, pace: int, todo: int) -> None:
+    def __init__(
+        self, sim: _Simulation, scope: Scope, wish: RobotsInterval, pace: int, todo: int
+    ) -> None:
         # One object a host, and not two: there are a million. Nor is `Waiter.__init__` called.
         self.url, self.priority, self.ttl = scope.name, 0.0, None
         self.gone = self.away = False
@@ -129,7 +211,7 @@ class _Simulation:
         self.rng = random.Random(seed)
         rules = Rules(config)
         ledger = MemoryLedger(self.clock, rules)
-        self.books = Books(self.clock, rules, ledger, random.Random(seed + 1))
+        self.books = Engine(self.clock, rules, ledger, random.Random(seed + 1))
         self.judge = Judge()
         self.accounts: dict[Scope, Experience] = {}
         """Of the scopes that several hosts share."""

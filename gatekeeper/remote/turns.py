@@ -19,7 +19,7 @@ from gatekeeper.errors import (
     SidecarError,
 )
 from gatekeeper.middleware import hold_in_context, inherited
-from gatekeeper.pacing.selfwait import Need
+from gatekeeper.pacing.engine import Need
 from gatekeeper.remote.errands import Errands
 from gatekeeper.remote.leases import TTL, Held, RemoteLease
 from gatekeeper.remote.line import Answer, Line, Unreached, backoff

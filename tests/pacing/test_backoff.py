@@ -12,10 +12,17 @@ from hypothesis import strategies as st
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import PacingConfig
-from gatekeeper.pacing.backoff import BackOff
-from gatekeeper.pacing.blocks import History, Report
-from gatekeeper.pacing.intervals import UNKNOWN, Settings, Wish, interval_for
-from gatekeeper.pacing.scheduler import Grant, Scheduler
+from gatekeeper.pacing.queues import Grant
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import (
+    UNKNOWN,
+    BackOff,
+    RequestReport,
+    RobotsInterval,
+    ScopeHistory,
+    ScopeSettings,
+    interval_for,
+)
 from gatekeeper.storage.base import ClockRecord
 from tests.pacing_support import FakeStorage
 
@@ -240,8 +247,8 @@ def test_an_error_never_speeds_us_up(
     told: list[tuple[int | None, float, float | None, int, bool]], usual: float, slow: bool
 ) -> None:
     pacing = PacingConfig(latency_factor=3.0 if slow else 0.0)
-    history, now = History(), 0.0
-    wish, kept = Wish(usual, "crawl-delay"), Settings()
+    history, now = ScopeHistory(), 0.0
+    wish, kept = RobotsInterval(usual, "crawl-delay"), ScopeSettings()
 
     def found() -> tuple[float, float]:
         return interval_for(wish, kept, history, pacing, now).seconds, history.blocked_until
@@ -251,7 +258,7 @@ def test_an_error_never_speeds_us_up(
         for _ in range(times):
             before = found()
             interval = interval_for(wish, kept, history, pacing, now)
-            report = Report(status, 0.2, retry_after, under_way=under_way)
+            report = RequestReport(status, 0.2, retry_after, under_way=under_way)
             history.observe(report, now, interval.usual, pacing, random.Random(1))
             after = found()
             if status is None or status >= 400:
@@ -343,7 +350,7 @@ async def drive(clock: VirtualClock, work: Coroutine[None, None, None]) -> None:
 
 
 async def leases(
-    scheduler: Scheduler, clock: VirtualClock, count: int, wish: Wish, host: str = HOST
+    scheduler: Scheduler, clock: VirtualClock, count: int, wish: RobotsInterval, host: str = HOST
 ) -> float:
     """Seconds that so many leases take, one after another, each of which is answered at once."""
     begun = clock.monotonic()
@@ -358,7 +365,9 @@ async def leases(
     return clock.monotonic() - begun
 
 
-async def refuse(scheduler: Scheduler, clock: VirtualClock, wish: Wish, **report: object) -> None:
+async def refuse(
+    scheduler: Scheduler, clock: VirtualClock, wish: RobotsInterval, **report: object
+) -> None:
     async def ask() -> None:
         grant = await scheduler.acquire("u", HOST, admit=lambda: wish)
         grant.report(429, 0.0, **report)  # type: ignore[arg-type]
@@ -367,7 +376,7 @@ async def refuse(scheduler: Scheduler, clock: VirtualClock, wish: Wish, **report
     await drive(clock, ask())
 
 
-FAST = Wish(0.05, "crawl-delay 0.05 s from robots.txt line 2")
+FAST = RobotsInterval(0.05, "crawl-delay 0.05 s from robots.txt line 2")
 
 
 async def test_sixty_leases_after_a_429_take_twice_as_long_beside_its_block(
@@ -423,7 +432,7 @@ async def test_a_burst_that_was_under_way_is_one_refusal(
     make: Make, clock: VirtualClock, retry_after: float | None
 ) -> None:
     scheduler = await make(concurrency=8, backoff_jitter=0.0)
-    none = Wish(0.0, "crawl-delay 0 s")
+    none = RobotsInterval(0.0, "crawl-delay 0 s")
     grants = [await scheduler.acquire("u", HOST, admit=lambda: none) for _ in range(8)]
     for grant in grants:  # at one moment, as well
         grant.report(429, 0.1, retry_after)
@@ -461,12 +470,14 @@ async def test_a_shared_clock_is_not_slowed_by_the_refusal_of_one_host(
     scheduler = await make(address_interval=0.1)
     scopes = ("address:192.0.2.1",)
     for host in (HOST, "b.example"):
-        grant = await scheduler.acquire("u", host, admit=lambda: Wish(1.0), scopes=scopes)
+        grant = await scheduler.acquire("u", host, admit=lambda: RobotsInterval(1.0), scopes=scopes)
         grant.report(429 if host == HOST else 200, 0.0, 1.0)
         grant.release()
         await clock.elapse(2.0)
     assert await leases(scheduler, clock, 11, FAST, "b.example") == pytest.approx(1.0, abs=0.11)
-    assert await leases(scheduler, clock, 11, Wish(1.0), HOST) == pytest.approx(20.0, abs=2.1)
+    assert await leases(scheduler, clock, 11, RobotsInterval(1.0), HOST) == pytest.approx(
+        20.0, abs=2.1
+    )
 
 
 # --- what outlives the process -------------------------------------------------------------
@@ -588,7 +599,7 @@ async def test_an_answer_that_is_no_refusal_is_not_logged(
 ) -> None:
     caplog.set_level("INFO", logger="gatekeeper.pacing")
     scheduler = await make(concurrency=2)
-    none = Wish(0.0, "crawl-delay 0 s")
+    none = RobotsInterval(0.0, "crawl-delay 0 s")
     first, second = [await scheduler.acquire("u", HOST, admit=lambda: none) for _ in range(2)]
     first.report(301, 0.1, 5.0)
     second.report(404, 0.1)

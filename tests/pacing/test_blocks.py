@@ -5,32 +5,32 @@ import random
 import pytest
 
 from gatekeeper.config import PacingConfig
-from gatekeeper.pacing.blocks import History, Report
+from gatekeeper.pacing.scopes import RequestReport, ScopeHistory
 
 PACING = PacingConfig(backoff_jitter=0.0)
 
 
 def tell(
-    history: History,
+    history: ScopeHistory,
     status: int | None,
     now: float = 0.0,
     *,
     retry_after: float | None = None,
     under_way: bool = False,
 ) -> bool:
-    report = Report(status, 0.1, retry_after, under_way=under_way)
+    report = RequestReport(status, 0.1, retry_after, under_way=under_way)
     return history.observe(report, now, 1.0, PACING, random.Random(5))
 
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_refusal_blocks_for_a_minute(status: int) -> None:
-    history = History()
+    history = ScopeHistory()
     assert tell(history, status, 100.0)
     assert history.blocked_until == 160.0
 
 
 def test_retry_after_is_obeyed_as_it_stands() -> None:
-    history = History()
+    history = ScopeHistory()
     tell(history, 429, 100.0, retry_after=120.0)
     assert history.blocked_until == 220.0
     assert history.reason == "429, Retry-After 120"
@@ -40,11 +40,11 @@ def test_retry_after_is_obeyed_as_it_stands() -> None:
     ("status", "blocks"), [(301, True), (413, True), (None, True), (200, False)]
 )
 def test_retry_after_means_something_with_refusals_only(status: int | None, blocks: bool) -> None:
-    assert tell(History(), status, retry_after=30.0) is blocks
+    assert tell(ScopeHistory(), status, retry_after=30.0) is blocks
 
 
 def test_back_off_doubles_up_to_a_day() -> None:
-    history, now, waits = History(), 0.0, []
+    history, now, waits = ScopeHistory(), 0.0, []
     for _ in range(13):
         tell(history, 503, now)
         waits.append(history.blocked_until - now)
@@ -56,13 +56,13 @@ def test_back_off_doubles_up_to_a_day() -> None:
 def test_jitter_never_shortens_a_back_off() -> None:
     pacing = PacingConfig(backoff_jitter=0.2)
     for seed in range(50):
-        history = History()
-        history.observe(Report(503), 0.0, 1.0, pacing, random.Random(seed))
+        history = ScopeHistory()
+        history.observe(RequestReport(503), 0.0, 1.0, pacing, random.Random(seed))
         assert 60.0 <= history.blocked_until <= 72.0
 
 
 def test_thirty_quiet_minutes_after_the_block_forgive() -> None:
-    history = History()
+    history = ScopeHistory()
     for _ in range(3):
         tell(history, 503, max(0.0, history.blocked_until))
     end = history.blocked_until
@@ -73,7 +73,7 @@ def test_thirty_quiet_minutes_after_the_block_forgive() -> None:
 
 
 def test_an_earlier_end_never_shortens_a_block() -> None:
-    history = History()
+    history = ScopeHistory()
     tell(history, 429, 0.0, retry_after=500.0)
     tell(history, 429, 1.0, retry_after=5.0)
     assert history.blocked_until == 500.0
@@ -81,7 +81,7 @@ def test_an_earlier_end_never_shortens_a_block() -> None:
 
 
 def test_half_open_until_a_success() -> None:
-    history = History()
+    history = ScopeHistory()
     tell(history, 503)
     tell(history, 404, 100.0)
     assert history.probing
@@ -90,14 +90,14 @@ def test_half_open_until_a_success() -> None:
 
 
 def test_an_answer_that_was_under_way_does_not_end_the_probe() -> None:
-    history = History()
+    history = ScopeHistory()
     tell(history, 503)
     tell(history, 200, 1.0, under_way=True)
     assert history.probing
 
 
 def test_refusals_that_were_under_way_together_are_one_failure() -> None:
-    history = History()
+    history = ScopeHistory()
     tell(history, 503)
     for _ in range(9):
         tell(history, 503, 1.0, under_way=True)
@@ -106,13 +106,13 @@ def test_refusals_that_were_under_way_together_are_one_failure() -> None:
 
 
 def test_a_redirect_loop_of_successes_owes_nothing() -> None:
-    history = History()
+    history = ScopeHistory()
     tell(history, 200)
     assert not history.owes(0.0, PACING)
 
 
 def test_an_address_is_tired_when_two_of_its_hosts_are_turned_away() -> None:
-    history = History()
+    history = ScopeHistory()
     assert not history.accused_by("a")
     assert not history.accused_by("a")
     assert history.accused_by("b")

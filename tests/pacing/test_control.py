@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gatekeeper.errors import ConfigError, LeaseTimeout
-from gatekeeper.pacing.scheduler import Scheduler, Wish
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
 
 A = "a.example"
-DELAY = Wish(10.0, "crawl-delay 10 s from robots.txt line 2")
+DELAY = RobotsInterval(10.0, "crawl-delay 10 s from robots.txt line 2")
 
 
 @pytest.fixture
@@ -40,9 +41,9 @@ async def test_why_names_the_source_of_what_a_report_just_slowed(scheduler: Sche
 
 
 async def test_who_can_not_wait_for_a_slot_is_counted(scheduler: Scheduler) -> None:
-    grant = await scheduler.acquire("u", A, admit=lambda: Wish(0.0))
+    grant = await scheduler.acquire("u", A, admit=lambda: RobotsInterval(0.0))
     with pytest.raises(LeaseTimeout):
-        await scheduler.acquire("u", A, admit=lambda: Wish(0.0), timeout=0)
+        await scheduler.acquire("u", A, admit=lambda: RobotsInterval(0.0), timeout=0)
     grant.release()
     assert scheduler.stats().timeouts == 1
 

@@ -5,8 +5,15 @@ import random
 import pytest
 
 from gatekeeper.config import PacingConfig
-from gatekeeper.pacing.blocks import History, Report
-from gatekeeper.pacing.intervals import LONGEST, Settings, Wish, interval_for, jittered
+from gatekeeper.pacing.scopes import (
+    LONGEST,
+    RequestReport,
+    RobotsInterval,
+    ScopeHistory,
+    ScopeSettings,
+    interval_for,
+    jittered,
+)
 
 TEXT = "crawl-delay 10 s from robots.txt line 7"
 PACING = PacingConfig(latency_factor=5.0, latency_cap=20.0, latency_floor=0.2)
@@ -15,32 +22,46 @@ PACING = PacingConfig(latency_factor=5.0, latency_cap=20.0, latency_floor=0.2)
 @pytest.mark.parametrize(
     ("wish", "settings", "seconds"),
     [
-        (Wish(None), Settings(), 1.0),  # no rate given: the default
-        (Wish(0.5, "x"), Settings(), 0.5),  # the file's own rate, though it is shorter
-        (Wish(0.0, "x"), Settings(), 0.0),
-        (Wish(10.0, TEXT), Settings(), 10.0),
-        (Wish(0.5, "x"), Settings(floor=2.0), 2.0),  # the operator's floor
-        (Wish(None), Settings(own=0.1), 0.1),  # takes the default's place
-        (Wish(10.0, TEXT), Settings(own=0.1), 10.0),  # never shorter than the site asks
-        (Wish(1.0, "x"), Settings(own=3.0), 3.0),
-        (Wish(7200.0, "x"), Settings(), 7200.0),  # any delay is honoured by going later
-        (Wish(float("inf"), "x"), Settings(), LONGEST),
-        (Wish(float("nan"), "x"), Settings(), 1.0),
+        (RobotsInterval(None), ScopeSettings(), 1.0),  # no rate given: the default
+        (
+            RobotsInterval(0.5, "x"),
+            ScopeSettings(),
+            0.5,
+        ),  # the file's own rate, though it is shorter
+        (RobotsInterval(0.0, "x"), ScopeSettings(), 0.0),
+        (RobotsInterval(10.0, TEXT), ScopeSettings(), 10.0),
+        (RobotsInterval(0.5, "x"), ScopeSettings(floor=2.0), 2.0),  # the operator's floor
+        (RobotsInterval(None), ScopeSettings(own=0.1), 0.1),  # takes the default's place
+        (
+            RobotsInterval(10.0, TEXT),
+            ScopeSettings(own=0.1),
+            10.0,
+        ),  # never shorter than the site asks
+        (RobotsInterval(1.0, "x"), ScopeSettings(own=3.0), 3.0),
+        (
+            RobotsInterval(7200.0, "x"),
+            ScopeSettings(),
+            7200.0,
+        ),  # any delay is honoured by going later
+        (RobotsInterval(float("inf"), "x"), ScopeSettings(), LONGEST),
+        (RobotsInterval(float("nan"), "x"), ScopeSettings(), 1.0),
     ],
 )
-def test_the_largest_voice_wins(wish: Wish, settings: Settings, seconds: float) -> None:
+def test_the_largest_voice_wins(
+    wish: RobotsInterval, settings: ScopeSettings, seconds: float
+) -> None:
     assert interval_for(wish, settings).seconds == seconds
 
 
 def test_a_cap_is_explicit_and_flagged() -> None:
-    found = interval_for(Wish(7200.0, "crawl-delay 7200 s"), Settings(cap=3600.0))
+    found = interval_for(RobotsInterval(7200.0, "crawl-delay 7200 s"), ScopeSettings(cap=3600.0))
     assert found.seconds == 3600.0
     assert found.clamped
     assert found.source == "crawl-delay 7200 s, capped at 3600 s"
 
 
 def test_every_part_cites_its_source() -> None:
-    found = interval_for(Wish(10.0, TEXT), Settings(floor=2.0))
+    found = interval_for(RobotsInterval(10.0, TEXT), ScopeSettings(floor=2.0))
     assert found.parts == ((10.0, TEXT), (2.0, "pacing.min_interval 2 s"))
     assert found.source == TEXT
 
@@ -53,38 +74,38 @@ def test_jitter_only_adds() -> None:
     assert jittered(2.0, 0.0, rng) == 2.0
 
 
-def seen(*reports: Report) -> History:
-    history = History()
+def seen(*reports: RequestReport) -> ScopeHistory:
+    history = ScopeHistory()
     for report in reports:
         history.observe(report, 0.0, 1.0, PACING, random.Random(1))
     return history
 
 
-def seconds(history: History, now: float = 0.0) -> float:
-    return interval_for(Wish(0.0, "x"), Settings(), history, PACING, now).seconds
+def seconds(history: ScopeHistory, now: float = 0.0) -> float:
+    return interval_for(RobotsInterval(0.0, "x"), ScopeSettings(), history, PACING, now).seconds
 
 
 def test_latency_slows_within_its_floor_and_cap() -> None:
-    assert seconds(seen(Report(200, 2.0))) == 10.0
-    assert seconds(seen(Report(200, 0.001))) == 0.2
-    assert seconds(seen(Report(200, 60.0))) == 20.0
+    assert seconds(seen(RequestReport(200, 2.0))) == 10.0
+    assert seconds(seen(RequestReport(200, 0.001))) == 0.2
+    assert seconds(seen(RequestReport(200, 60.0))) == 20.0
 
 
 def test_only_a_success_may_lower_the_latency() -> None:
-    slow = Report(200, 2.0)
-    assert seconds(seen(slow, Report(404, 0.01))) == 10.0
-    assert seconds(seen(slow, Report(200, 0.01))) < 10.0
-    assert seconds(seen(slow, Report(500, 4.0))) > 10.0
+    slow = RequestReport(200, 2.0)
+    assert seconds(seen(slow, RequestReport(404, 0.01))) == 10.0
+    assert seconds(seen(slow, RequestReport(200, 0.01))) < 10.0
+    assert seconds(seen(slow, RequestReport(500, 4.0))) > 10.0
 
 
 def test_errors_in_a_row_slow_and_one_success_forgives() -> None:
-    errors = [Report(500)] * 5
+    errors = [RequestReport(500)] * 5
     assert seconds(seen(*errors)) == 4.0
     assert seconds(seen(*errors[:2])) == 0.0
-    assert seconds(seen(*errors, Report(200))) == 0.0
+    assert seconds(seen(*errors, RequestReport(200))) == 0.0
 
 
 def test_a_rate_limit_field_slows_while_it_lasts() -> None:
-    history = seen(Report(200, spread=5.0, spread_for=30.0))
+    history = seen(RequestReport(200, spread=5.0, spread_for=30.0))
     assert seconds(history, now=29.0) == 5.0
     assert seconds(history, now=31.0) == 0.0

@@ -10,9 +10,10 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule
-from gatekeeper.pacing.judge import Account, Judge
 from gatekeeper.pacing.ledger import ClockState, MemoryLedger, Request, Reservation
-from gatekeeper.pacing.scheduler import Scheduler, Wish
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.pacing.simulation import Account, Judge
 
 HOSTS = ("a.example", "b.example", "c.example")
 
@@ -91,7 +92,7 @@ class Crawl:
     async def visit(self, scheduler: Scheduler, host: str) -> None:
         account = self.accounts[host]
         accounts = [account, self.accounts["group"]]
-        wish = Wish(account.interval, "x")
+        wish = RobotsInterval(account.interval, "x")
         grant = await scheduler.acquire("u", host, admit=lambda: wish)
         for one in accounts:
             self.judge.start(one, self.clock.monotonic())
@@ -148,7 +149,7 @@ async def test_two_crawlers_over_one_book_keep_the_pace_together(
     starts: list[float] = []
 
     async def visit(scheduler: Scheduler) -> None:
-        grant = await scheduler.acquire("u", HOSTS[0], admit=lambda: Wish(2.0, "x"))
+        grant = await scheduler.acquire("u", HOSTS[0], admit=lambda: RobotsInterval(2.0, "x"))
         starts.append(clock.monotonic())
         judge.start(account, clock.monotonic())
         judge.end(account, clock.monotonic(), headed=False)
@@ -169,7 +170,7 @@ async def test_a_ledger_that_is_down_grants_nothing(clock: VirtualClock) -> None
     ledger = FarLedger(clock, 1, failing=1.0)
     scheduler = Scheduler(Config(), clock=clock, rng=random.Random(1), ledger=ledger)
     await scheduler.open()
-    task = asyncio.create_task(scheduler.acquire("u", HOSTS[0], admit=Wish))
+    task = asyncio.create_task(scheduler.acquire("u", HOSTS[0], admit=RobotsInterval))
     await clock.elapse(120.0)
     assert not task.done()
     assert 20 < ledger.calls < 60  # asked again, later each time
@@ -185,11 +186,11 @@ async def test_a_start_of_a_lost_book_is_void(clock: VirtualClock) -> None:
     ledger.book.reserve_nowait([((HOSTS[0],), 5.0)])
     scheduler = Scheduler(Config(), clock=clock, rng=random.Random(1), ledger=ledger)
     await scheduler.open()
-    first = asyncio.create_task(scheduler.acquire("u", HOSTS[0], admit=Wish))
+    first = asyncio.create_task(scheduler.acquire("u", HOSTS[0], admit=RobotsInterval))
     await clock.elapse(2.0)  # a start five seconds from now is in hand
     ledger.book, ledger.epoch = MemoryLedger(clock), 4
     ledger.book.reserve_nowait([((HOSTS[0],), 30.0)])
-    second = asyncio.create_task(scheduler.acquire("u", HOSTS[1], admit=Wish))
+    second = asyncio.create_task(scheduler.acquire("u", HOSTS[1], admit=RobotsInterval))
     await clock.elapse(10.0)
     assert second.done()
     assert not first.done()  # the new book says otherwise
@@ -204,7 +205,7 @@ async def test_a_memory_ledger_can_be_handed_in(clock: VirtualClock) -> None:
     book.reserve_nowait([((HOSTS[0],), 5.0)])
     scheduler = Scheduler(Config(), clock=clock, rng=random.Random(1), ledger=book)
     await scheduler.open()
-    task = asyncio.create_task(scheduler.acquire("u", HOSTS[0], admit=Wish))
+    task = asyncio.create_task(scheduler.acquire("u", HOSTS[0], admit=RobotsInterval))
     await clock.elapse(4.9)
     assert not task.done()
     await clock.elapse(0.2)

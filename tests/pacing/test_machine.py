@@ -18,8 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.pacing.judge import Account, Judge
-from gatekeeper.pacing.scheduler import REFETCH, Grant, Scheduler, Wish
+from gatekeeper.pacing.queues import REFETCH, Grant
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.pacing.simulation import Account, Judge
 from tests.pacing_support import FakeStorage
 
 HOSTS = ("a.example", "b.example", "c.example", "d.example")
@@ -45,7 +47,7 @@ class Politeness(RuleBasedStateMachine):
         self.clock = VirtualClock(start=500.0)
         self.storage = FakeStorage()
         self.judge = Judge()
-        self.wishes = dict.fromkeys(HOSTS, Wish())
+        self.wishes = dict.fromkeys(HOSTS, RobotsInterval())
         self.stale = dict.fromkeys(HOSTS, False)
         self.asking = dict.fromkeys(HOSTS, 0)
         """Robots requests that stand in line."""
@@ -198,7 +200,7 @@ class Politeness(RuleBasedStateMachine):
     @rule(host=hosts, seconds=delays)
     def new_text(self, host: str, seconds: float | None) -> None:
         self.settle()  # turns already given are no business of the new text
-        self.wishes[host] = Wish(seconds, f"crawl-delay {seconds}")
+        self.wishes[host] = RobotsInterval(seconds, f"crawl-delay {seconds}")
         default = 0.0 if host == "d.example" else 1.0
         self.accounts[host].interval = default if seconds is None else seconds
         if self.asking[host]:

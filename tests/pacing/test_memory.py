@@ -9,7 +9,8 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import HostRule
 from gatekeeper.errors import LeaseTimeout, StorageError
-from gatekeeper.pacing.scheduler import Scheduler, Wish
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.queue import PoliteQueue
 from tests.pacing_support import FakeStorage
 from tests.queue_support import Crawl, FakeGate
@@ -20,7 +21,7 @@ VICTIM = "v.example"
 
 async def turned_away(scheduler: Scheduler, host: str) -> None:
     """The host says: not for an hour."""
-    grant = await scheduler.acquire("u", host, admit=Wish)
+    grant = await scheduler.acquire("u", host, admit=RobotsInterval)
     grant.report(429, retry_after=3600.0)
     grant.release()
 
@@ -28,7 +29,7 @@ async def turned_away(scheduler: Scheduler, host: str) -> None:
 async def refused(scheduler: Scheduler, host: str = VICTIM) -> str:
     """Why no turn of the host can be had now; empty where one can."""
     try:
-        grant = await scheduler.acquire("u", host, admit=Wish, timeout=0)
+        grant = await scheduler.acquire("u", host, admit=RobotsInterval, timeout=0)
     except LeaseTimeout as error:
         return str(error)
     grant.release()
@@ -57,7 +58,7 @@ ROADS: dict[str, Callable[[Scheduler], object]] = {
     "pause": _pause_and_resume,
     "override": lambda scheduler: scheduler.say(HostRule(match=VICTIM, interval=0.5)),
     "block": lambda scheduler: scheduler.block(VICTIM, scheduler._clock.wall() + 0.001),
-    "told": lambda scheduler: scheduler.told(VICTIM, Wish(0.1, "crawl-delay")),
+    "told": lambda scheduler: scheduler.told(VICTIM, RobotsInterval(0.1, "crawl-delay")),
     "why": lambda scheduler: scheduler.why(VICTIM),
 }
 
@@ -132,7 +133,7 @@ async def test_what_is_spilled_right_after_a_jump_comes_back_as_it_was(
 async def test_a_shared_clock_that_was_spilled_comes_back(make: Make, storage: FakeStorage) -> None:
     scheduler = await make(storage=storage, max_hosts=4, address_interval=600.0)
     address = "address:203.0.113.9"
-    grant = await scheduler.acquire("u", VICTIM, admit=Wish, scopes=(address,))
+    grant = await scheduler.acquire("u", VICTIM, admit=RobotsInterval, scopes=(address,))
     grant.report(200)
     grant.release()
     for number in range(6):
@@ -141,7 +142,7 @@ async def test_a_shared_clock_that_was_spilled_comes_back(make: Make, storage: F
     known = scheduler.hosts()[0]
     scheduler.block(known, 0.0)
     with pytest.raises(LeaseTimeout):
-        await scheduler.acquire("u", known, admit=Wish, timeout=0, scopes=(address,))
+        await scheduler.acquire("u", known, admit=RobotsInterval, timeout=0, scopes=(address,))
     assert scheduler.due_at(known) > scheduler._clock.monotonic() + 500.0
 
 
@@ -173,7 +174,9 @@ async def test_idle_hosts_are_forgotten_when_there_are_too_many(
 ) -> None:
     scheduler = await make(storage=storage, max_hosts=100)
     for number in range(500):
-        grant = await scheduler.acquire("u", f"h{number}.example", admit=lambda: Wish(0.0))
+        grant = await scheduler.acquire(
+            "u", f"h{number}.example", admit=lambda: RobotsInterval(0.0)
+        )
         grant.release()
     stats = scheduler.stats()
     assert stats.scopes <= 100
@@ -185,7 +188,7 @@ async def test_hosts_that_are_owed_something_are_spilled_and_come_back(
     make: Make, storage: FakeStorage
 ) -> None:
     scheduler = await make(storage=storage, max_hosts=100)
-    wish = Wish(1000.0, "crawl-delay")
+    wish = RobotsInterval(1000.0, "crawl-delay")
     for number in range(300):
         (await scheduler.acquire("u", f"h{number}.example", admit=lambda: wish)).release()
     stats = scheduler.stats()
@@ -200,7 +203,7 @@ async def test_without_storage_nobody_owed_is_forgotten(make: Make) -> None:
     for number in range(10):
         await turned_away(scheduler, f"h{number}")
     with pytest.raises(LeaseTimeout, match="max_hosts"):
-        await scheduler.acquire("u", "one too many", admit=Wish)
+        await scheduler.acquire("u", "one too many", admit=RobotsInterval)
     with pytest.raises(LeaseTimeout, match="max_hosts"):
         scheduler.when_due("one too many", lambda: None)
     assert scheduler.stats().scopes == 10

@@ -11,7 +11,9 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, PacingConfig
 from gatekeeper.errors import StorageError
-from gatekeeper.pacing.scheduler import Grant, Scheduler, Wish
+from gatekeeper.pacing.queues import Grant
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.storage.base import ClockRecord
 from tests.pacing_support import FakeStorage
 
@@ -36,7 +38,7 @@ class Runs:
         await self.scheduler.open()
 
     async def take(self, seconds: float | None = 10.0, host: str = HOST) -> Grant:
-        wish = Wish(seconds, "crawl-delay")
+        wish = RobotsInterval(seconds, "crawl-delay")
         return await self.scheduler.acquire("u", host, admit=lambda: wish)
 
     async def wait_for_turn(self, seconds: float | None = 10.0, host: str = HOST) -> float:

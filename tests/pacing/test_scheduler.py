@@ -12,14 +12,16 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule
 from gatekeeper.errors import GateClosed, LeaseTimeout
-from gatekeeper.pacing.scheduler import REFETCH, Grant, Scheduler, Wish
+from gatekeeper.pacing.queues import REFETCH, Grant
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
 
 A, B = "a.example", "b.example"
 Make = Callable[..., Coroutine[Any, Any, Scheduler]]
 
 
-def wish(seconds: float | None) -> Callable[[], Wish]:
-    found = Wish(seconds, f"crawl-delay {seconds} s from robots.txt line 2")
+def wish(seconds: float | None) -> Callable[[], RobotsInterval]:
+    found = RobotsInterval(seconds, f"crawl-delay {seconds} s from robots.txt line 2")
     return lambda: found
 
 
@@ -146,7 +148,7 @@ async def test_a_longer_text_read_meanwhile_counts_from_the_last_request(
 async def test_a_refused_waiter_gets_the_refusal_and_the_turn_passes_on(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
-    def refuse() -> Wish:
+    def refuse() -> RobotsInterval:
         raise PermissionError("now denied")
 
     visitor.ask("first")
@@ -194,7 +196,9 @@ async def test_an_expired_policy_gives_the_turn_to_robots_and_keeps_the_place(
         fresh = True
         grant.release()
 
-    visitor.ask("stale", admit=lambda: Wish(1.0, "x") if fresh else REFETCH, refetch=refetch)
+    visitor.ask(
+        "stale", admit=lambda: RobotsInterval(1.0, "x") if fresh else REFETCH, refetch=refetch
+    )
     visitor.ask("behind", admit=wish(1.0))
     await clock.elapse(20.0)
     assert visitor.starts == [("robots", 0.0), ("stale", 5.0), ("behind", 6.0)]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.pacing.leases import Grant
-from gatekeeper.pacing.ledger import Scope
-from gatekeeper.pacing.scheduler import Scheduler, Wish
+from gatekeeper.pacing.queues import Grant
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval, Scope
 
 Make = Callable[..., Awaitable[Scheduler]]
 URL, HOST = "https://a.example/", "a.example"
-SECOND = Wish(1.0, "a second")
+SECOND = RobotsInterval(1.0, "a second")
 
 
 class Recorder:
@@ -38,7 +38,7 @@ class Recorder:
         self.promises.append((scope.name, scope.basis, scope.gap, scope.unheaded))
 
 
-async def known(scheduler: Scheduler, wish: Wish = SECOND) -> None:
+async def known(scheduler: Scheduler, wish: RobotsInterval = SECOND) -> None:
     """The host had a turn; the next is not due before its interval is over."""
     grant = await scheduler.acquire(URL, HOST, admit=lambda: wish)
     grant.report(200)
@@ -67,7 +67,7 @@ class Crawl:
         scheduler._books.survey()
         self.open: list[Grant] = []
 
-    def step(self, kind: int, host: str, wish: Wish, pick: float, status: int) -> Any:
+    def step(self, kind: int, host: str, wish: RobotsInterval, pick: float, status: int) -> Any:
         if kind < 3:
             self.scheduler._books.host(host)
             grant = self.scheduler.take(URL, host, wish)
@@ -106,7 +106,7 @@ async def test_they_do_what_the_long_ones_do(
     long = Crawl(await make(concurrency=limit, max_in_flight=4))
     by_the_long_roads(long.scheduler)
     rng = random.Random(seed)
-    wishes = [Wish(seconds, f"{seconds} s") for seconds in (0.0, 0.5, 0.5, 1.0, 3.0)]
+    wishes = [RobotsInterval(seconds, f"{seconds} s") for seconds in (0.0, 0.5, 0.5, 1.0, 3.0)]
     for _ in range(1500):
         hosts = ("a.example", "b.example", "c.example", "d.example", "e.example", "f.example")
         step = (
@@ -144,7 +144,7 @@ async def test_a_text_that_asks_for_more_counts_from_the_last_request(
     scheduler = await make()
     await known(scheduler)
     clock.advance(2.0)
-    slower = Wish(5.0, "five seconds")
+    slower = RobotsInterval(5.0, "five seconds")
     assert scheduler.take(URL, HOST, slower) is None
     clock.advance(3.0)
     assert scheduler.take(URL, HOST, slower) is not None

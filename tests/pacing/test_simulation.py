@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gatekeeper.config import Config, PacingConfig
-from gatekeeper.pacing.ledger import Scope
+from gatekeeper.pacing.scopes import Scope
 from gatekeeper.pacing.simulation import simulate
 
 
@@ -29,7 +29,7 @@ def test_jitter_and_many_slots_break_nothing() -> None:
 
 
 def test_the_judge_sees_a_scheduler_that_is_too_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gatekeeper.pacing.accounts import Accounts
+    from gatekeeper.pacing.engine import Accounts
 
     kept = Accounts.change_gap
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, StorageConfig
-from gatekeeper.pacing.scheduler import Scheduler, Wish
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.sidecar.leasebook import LeaseBook, OpenLease
 from gatekeeper.storage import OriginRecord, SqliteStorage, pack_body
 
@@ -54,7 +55,9 @@ async def make(path: Path, *, killed: bool) -> None:
     await scheduler.open()
 
     async def ask(host: str, seconds: float, status: int, **said: float) -> None:
-        grant = await scheduler.acquire("u", host, admit=lambda: Wish(seconds, "crawl-delay"))
+        grant = await scheduler.acquire(
+            "u", host, admit=lambda: RobotsInterval(seconds, "crawl-delay")
+        )
         grant.report(status, **said)
         grant.release()
 

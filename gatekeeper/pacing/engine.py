@@ -1,40 +1,309 @@
-"""The scheduler without I/O: scopes, their clocks, and the leases. Nothing here awaits.
-
-What holds between any two calls:
-
-* A request starts no earlier than `basis + gap` of each of its scopes, where basis is the
-  scope's latest start or response head, and not inside a block; while a scope's gap is
-  above zero at most one of its leases has not seen its head.
-* A lease took all of its scopes or none; `in_flight` of a scope is its open leases.
-
-Most turns are plain: one clock, a host that answers well, nobody in line. They take the
-short roads, `Books.take`, `Grant.report` and `Grant.release`, which do what the long ones do.
-"""
+"""Engine."""
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
+from typing import NamedTuple, Protocol
 
 from gatekeeper import http_fields
 from gatekeeper.clock import Clock
 from gatekeeper.errors import GatekeeperError
-from gatekeeper.pacing.accounts import DURABLE, Accounts
-from gatekeeper.pacing.blocks import REFUSALS, Report
 from gatekeeper.pacing.explain import slowed
-from gatekeeper.pacing.intervals import Wish, jittered
-from gatekeeper.pacing.leases import Grant
-from gatekeeper.pacing.ledger import INF, MemoryLedger, Scope
+from gatekeeper.pacing.ledger import MemoryLedger
+from gatekeeper.pacing.queues import Grant, OpenLeases, Queues
 from gatekeeper.pacing.rules import Rules
-from gatekeeper.pacing.turns import Turns
+from gatekeeper.pacing.scopes import (
+    DURABLE,
+    INF,
+    LONGEST,
+    REFUSALS,
+    UNKNOWN,
+    Interval,
+    RequestReport,
+    RobotsInterval,
+    Scope,
+    ScopeSettings,
+    interval_for,
+    jittered,
+)
 
-__all__ = ["DURABLE", "Books"]
+__all__ = ["EVERYTHING", "Accounts", "Away", "Counters", "Engine", "Keeper", "Need", "needs"]
+
+
+class Keeper(Protocol):
+    """Where promises are made durable."""
+
+    @property
+    def marked(self) -> bool:
+        """Would the next run know of a crash? If not, nothing may be granted."""
+
+    def mark(self) -> None:
+        """Let it know. Raises StorageError."""
+
+    def promise(self, scope: Scope, now: float) -> None:
+        """Keep this scope's clock before the grant returns. Raises StorageError: then there is
+        to be none."""
+
+    def remember(self, scope: Scope, now: float) -> None:
+        """Keep what came of an answer, now or as soon as can be: it is in force already."""
+
+    def unkept(self, scope: Scope) -> bool:
+        """Is something in force that could not be kept yet?"""
+
+
+class Away(Protocol):
+    """What is not in memory: asked before any scope is begun, so that none is begun anew
+    that was sent away."""
+
+    def back(self, name: str) -> Scope | None:
+        """The scope of that name, back in the books if it was sent away; None if it was not."""
+
+    def make_room(self) -> bool:
+        """Have others forgotten or sent away; False: there is no room for a host more."""
+
+
+class Counters:
+    """What `stats()` counts since the start."""
+
+    def __init__(self) -> None:
+        self.robots = 0
+        self.refused = 0
+        self.refetches = 0
+        self.cancelled = 0
+        self.timeouts = 0
+        self.expired = 0
+        self.given_back = 0
+        self.passed_on = 0
+        self.blocks = 0
+
+
+EVERYTHING = ""
+"""The name under which all leases count together (pacing.max_in_flight)."""
+
+
+class Need(NamedTuple):
+    """A slot that a turn takes."""
+
+    scope: str
+    slots: int
+    """How many there are."""
+    paced: bool
+    """An interval is in force: a lease whose head is awaited keeps everybody else out."""
+
+
+def needs(books: Engine, host: str, near: Iterable[str] = ()) -> list[Need]:
+    """Of which scopes a turn of the host takes a slot.
+
+    `near` names scopes that the host shares beside those the books know of: its addresses,
+    before its first turn. None in a dry run, in which nobody waits.
+    """
+    if books.pacing.dry_run:
+        return []
+    scope = books.scopes.get(host)
+    known: tuple[Scope, ...]
+    if scope is None:
+        known, near = (), (*books.rules.shared_names(host), *near)
+    else:
+        known = (scope, *scope.shared)
+    names = {one.name for one in known}
+    beside = (books.scopes[name] for name in near if name in books.scopes and name not in names)
+    found = [Need(one.name, _slots(one), one.gap > 0) for one in (*known, *beside)]
+    found.append(Need(EVERYTHING, books.pacing.max_in_flight, False))
+    return found
+
+
+def _slots(one: Scope) -> int:
+    """Half open, after a block, one probe is all there may be."""
+    probing = one.history is not None and one.history.probing
+    return 1 if probing else one.settings.limit
+
+
+_MAX_INTERVALS = 10_000
+
+
+class Accounts:
+    """Every scope, and the seconds that lie between its requests."""
+
+    def __init__(
+        self, clock: Clock, rules: Rules, ledger: MemoryLedger, rng: random.Random
+    ) -> None:
+        self.clock = clock
+        self.now: Callable[[], float] = clock.monotonic
+        """The same, without looking it up for each turn."""
+        self.rules = rules
+        self.pacing = rules.pacing
+        self.ledger = ledger
+        self.scopes = ledger.scopes
+        self.rng = rng
+        self.keeper: Keeper | None = None
+        self.away: Away | None = None
+        self.floor_until = -INF
+        """After a crash: no unknown host is asked before that moment."""
+        self.mixed: dict[str, float] = {}
+        """Hosts whose origins ask for different paces: the longer one, which must be kept to
+        should the next run begin with that origin."""
+        self.counters = Counters()
+        self.leases = OpenLeases()
+        self.usual = self.leases.usual
+        self._plain = rules.plain
+        self._jitter = self.pacing.jitter
+        self._ttl = self.pacing.lease_ttl
+        self._intervals: dict[
+            tuple[ScopeSettings, RobotsInterval], tuple[RobotsInterval, Interval]
+        ] = {}
+
+    def adjust(self) -> None:
+        """Follow other settings of the rules."""
+        self.pacing = self.rules.pacing
+        self._jitter = self.pacing.jitter
+        self._intervals.clear()
+
+    # --- scopes -------------------------------------------------------------------------
+
+    def host(self, name: str, extra: tuple[str, ...] = ()) -> Scope:
+        """The scope of a host with the scopes it shares: the one in memory, or else the one
+        that was sent away, or else a new one. It never refuses: see `Memory.admit`.
+        """
+        scope = self.scopes.get(name)
+        if scope is None:
+            if self.away is not None:
+                self.away.make_room()
+                scope = self.away.back(name)
+            if scope is None:
+                scope = self.begin(name)
+        if extra:
+            self.share(scope, extra)
+        return scope
+
+    def shared(self, name: str) -> Scope:
+        """A shared scope by its name, from where it is, or a new one."""
+        scope = self.scopes.get(name)
+        if scope is None and self.away is not None:
+            scope = self.away.back(name)
+        return self.begin_shared(name) if scope is None else scope
+
+    def known(self, name: str) -> Scope | None:
+        """The scope of that name, in memory or sent away; None if there is nothing of it."""
+        scope = self.scopes.get(name)
+        if scope is None and self.away is not None:
+            self.away.make_room()
+            scope = self.away.back(name)
+        return scope
+
+    def begin(self, name: str) -> Scope:
+        """A new scope of a host of which nothing is known, or is about to be told."""
+        scope = self._begin(name, self.rules.for_host(name))
+        if not self._plain:
+            self.share(scope, ())
+        return scope
+
+    def begin_shared(self, name: str) -> Scope:
+        """The same for a shared scope."""
+        return self._begin(name, self.rules.for_shared(name))
+
+    def _begin(self, name: str, settings: ScopeSettings) -> Scope:
+        scope = self.scopes[name] = Scope(name, settings)
+        if self.floor_until > -INF:
+            # Clocks up to a second ahead were not kept: such a scope counts as just used.
+            scope.basis = self.floor_until - DURABLE
+            scope.gap = DURABLE
+        return scope
+
+    def share(self, scope: Scope, extra: tuple[str, ...]) -> None:
+        """Learn which scopes a host shares now: those configured, and the caller's."""
+        names = tuple(dict.fromkeys((*self.rules.shared_names(scope.name), *extra)))
+        if names != tuple(other.name for other in scope.shared):
+            scope.shared = tuple(map(self.shared, names))
+
+    # --- intervals ----------------------------------------------------------------------
+
+    def interval(self, scope: Scope, wish: RobotsInterval, now: float) -> float:
+        """The seconds in force for a host now; what they are made of is kept for `why`."""
+        if scope.history is not None:
+            found = interval_for(wish, scope.settings, scope.history, self.pacing, now)
+            scope.wish, scope.interval = wish, found
+            return found.seconds
+        if wish is not scope.wish or scope.interval is None:
+            # One object for all hosts that are asked for the same: they are many.
+            kept = self._intervals.get((scope.settings, wish))
+            if kept is None:
+                if len(self._intervals) >= _MAX_INTERVALS:
+                    self._intervals.clear()
+                kept = (wish, interval_for(wish, scope.settings))
+                self._intervals[scope.settings, wish] = kept
+            scope.wish, scope.interval = kept
+        return scope.interval.seconds
+
+    def lengthen(self, scope: Scope, gap: float, now: float) -> None:
+        """The text asks for more than was known when the last request began."""
+        scope.gap = gap
+        if self.keeper is not None and gap > DURABLE:
+            self.keeper.remember(scope, now)
+
+    def found(self, scope: Scope, wish: RobotsInterval, now: float) -> float:
+        """A robots.txt was asked for and `wish` is what it says: the seconds in force from now on.
+
+        They count from the last request. Where the file was not known before, that request's
+        clock was started by a guess: it runs by what the file asks for now, more or less.
+        """
+        known, guessed = wish is not UNKNOWN, scope.wish is UNKNOWN
+        gap = self.interval(scope, wish, now)
+        taught = None if scope.history is None else scope.history.back_off
+        if known and taught is not None and taught.guessed and scope.interval is not None:
+            taught.found(scope.interval.usual, self.pacing)
+            gap = self.interval(scope, wish, now)
+        if gap > scope.gap:
+            self.lengthen(scope, gap, now)
+        elif known and guessed and scope.gap < LONGEST:
+            scope.gap = jittered(gap, self._jitter, self.rng)
+        return gap
+
+    def change_gap(self, scope: Scope, gap: float, now: float, same: bool = False) -> bool:
+        """Put another interval in force for a turn that starts now; False if it may not then.
+
+        `same`: the text asks for what it asked for before. Then something else that slowed the
+        host is over, and nobody's pace is to be kept beside this one.
+        """
+        if gap > scope.gap and (scope.basis + gap > now or scope.unheaded):
+            self.lengthen(scope, gap, now)
+            return False
+        if gap <= DURABLE < scope.gap < LONGEST and not same:
+            self.mixed[scope.name] = scope.gap
+        scope.gap = jittered(gap, self._jitter, self.rng)
+        return True
+
+    def learn(self, scope: Scope, report: RequestReport, now: float) -> bool:
+        """Take a report into account; True if it blocks the scope.
+
+        What it slows counts from this very request, and not from the next one on: the clock
+        says so at once, and outlives the process (promises 8 and 9).
+        """
+        history = scope.past()
+        pause, slowed = history.error_pause(), history.back_off is not None
+        usual, guessed = 0.0, scope.wish is UNKNOWN
+        if slowed or report.status in REFUSALS:
+            self.interval(scope, scope.wish, now)
+            usual = scope.interval.usual if scope.interval is not None else 0.0
+        blocks = history.observe(report, now, usual, self.pacing, self.rng, guessed=guessed)
+        changed = history.error_pause() != pause or (slowed and history.back_off is None)
+        if not blocks and history.latency is None and not history.owes(now, self.pacing):
+            scope.history = scope.interval = None
+        gap = self.interval(scope, scope.wish, now)
+        slower = gap > scope.gap
+        if slower:
+            scope.gap = gap
+        slower = slower and gap > DURABLE
+        if self.keeper is not None and not blocks and (slower or changed):
+            self.keeper.remember(scope, now)
+        return blocks
+
 
 _log = logging.getLogger(__name__)
 
 
-class Books(Accounts):
+class Engine(Accounts):
     """Every scope and every lease of one scheduler."""
 
     def __init__(
@@ -51,7 +320,7 @@ class Books(Accounts):
         """The fault is ours: nothing is recorded against hosts, and those in `unanswered`,
         whose last attempt failed, get no turn but that of a robots.txt."""
         self.unanswered: Set[str] = frozenset()
-        self.turns = Turns(self, rearm)
+        self.turns = Queues(self, rearm)
         self.on_idle: Callable[[], None] | None = None
         """Told when the last open lease ends."""
         self.granted = 0
@@ -95,7 +364,9 @@ class Books(Accounts):
 
     # --- granting -----------------------------------------------------------------------
 
-    def take(self, url: str, host: str, wish: Wish, now: float | None = None) -> Grant | None:
+    def take(
+        self, url: str, host: str, wish: RobotsInterval, now: float | None = None
+    ) -> Grant | None:
         """The turn, if it can be had at once and the host is known; None says nothing.
 
         The caller has decided at this moment, and `wish` is what the text asks for now.
@@ -154,7 +425,7 @@ class Books(Accounts):
         )
 
     def try_take(
-        self, scope: Scope, wish: Wish, now: float, url: str, ttl: float | None
+        self, scope: Scope, wish: RobotsInterval, now: float, url: str, ttl: float | None
     ) -> Grant | None:
         """All scopes or none, in one step; None if it may not start now after all.
 
@@ -215,7 +486,7 @@ class Books(Accounts):
             other.unheaded += 1
 
     def take_dry(
-        self, scope: Scope, wish: Wish, now: float, url: str, ttl: float | None
+        self, scope: Scope, wish: RobotsInterval, now: float, url: str, ttl: float | None
     ) -> tuple[Grant, float]:
         """A grant at once, and the seconds it would have waited: decide, and count."""
         gap = self.interval(scope, wish, now)
@@ -328,7 +599,7 @@ class Books(Accounts):
                 past = scope.history
                 # Sent before the last refusal came: a burst that is turned away is one refusal.
                 under_way = past is not None and grant.refusals < past.refusals
-                report = Report(
+                report = RequestReport(
                     status, elapsed, wait, size, spread.seconds, spread.lasting, under_way
                 )
                 self._observe(grant, report, now)
@@ -337,7 +608,7 @@ class Books(Accounts):
         finally:
             self._after(grant, now)
 
-    def _observe(self, grant: Grant, report: Report, now: float) -> None:
+    def _observe(self, grant: Grant, report: RequestReport, now: float) -> None:
         if self.frozen and report.status is None:
             return  # our own fault says nothing about the host (fetching.md section 6)
         scope = grant.scope

@@ -1,0 +1,618 @@
+"""A scope and what is known of it: its clock, intervals, blocks, back-off."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gatekeeper.clock import utc
+from gatekeeper.config import PacingConfig
+
+if TYPE_CHECKING:
+    from gatekeeper.pacing.queues import ScopeQueue
+
+__all__ = [
+    "DURABLE",
+    "INF",
+    "LONGEST",
+    "NO_RATE",
+    "REFUSALS",
+    "REFUSED",
+    "UNKNOWN",
+    "BackOff",
+    "Interval",
+    "RequestReport",
+    "RobotsInterval",
+    "Scope",
+    "ScopeHistory",
+    "ScopeSettings",
+    "interval_for",
+    "jittered",
+]
+
+_NEVER = float("inf")
+_EVEN = 1.0 + 1e-9
+"""Halving what was doubled may miss by a rounding error."""
+
+INF = float("inf")
+DURABLE = 1.0
+"""Clocks further ahead than this many seconds outlive the process (promise 8)."""
+
+
+class BackOff:
+    """What refusals have taught about one host; begun by the first of them.
+
+    `usual` is everywhere the interval without this: what the text, the operator and the host's
+    latency ask for, in seconds.
+
+    >>> pacing, taught = PacingConfig(), BackOff()
+    >>> taught.refuse(429, usual=0.05, now=0.0, until=1.0, pacing=pacing)
+    >>> taught.in_force(0.05, 3599.0, pacing), taught.in_force(0.05, 3601.0, pacing)
+    (0.1, 0.0)
+    """
+
+    __slots__ = (
+        "_usual",
+        "forgotten",
+        "good",
+        "guessed",
+        "refused",
+        "since",
+        "slowed",
+        "status",
+        "trial",
+        "try_at",
+        "wait",
+        "when",
+    )
+
+    def __init__(self) -> None:
+        self.refused = 0.0
+        """The interval that was refused last."""
+        self.slowed = 0.0
+        """Seconds that are kept to instead of the usual ones; 0: the usual ones."""
+        self.status = 0
+        """Of the last refusal; 0: an earlier version did not keep it."""
+        self.when = -_NEVER
+        """The moment of the last refusal."""
+        self.wait = 0.0
+        """Seconds from a refusal to the trial."""
+        self.try_at = _NEVER
+        self.trial = _NEVER
+        """When the trial began; inf: it has not."""
+        self.since = -_NEVER
+        """In a trial: the beginning, or the last halving."""
+        self.good = 0
+        """Good answers since then."""
+        self.guessed = False
+        """What was refused was our default: the host's own interval was not known then."""
+        self.forgotten = False
+        """The host was asked at its usual pace again, and all was well: drop this."""
+        self._usual = 0.0
+
+    # --- what happens -------------------------------------------------------------------
+
+    def refuse(
+        self,
+        status: int,
+        *,
+        usual: float,
+        now: float,
+        until: float,
+        pacing: PacingConfig,
+        guessed: bool = False,
+    ) -> None:
+        """A 429 or 503. `until`: the end of the block that it brought; `guessed`: `usual` is a
+        default, as the host's robots.txt could not be had yet.
+        """
+        self._settle(usual, now, pacing)
+        first = self.wait == 0.0 or self.forgotten
+        # A robots.txt that can't be had is asked for now and then, whatever the interval says:
+        # to be refused over and over says nothing about the pace of pages.
+        counts = first or not (guessed and self.guessed)
+        if first:
+            self.wait = min(pacing.backoff_retry, pacing.backoff_retry_max)
+        elif counts and self.trial < _NEVER:
+            soon = now - self.trial < pacing.backoff_quiet
+            again = 2.0 * self.wait if soon else pacing.backoff_retry
+            self.wait = min(again, pacing.backoff_retry_max)
+        if counts:
+            self.refused = max(usual, self.slowed) or pacing.backoff_floor
+            self.guessed = guessed
+        self._double(pacing)
+        self.status, self.when, self.forgotten = status, now, False
+        # A long block is no good conduct: the pace after it is at first the slower one.
+        self.try_at = max(now + self.wait, until + pacing.backoff_quiet)
+
+    def answered(self, usual: float, now: float, pacing: PacingConfig) -> None:
+        """A good answer to a request that was sent since the last refusal."""
+        self._settle(usual, now, pacing)
+        if self.trial == _NEVER or not self.slowed:
+            return
+        self.good += 1
+        if self.good >= pacing.backoff_answers:
+            self._halve(now, pacing)
+
+    def found(self, usual: float, pacing: PacingConfig) -> None:
+        """The host's own interval is known now: what was refused by a guess is that, if less."""
+        if self.guessed:
+            self.guessed = False
+            self.refused = min(self.refused, usual or pacing.backoff_floor)
+            if self.trial == _NEVER:
+                self._double(pacing)
+
+    def restore(
+        self,
+        refused: float,
+        status: int,
+        when: float,
+        wait: float,
+        until: float,
+        pacing: PacingConfig,
+    ) -> None:
+        """As an earlier process kept it: what was learnt since that refusal is learnt anew."""
+        self.refused, self.status, self.when = refused, status, when
+        self.wait = min(wait or pacing.backoff_retry, pacing.backoff_retry_max)
+        self._double(pacing)
+        self.try_at = max(when + self.wait, until + pacing.backoff_quiet)
+
+    # --- what follows -------------------------------------------------------------------
+
+    def in_force(self, usual: float, now: float, pacing: PacingConfig) -> float:
+        """Seconds that have to lie between two requests now; 0: nothing but the usual ones."""
+        self._settle(usual, now, pacing)
+        return self.slowed
+
+    def over(self, now: float, pacing: PacingConfig) -> bool:
+        """Is there nothing left to be remembered?"""
+        self._settle(self._usual, now, pacing)
+        return self.forgotten
+
+    def sentence(self, now: float, wall: float, pacing: PacingConfig) -> str:
+        """What is in force, since when, and until when, in one line; empty: nothing is.
+
+        `wall` is the same moment as `now`. Moments are in UTC.
+        """
+        usual = self._usual
+        self._settle(usual, now, pacing)
+        if self.slowed <= usual:
+            return ""
+        times = self.slowed / usual if usual else 0.0
+        if times:
+            count = "twice" if abs(times - 2.0) < 0.005 else f"{times:.3g} times"
+            pace = f"{count} the usual {usual:.3g} s"
+        else:
+            pace = f"{self.slowed:.3g} s instead of none"
+        less = self.slowed / 2.0
+        goal = "the usual rate" if self._usual_enough(less, pacing) else f"one in {less:.3g} s"
+        by = self.try_at
+        if self.trial < _NEVER:
+            by = self.since + pacing.backoff_quiet
+        again = f"{goal} is tried again at {_clock(by - now, wall)}"
+        if self.trial < _NEVER:
+            again += f", or after {pacing.backoff_answers - self.good} good answers"
+        what = f"a {self.status}" if self.status else "a refusal"
+        return f"{pace} since {what} at {_clock(self.when - now, wall)}; {again}"
+
+    def _settle(self, usual: float, now: float, pacing: PacingConfig) -> None:
+        """Let happen what time alone has brought since the last look."""
+        self._usual = usual
+        if self.trial == _NEVER:
+            if now < self.try_at:
+                return
+            self.trial = self.try_at
+            self._halve(self.try_at, pacing)
+        while not self.forgotten and now >= self.since + pacing.backoff_quiet:
+            if self.slowed:
+                self._halve(self.since + pacing.backoff_quiet, pacing)
+            else:
+                self.forgotten = True
+
+    def _double(self, pacing: PacingConfig) -> None:
+        self.slowed = max(self.refused, min(2.0 * self.refused, pacing.backoff_max))
+        self.trial, self.good = _NEVER, 0
+
+    def _halve(self, at: float, pacing: PacingConfig) -> None:
+        less = self.slowed / 2.0
+        self.slowed = 0.0 if self._usual_enough(less, pacing) else less
+        self.since, self.good = at, 0
+
+    def _usual_enough(self, seconds: float, pacing: PacingConfig) -> bool:
+        return seconds <= (self._usual or pacing.backoff_floor) * _EVEN
+
+
+def _clock(ahead: float, wall: float) -> str:
+    """The time of day, with the day where that is another one."""
+    moment, today = utc(wall + ahead), utc(wall)
+    return f"{moment:%H:%M}" if moment.date() == today.date() else f"{moment:%Y-%m-%d %H:%M}"
+
+
+REFUSALS = (429, 503)
+"""What a site answers that is asked too often, RFC 6585 section 4 and RFC 9110 section 15.6.4."""
+LATENCY_WEIGHT = 0.2
+ERROR_CEILING = 60.0
+LONGEST_BLOCK = 10 * 366 * 86_400.0
+
+
+class RequestReport(msgspec.Struct, frozen=True, gc=False):
+    """What came of one request, in seconds and bytes; all None: nothing is known."""
+
+    status: int | None = None
+    elapsed: float | None = None
+    """Seconds from the start of the request to the head of the response."""
+    retry_after: float | None = None
+    """Seconds that the response asked for."""
+    size: int | None = None
+    spread: float = 0.0
+    """Seconds between requests that the RateLimit field allows (HTTP-11); 0: it is silent."""
+    spread_for: float = 0.0
+    """Seconds for which that holds."""
+    under_way: bool = False
+    """The request was sent before the host's last refusal came: of what has been done about
+    that it says nothing."""
+
+    @property
+    def failed(self) -> bool:
+        """A server error, or no response although the request took its time."""
+        if self.status is None:
+            return self.elapsed is not None
+        return self.status >= 500
+
+    @property
+    def good(self) -> bool:
+        """Only this may ever shorten an interval (promise 9)."""
+        return self.status is not None and 200 <= self.status < 400
+
+
+class ScopeHistory:
+    """What one scope has shown; see the module. Mutable, touched by the books alone."""
+
+    __slots__ = (
+        "accuser",
+        "back_off",
+        "blocked_until",
+        "errors",
+        "failed_at",
+        "failures",
+        "latency",
+        "paused",
+        "probing",
+        "reason",
+        "refusals",
+        "said",
+        "said_until",
+    )
+
+    def __init__(self) -> None:
+        self.blocked_until = float("-inf")
+        self.reason = ""
+        self.failures = 0
+        """Blocks in a row."""
+        self.failed_at = float("-inf")
+        self.probing = False
+        """Half open: one request at a time until one succeeds."""
+        self.refusals = 0
+        """How often the host turned us away, those apart whose requests were under way."""
+        self.back_off: BackOff | None = None
+        """How far it is slowed by a 429 or 503; None where it is not."""
+        self.errors = 0
+        self.latency: float | None = None
+        self.paused = False
+        self.said = 0.0
+        self.said_until = float("-inf")
+        self.accuser = ""
+        """Of an address: the host that was turned away last."""
+
+    def accused_by(self, host: str) -> bool:
+        """An address: was another of its hosts turned away before this one?"""
+        other, self.accuser = self.accuser, host
+        return other not in ("", host)
+
+    def owes(self, now: float, pacing: PacingConfig) -> bool:
+        """Is there anything here that must not be forgotten?"""
+        return bool(
+            self.paused
+            or now < self.blocked_until
+            or now < self.said_until
+            or (self.back_off is not None and not self.back_off.over(now, pacing))
+            or self.errors
+            or ((self.failures or self.probing) and not self._forgiven(now, pacing))
+        )
+
+    def error_pause(self) -> float:
+        """Seconds that errors in a row ask for: none for two, then 1, 2, 4 ... 60."""
+        if self.errors < 3:
+            return 0.0
+        return min(ERROR_CEILING, 2.0 ** min(self.errors - 3, 10))
+
+    def block(self, until: float, reason: str) -> None:
+        """No request before `until`; an earlier end never shortens a later one."""
+        if until > self.blocked_until:
+            self.blocked_until = until
+            self.reason = reason
+
+    def unblock(self) -> None:
+        """The operator's word: ask again now, one request first."""
+        self.blocked_until = float("-inf")
+        self.reason = ""
+
+    def observe(
+        self,
+        report: RequestReport,
+        now: float,
+        usual: float,
+        pacing: PacingConfig,
+        rng: random.Random,
+        *,
+        guessed: bool = False,
+    ) -> bool:
+        """Take one report into account; True if it blocks the scope.
+
+        `usual` is the interval of the request without what refusals, errors and a RateLimit
+        field add; `guessed`: it is a default, for the host's robots.txt is not known yet.
+        """
+        self._note_latency(report, pacing)
+        if report.spread:
+            self.said, self.said_until = report.spread, now + report.spread_for
+        if report.status in REFUSALS or (
+            # HTTP-08: Retry-After means something with redirects and refusals as well.
+            report.retry_after is not None and (report.status is None or report.status >= 300)
+        ):
+            self._turned_away(report, now, pacing, rng)
+            if report.status in REFUSALS and not (report.under_way and self.back_off):
+                if self.back_off is None:
+                    self.back_off = BackOff()
+                self.back_off.refuse(
+                    report.status,
+                    usual=usual,
+                    now=now,
+                    until=self.blocked_until,
+                    pacing=pacing,
+                    guessed=guessed,
+                )
+            return True
+        if report.failed:
+            self.errors += 1
+        elif report.good:
+            self._succeeded(report, now, usual, pacing)
+        return False
+
+    def _turned_away(
+        self, report: RequestReport, now: float, pacing: PacingConfig, rng: random.Random
+    ) -> None:
+        if self._forgiven(now, pacing):
+            self.failures = 0
+        if not (report.under_way and self.failures):
+            # Many requests that were under way at once are turned away for one reason.
+            self.failures += 1
+            self.refusals += 1
+        self.failed_at = now
+        self.probing = True
+        said = "no status" if report.status is None else str(report.status)
+        if report.retry_after is not None:
+            # A minimum (HTTP-08): obeyed as it stands.
+            wait = min(report.retry_after, LONGEST_BLOCK)
+            reason = f"{said}, Retry-After {report.retry_after:g}"
+        else:
+            doubled = pacing.backoff_initial * 2.0 ** min(self.failures - 1, 60)
+            wait = min(doubled, pacing.backoff_max) * (1 + pacing.backoff_jitter * rng.random())
+            reason = f"{said} without Retry-After, number {self.failures} in a row"
+        self.block(now + wait, reason)
+
+    def _succeeded(
+        self, report: RequestReport, now: float, usual: float, pacing: PacingConfig
+    ) -> None:
+        self.errors = 0
+        if report.under_way:
+            return
+        self.probing = False
+        if self._forgiven(now, pacing):
+            self.failures = 0
+        if self.back_off is not None:
+            self.back_off.answered(usual, now, pacing)
+            if self.back_off.forgotten:
+                self.back_off = None
+
+    def _note_latency(self, report: RequestReport, pacing: PacingConfig) -> None:
+        if pacing.latency_factor <= 0 or report.elapsed is None:
+            return
+        if self.latency is None:
+            self.latency = max(0.0, report.elapsed)
+        elif report.good or report.elapsed > self.latency:
+            # A quick error page is no sign of health: it may only slow us (promise 9).
+            self.latency += LATENCY_WEIGHT * (max(0.0, report.elapsed) - self.latency)
+
+    def _forgiven(self, now: float, pacing: PacingConfig) -> bool:
+        # Quiet counts from the end of the block: a long block is no good conduct.
+        return now >= max(self.failed_at, self.blocked_until) + pacing.forgive_after
+
+
+LONGEST = 10 * 366 * 86_400.0
+"""Ten years: no wish of a site is obeyed for longer than a datetime can say."""
+
+
+class RobotsInterval(msgspec.Struct, frozen=True, gc=False):
+    """What the site's text asks for at this moment.
+
+    `seconds` is None where the text gives no rate; `source` is the whole sentence that
+    `why()` prints, such as "crawl-delay 10 s from robots.txt line 7".
+    """
+
+    seconds: float | None = None
+    source: str = "robots.txt gives no rate"
+
+
+NO_RATE = RobotsInterval()
+UNKNOWN = RobotsInterval(None, "robots.txt is not known yet")
+"""Until it could be had nobody knows what the host asks for: the default is a guess."""
+REFUSED = "after a refusal"
+"""The source of the part that a `BackOff` brings; `why` says more of it."""
+
+
+class ScopeSettings(msgspec.Struct, frozen=True, eq=False):
+    """The operator's word about one kind of scope; shared by all scopes of the kind."""
+
+    default: float = 1.0
+    """Seconds where the text gives no rate."""
+    default_source: str = "default"
+    floor: float = 0.0
+    cap: float | None = None
+    own: float | None = None
+    """Seconds set for these very hosts; takes the default's place, and is a floor."""
+    own_source: str = ""
+    limit: int = 1
+    """Requests in flight at once."""
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """The least time between two requests of a scope.
+
+    >>> interval_for(RobotsInterval(10.0, "crawl-delay 10 s"), ScopeSettings()).seconds
+    10.0
+    """
+
+    seconds: float
+    parts: tuple[tuple[float, str], ...] = ()
+    """Every voice that was heard: its seconds and its source."""
+    clamped: bool = False
+    """The operator's cap made it shorter than the site asks."""
+    usual: float = 0.0
+    """Seconds without what refusals, errors and a RateLimit field add to it."""
+
+    @property
+    def source(self) -> str:
+        """The part that decided."""
+        return max(self.parts, key=lambda part: part[0])[1] if self.parts else ""
+
+
+def interval_for(
+    wish: RobotsInterval,
+    settings: ScopeSettings,
+    history: ScopeHistory | None = None,
+    pacing: PacingConfig | None = None,
+    now: float = 0.0,
+) -> Interval:
+    """The largest of what site, operator and history ask for; `now` is monotonic seconds."""
+    parts: list[tuple[float, str]] = []
+    clamped = False
+    asked = wish.seconds
+    if asked is not None and asked >= 0:  # a NaN is no wish
+        asked = min(asked, LONGEST)
+        if settings.cap is not None and asked > settings.cap:
+            # Only by the operator's explicit setting, and flagged (fetching.md section 5).
+            parts.append((settings.cap, f"{wish.source}, capped at {settings.cap:g} s"))
+            clamped = True
+        else:
+            parts.append((asked, wish.source))
+    elif settings.own is None:
+        parts.append((settings.default, f"{settings.default_source} {settings.default:g} s"))
+    if settings.own is not None:
+        parts.append((settings.own, settings.own_source))
+    if settings.floor > 0:
+        parts.append((settings.floor, f"pacing.min_interval {settings.floor:g} s"))
+    if history is None or pacing is None:
+        usual = max(part[0] for part in parts)
+        return Interval(usual, tuple(parts), clamped, usual)
+    if pacing.latency_factor > 0 and history.latency is not None:
+        slow = pacing.latency_factor * history.latency
+        slow = max(pacing.latency_floor, min(slow, pacing.latency_cap))
+        parts.append((slow, f"latency {history.latency:.3g} s x {pacing.latency_factor:g}"))
+    usual = max(part[0] for part in parts)
+    parts.extend(_for_now(history, usual, pacing, now))
+    return Interval(max(part[0] for part in parts), tuple(parts), clamped, usual)
+
+
+def _for_now(
+    history: ScopeHistory, usual: float, pacing: PacingConfig, now: float
+) -> list[tuple[float, str]]:
+    """What the host's answers ask for until further notice: refusals, errors, RateLimit."""
+    parts: list[tuple[float, str]] = []
+    if history.back_off is not None:
+        slowed = history.back_off.in_force(usual, now, pacing)
+        if slowed > usual:
+            parts.append((slowed, REFUSED))
+    if (pause := history.error_pause()) > 0:
+        parts.append((pause, f"{history.errors} errors in a row"))
+    if history.said > 0 and now < history.said_until:
+        parts.append((history.said, f"RateLimit field: one in {history.said:.3g} s"))
+    return parts
+
+
+def jittered(seconds: float, share: float, rng: random.Random) -> float:
+    """`seconds` and up to that share more; never less than was promised."""
+    return seconds * (1.0 + share * rng.random()) if share > 0 else seconds
+
+
+class Scope:
+    """What a clock belongs to: a host, an address, a registered domain, a named group.
+
+    A request may start when `basis + gap` has passed, where `basis` is the latest start
+    or response head. The interval is kept beside the clock and not folded into it, so
+    that a rate learnt later (a robots.txt that was just read) counts from the same basis.
+    """
+
+    __slots__ = (
+        "basis",
+        "gap",
+        "history",
+        "in_flight",
+        "interval",
+        "line",
+        "name",
+        "settings",
+        "shared",
+        "unheaded",
+        "wish",
+    )
+
+    def __init__(self, name: str, settings: ScopeSettings, shared: tuple[Scope, ...] = ()) -> None:
+        self.name = name
+        self.settings = settings
+        self.shared = shared
+        """Scopes of others that a lease of this host takes as well."""
+        self.basis = -INF
+        self.gap = 0.0
+        self.interval: Interval | None = None
+        self.wish: RobotsInterval = NO_RATE
+        self.in_flight = 0
+        self.unheaded = 0
+        """Leases whose response head is still awaited."""
+        self.history: ScopeHistory | None = None
+        self.line: ScopeQueue | None = None
+        """Who waits; None where nobody does."""
+
+    def due_at(self) -> float:
+        """When a request may start, by clock, block and slots; inf: not before an event."""
+        history = self.history
+        if history is None:
+            if self.in_flight >= self.settings.limit or (self.unheaded and self.gap > 0):
+                return INF
+            return self.basis + self.gap
+        if history.paused:
+            return INF
+        # Half open: one probe at a time, whatever the limit.
+        limit = 1 if history.probing else self.settings.limit
+        if self.in_flight >= limit or (self.unheaded and self.gap > 0):
+            return INF
+        return max(self.basis + self.gap, history.blocked_until)
+
+    def clock_at(self) -> float:
+        """The same without the slots: what is promised whoever is in flight."""
+        clock = self.basis + self.gap
+        return clock if self.history is None else max(clock, self.history.blocked_until)
+
+    def not_before(self, moment: float) -> None:
+        """No start before that moment, whatever the interval turns out to be.
+
+        The gap is longer than any interval: none is counted from this basis once more.
+        """
+        self.gap = LONGEST
+        self.basis = moment - LONGEST
+
+    def past(self) -> ScopeHistory:
+        """The history, begun if there is none."""
+        if self.history is None:
+            self.history = ScopeHistory()
+        return self.history
