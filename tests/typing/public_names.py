@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, time
+from typing import assert_type
 
 import aiohttp
-from typing_extensions import assert_type
 
 from gatekeeper import (
     ClockView,
