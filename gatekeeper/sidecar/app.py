@@ -260,7 +260,8 @@ class Service:
 
     def decided_at_once(self, decision: Decision, glance: Glance) -> None:
         """The same for an answer that needed no `Call`."""
-        self.log.add(decision, glance.id, glance.client)
+        if self.log.enabled:
+            self.log.add(decision, glance.id, glance.client)
 
     def new_id(self) -> str:
         """Names a request, in its answer and in the logs."""
@@ -384,7 +385,7 @@ class Service:
     def _holder(self, url: str, call: Call | None) -> Holder:
         """The lease that holds the URL's host; whose it is only for whom that concerns (T15)."""
         try:
-            held = self.leases.holding(urls.parse(url).url)
+            held = self.leases.holding(urls.parse(url).host)
         except InvalidURL:
             held = None
         if held is None:

@@ -21,11 +21,12 @@ import errno
 import functools
 import os
 from collections import OrderedDict
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from gatekeeper.clock import Clock, Stamp, stamp
+import msgspec
+
+from gatekeeper.clock import Clock, Stamp, boot_of
 
 __all__ = ["LeaseBook", "OpenLease"]
 
@@ -40,8 +41,7 @@ _REMEMBERED = 10_000
 """Leases that ran out whose report is still accepted; beyond, the oldest go."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenLease:
+class OpenLease(msgspec.Struct, frozen=True, gc=False):
     """A lease without an end in the journal."""
 
     id: str
@@ -69,8 +69,8 @@ class OpenLease:
         client: str | None = None,
     ) -> OpenLease:
         """One that begins, or begins anew, at this moment."""
-        now = stamp(clock)
-        return cls(lease_id, now.wall + ttl, url, agent, client, ttl, now.boot_id, now.boot_at)
+        boot_id, boot_at = boot_of(clock)
+        return cls(lease_id, clock.wall() + ttl, url, agent, client, ttl, boot_id, boot_at)
 
     def left(self, clock: Clock) -> float:
         """Seconds until it ends, never more than its `ttl`; negative: since it has ended."""
@@ -136,6 +136,11 @@ class LeaseBook:
             self._over[lease_id] = lease
             if len(self._over) > _REMEMBERED:
                 self._over.popitem(last=False)
+
+    @property
+    def kept(self) -> bool:
+        """Whether anything is written at all."""
+        return self._path is not None
 
     @property
     def writable(self) -> bool:

@@ -65,8 +65,6 @@ class Held(msgspec.Struct, eq=False):
     due: float
     """Monotonic moment at which it ends by itself."""
     user_agent: str | None = None
-    host: str = ""
-    """That it holds, as in its URL's normal form."""
 
 
 class LeaseTable:
@@ -343,6 +341,8 @@ class LeaseTable:
         self, lease_id: str, lease: Lease, ttl: float, agent: str | None, client: str
     ) -> None:
         """A grant or a renewal, for a process that comes after this one. Raises Problem 503."""
+        if not self._book.kept:
+            return
         try:
             self._book.granted(
                 OpenLease.lasting(lease_id, lease.url, ttl, self._clock, agent, client)
@@ -363,32 +363,24 @@ class LeaseTable:
         self, lease_id: str, lease: Lease, ttl: float, client: str, agent: str | None
     ) -> Held:
         lease.renew(ttl)
-        wall, host = self._clock.wall(), _host_of(lease.url)
-        held = Held(
-            id=lease_id,
-            lease=lease,
-            client=client,
-            granted_at=utc(wall),
-            expires_at=utc(wall + ttl),
-            ttl=ttl,
-            due=self._remind(lease_id, ttl),
-            user_agent=agent,
-            host=host,
-        )
+        wall = self._clock.wall()
+        # In the order of the fields: this is made for each lease.
+        due = self._remind(lease_id, ttl)
+        held = Held(lease_id, lease, client, utc(wall), utc(wall + ttl), ttl, due, agent)
+        if not self._held:
+            self._idle.clear()
         self._held[lease_id] = held
         self._by_client[client] = self._by_client.get(client, 0) + 1
-        of_host = self._by_host.get(host)
+        of_host = self._by_host.get(lease.host)
         if of_host is None:
-            self._by_host[host] = [held]
+            self._by_host[lease.host] = [held]
         else:
             of_host.append(held)
-        self._idle.clear()
         return held
 
-    def holding(self, url: str) -> Held | None:
-        """Of the leases that hold the host of a URL in its normal form, the one that ends first;
-        None where none does."""
-        held = self._by_host.get(_host_of(url), ())
+    def holding(self, host: str) -> Held | None:
+        """Of the leases that hold a host, the one that ends first; None where none does."""
+        held = self._by_host.get(host, ())
         return min(held, key=lambda one: one.due, default=None)
 
     def _drop(self, held: Held) -> None:
@@ -399,9 +391,10 @@ class LeaseTable:
             self._by_client[held.client] = left
         else:
             del self._by_client[held.client]
-        of_host = self._by_host[held.host]
+        host = held.lease.host
+        of_host = self._by_host[host]
         if len(of_host) == 1:
-            del self._by_host[held.host]
+            del self._by_host[host]
         else:
             of_host.remove(held)
 
@@ -468,19 +461,6 @@ class LeaseTable:
 
     def _moment(self, seconds: float) -> datetime:
         return utc(self._clock.wall() + seconds)
-
-
-def _host_of(url: str) -> str:
-    """The host of a URL in its normal form, which has no credentials.
-
-    >>> _host_of("http://a.example:8080/"), _host_of("https://[::1]/x")
-    ('a.example', '[::1]')
-    """
-    start = url.find("/") + 2
-    authority = url[start : url.find("/", start)]
-    if ":" not in authority or authority.endswith("]"):
-        return authority
-    return authority.rpartition(":")[0]
 
 
 def _unknown(lease_id: str) -> Problem:

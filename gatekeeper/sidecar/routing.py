@@ -98,11 +98,11 @@ class Route:
     relays: bool = False
     """The good answer has whatever status somebody else gave it."""
 
-    @property
-    def status(self) -> int:
-        """Of the good answer."""
-        status: int = next(iter(self.answers))
-        return status
+    status: int = field(init=False)
+    """Of the good answer."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "status", next(iter(self.answers), 200))
 
 
 _NOTHING: Mapping[str, str] = {}

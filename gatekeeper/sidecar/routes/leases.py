@@ -48,7 +48,7 @@ class LeaseRequestBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     user_agent: UserAgent | None = None
 
 
-class LeaseBody(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseBody(msgspec.Struct, frozen=True):
     """A lease: send the request between `not_before` and `expires_at`, then report."""
 
     id: str
@@ -124,7 +124,7 @@ def acquire_at_once(service: Service, glance: Glance) -> bytes | None:
     service.metrics.queue_wait.observe(0.0)
     decision = held.lease.decision
     service.decided_at_once(decision, glance)
-    return encode(_body(held))
+    return encode(LeaseBody(held.id, held.lease.url, held.granted_at, held.expires_at, decision))
 
 
 async def renew(service: Service, call: Call) -> web.StreamResponse:
