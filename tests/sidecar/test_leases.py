@@ -23,6 +23,7 @@ URL = "https://a.example/"
 class ScriptedLease:
     def __init__(self) -> None:
         self.url = URL
+        self.host = "a.example"
         self.told: list[dict[str, Any]] = []
         self.log: list[str] = []
 
