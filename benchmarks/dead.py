@@ -136,8 +136,8 @@ async def _embedded(world: World, dead: list[str]) -> None:
 
 
 async def _sidecar(world: World, dead: list[str]) -> None:
-    from gatekeeper.sidecar.app import Service
-    from gatekeeper.sidecar.server import Server
+    from gatekeeper.sidecar.listening import Server
+    from gatekeeper.sidecar.service import Service
 
     async with Gatekeeper(_AGENT, config=_CONFIG, resolver=world) as gate:
         service = Service(gate, _CONFIG)

@@ -242,9 +242,9 @@ async def _serve_constant() -> None:
 async def _serve_gate() -> None:
     from gatekeeper import Gatekeeper
     from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
-    from gatekeeper.sidecar.app import Service
-    from gatekeeper.sidecar.auth import ANY_LITERAL
-    from gatekeeper.sidecar.server import Server
+    from gatekeeper.sidecar.listening import Server
+    from gatekeeper.sidecar.security import ANY_LITERAL
+    from gatekeeper.sidecar.service import Service
 
     origins = await _origins()
     config = Config(

@@ -25,7 +25,7 @@ from gatekeeper import (
 )
 from gatekeeper.remote.line import Answer
 from gatekeeper.remote.wire import problem
-from gatekeeper.sidecar.auth import Tokens
+from gatekeeper.sidecar.security import Tokens
 from tests.conformance.ways import World, decided, until
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page, redirect
 

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 def verify(settings: Settings) -> None:
     """What only the parts that use a setting can judge. Raises ConfigError."""
-    from gatekeeper.sidecar.checks import check_config  # noqa: PLC0415 - `--help` stays quick
+    from gatekeeper.sidecar.reload import check_config  # noqa: PLC0415
 
     check_config(settings.config, settings.identity())
     check_place(settings)
@@ -91,7 +91,7 @@ def _meaning(one: Setting, settings: Settings) -> list[str]:
         seen = [f"sites see {identity}"] if one.value is None else []
         return [*seen, f"rules are chosen for {agent_named(identity)}"]
     if one.name == "storage.path" and one.value is None:
-        from gatekeeper.sidecar.lifecycle import state_path  # noqa: PLC0415 - brings the server
+        from gatekeeper.sidecar.process import state_path  # noqa: PLC0415
 
         try:
             return [f"nothing is kept, but by `{NAME} serve`: {state_path()}"]

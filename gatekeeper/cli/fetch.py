@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit 0 if all was fetched, 1 if anything was not, 130 after Ctrl-C."""
     from gatekeeper.cli.crawl.progress import watcher  # noqa: PLC0415 - `--help` stays quick
     from gatekeeper.cli.crawl.runner import Job, crawl  # noqa: PLC0415
-    from gatekeeper.sidecar.descriptors import raise_file_limit  # noqa: PLC0415
+    from gatekeeper.sidecar.listening import raise_file_limit  # noqa: PLC0415
 
     raise_file_limit()  # silent hosts hold one file each until they are given up
     log_to_stderr()

@@ -94,7 +94,7 @@ def _state_file(configured: str | None) -> Path:
         raise ConfigError("storage.path is `memory`: nothing was kept; give --storage PATH")
     if configured is not None:
         return Path(configured)
-    from gatekeeper.sidecar.lifecycle import state_path  # noqa: PLC0415 - brings the server along
+    from gatekeeper.sidecar.process import state_path  # noqa: PLC0415
 
     path = state_path()
     if not path.exists():

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     settings = read()
     check_place(settings)
-    from gatekeeper.sidecar.lifecycle import Wiring, serve  # noqa: PLC0415 - quick --help
+    from gatekeeper.sidecar.process import Wiring, serve  # noqa: PLC0415
 
     warn_if_anonymous(settings)
     wiring = Wiring(

@@ -1,21 +1,34 @@
-"""The sockets of the service: its own, or those that systemd hands over."""
+"""The sockets of the service, how many connections they take, and the server behind them."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import logging
+import math
 import os
+import re
 import shlex
 import socket
 import stat
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+from aiohttp import web
 
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
+from gatekeeper.sidecar.exchange import FORWARD_AUTH, Problem
+from gatekeeper.sidecar.inline_responses import AtOnce, Sieve, sieve_fits
+from gatekeeper.sidecar.security import UNIX
 
 __all__ = [
-    "UNIX",
+    "FIRST_REQUEST",
+    "Descriptors",
+    "Server",
     "activated_sockets",
     "addresses",
     "close_own",
@@ -23,10 +36,13 @@ __all__ = [
     "notify",
     "open_sockets",
     "open_to_others",
+    "quiet_scarcity",
+    "raise_file_limit",
 ]
 
-UNIX = "unix:"
-"""How the place of a unix socket begins, where it is shown."""
+logger = logging.getLogger(__name__)
+
+
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
 _HOLD = getattr(os, "O_PATH", None)
 """Opens a file for nothing but its identity; Linux has it."""
@@ -237,3 +253,238 @@ def _credentials(server: ServerConfig) -> str:
     elif server.tls_client_ca is not None:
         options += " --cert CLIENT.pem --key CLIENT.key"
     return options
+
+
+# --- File descriptors: how many clients they allow, and what is said when they run out.
+
+
+_WANTED = 65_536
+_RESERVED = 64
+"""Kept at least for the gate's own work: sites, storage, logs."""
+_MOST_BACKLOG = 512
+_SCARCE = "socket.accept() out of system resource"
+"""What asyncio calls it."""
+_SILENCE = 60.0
+"""Seconds between two lines about it."""
+
+
+class Descriptors(NamedTuple):
+    """What the limit of open files allows."""
+
+    clients: int
+    """Connections; further ones are turned away, which needs a descriptor for a moment."""
+    backlog: int
+    """Connections that may come in at once: the event loop accepts as many in one go, before
+    any of them can be turned away."""
+
+
+def raise_file_limit() -> Descriptors:
+    """Take as many open files as the system lets us have, and share them out."""
+    try:
+        import resource  # noqa: PLC0415 - not on every system
+    except ImportError:
+        return _shared_out(_WANTED)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, _WANTED) if hard != resource.RLIM_INFINITY else _WANTED
+    if soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+        except (ValueError, OSError):
+            logger.warning("the limit of open files stays at %d", soft)
+    return _shared_out(soft)
+
+
+def _shared_out(files: int) -> Descriptors:
+    """A quarter and at least 64 stay with us; half of those may be at the door.
+
+    >>> _shared_out(128)
+    Descriptors(clients=64, backlog=32)
+    >>> _shared_out(65536)
+    Descriptors(clients=49152, backlog=512)
+    """
+    clients = max(_RESERVED, files - max(_RESERVED, files // 4))
+    return Descriptors(clients, max(8, min(_MOST_BACKLOG, (files - clients) // 2)))
+
+
+def quiet_scarcity(loop: asyncio.AbstractEventLoop) -> None:
+    """Let the loop say once a minute that no descriptor is left for a connection.
+
+    asyncio says it, with its traceback, for each one that it may accept in one go; a reader
+    of our log that is slower than that would stop the service.
+    """
+    said = -math.inf
+    before = loop.get_exception_handler()
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal said
+        if context.get("message") != _SCARCE:
+            if before is None:
+                loop.default_exception_handler(context)
+            else:
+                before(loop, context)
+        elif loop.time() >= said + _SILENCE:
+            said = loop.time()
+            logger.error("no connection can be accepted: %s", context.get("exception"))
+
+    loop.set_exception_handler(handle)
+
+
+# --- aiohttp's low-level server, with bounds on connections and our answer to what is no HTTP.
+
+
+FIRST_REQUEST = 20.0
+"""Seconds that a new connection has for its first request's head (T9: slow-loris)."""
+_IDLE = 75.0
+"""Seconds that a connection may idle, or take for a further request's head."""
+_FOR_A_PROXY = re.compile(rb"\s*[A-Z]+ " + re.escape(FORWARD_AUTH.encode()) + rb"[ /?]")
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+class Server(web.Server):
+    """`web.Server` bounded in headers and connections.
+
+    `handler_cancellation` matters: without it a client that hangs up would keep its place
+    in the queue, and be granted a lease that nobody uses.
+    """
+
+    def __init__(
+        self,
+        handler: Any,
+        *,
+        header: int,
+        connections: int = 100_000,
+        at_once: AtOnce | None = None,
+        on_lost: Callable[[], object] = _nothing,
+    ) -> None:
+        """`at_once` answers what it can where it is read, `handler` everything else; `on_lost`
+        is called for each connection that is gone."""
+        super().__init__(
+            handler,
+            handler_cancellation=True,
+            access_log=None,
+            max_line_size=header,
+            max_field_size=header,
+            keepalive_timeout=_IDLE,
+        )
+        self.sieve = sieve_fits()
+        self.at_once = at_once
+        self.on_lost = on_lost
+        self.most = connections
+        self.full = 0
+        """Connections turned away."""
+
+    def __call__(self) -> web.RequestHandler:
+        """One connection's protocol."""
+        return _Protocol(self, loop=self._loop, **self._kwargs)
+
+
+class _Protocol(web.RequestHandler):
+    """A connection: bounded in number and patience, with problem documents for errors."""
+
+    __slots__ = ("_at_once", "_first", "_remote")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, or turn it away with 503 when there are too many."""
+        super().connection_made(transport)
+        server = cast("Server", self._manager)
+        self._at_once = server.at_once
+        self._remote = _address(transport)
+        if server.sieve:
+            self._parser = cast("Any", Sieve(self._parser, self._answered, self._broken))
+        self._first = asyncio.get_running_loop().call_later(FIRST_REQUEST, self._too_slow)
+        if len(server.connections) > server.most:
+            if not server.full:
+                logger.error("%d connections are open; further ones get 503", server.most)
+            server.full += 1
+            cast("asyncio.Transport", transport).write(_FULL)
+            self.force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection and its timer."""
+        self._first.cancel()
+        on_lost = cast("Server", self._manager).on_lost
+        super().connection_lost(exc)
+        on_lost()
+
+    def _broken(self, error: Exception) -> None:
+        """What came is no HTTP: who reads the body before it learns that, instead of waiting."""
+        request = self._current_request
+        if request is not None and not request.content.is_eof():
+            request.content.set_exception(web.RequestPayloadError(str(error)))
+
+    def log_exception(self, *args: Any, **options: Any) -> None:
+        """Log an error of ours; what a client's body is made of is none."""
+        if not isinstance(options.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **options)
+
+    def _answered(self, message: Any, payload: Any) -> bool:
+        """Answer it here, if nothing stands before it and the client reads its answers."""
+        waiter, transport, at_once = self._waiter, self.transport, self._at_once
+        if at_once is None or waiter is None or waiter.done() or self._paused:
+            return False
+        if transport is None or transport.is_closing():
+            return False
+        answer = at_once(message, payload, self._remote, transport)
+        if answer is None:
+            return False
+        transport.write(answer)
+        # The rest is what aiohttp's own loop does after an answer.
+        self._request_count += 1
+        self._next_keepalive_close_time = self._loop.time() + _IDLE
+        return True
+
+    def _too_slow(self) -> None:
+        # aiohttp's own timer runs from the first answer of its own on; before it nothing does.
+        if self._request_count == 0:
+            self.force_close()
+        elif self._keepalive_handle is None:
+            now = self._loop.time()
+            end, waiter = self._next_keepalive_close_time, self._waiter
+            if waiter is not None and not waiter.done() and now >= end:
+                self.force_close()  # all was answered at once, and nothing came since
+            else:
+                self._first = self._loop.call_at(max(end, now + 1.0), self._too_slow)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """A problem document for what never reached the handler."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer is under way already")
+        if status >= 500:
+            problem = Problem(500, "internal", "an error of ours")
+            self.log_exception("a request failed", exc_info=exc)
+        else:
+            # T7: what a visitor can make unreadable is a refusal; of a 400 nginx makes a 500.
+            beginnings = getattr(self._parser, "unread", ())
+            status = 403 if any(map(_FOR_A_PROXY.match, beginnings)) else 400
+            detail = "this is no HTTP request that can be read"
+            problem = Problem(status, "bad-request", detail)
+        response = problem.response()
+        response.force_close()
+        return response
+
+
+def _address(transport: asyncio.BaseTransport) -> str | None:
+    """Where a connection comes from, as aiohttp's `request.remote` has it."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0] if isinstance(peer, list | tuple) else peer) if peer is not None else None
+
+
+def _raw(problem: Problem) -> bytes:
+    body = msgspec.json.encode(problem.document())
+    return (
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\n"
+        b"Retry-After: 1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+
+
+_FULL = _raw(Problem(503, "full", "too many connections are open"))

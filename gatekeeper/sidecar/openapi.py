@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gatekeeper.sidecar.problems import ProblemDocument
-from gatekeeper.sidecar.routing import ANY, Route
+from gatekeeper.sidecar.exchange import ANY, ProblemDocument, Route
 
 __all__ = ["document"]
 

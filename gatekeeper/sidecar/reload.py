@@ -11,14 +11,29 @@ import msgspec
 
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.auth import Tokens, read_tokens
-from gatekeeper.sidecar.certificates import Certificates
-from gatekeeper.sidecar.checks import check_config, demand_credentials
+from gatekeeper.gate import Gatekeeper
+from gatekeeper.sidecar.security import (
+    Certificates,
+    Networks,
+    Tokens,
+    demand_credentials,
+    is_loopback,
+    read_tokens,
+    tls_context,
+)
 
 if TYPE_CHECKING:
-    from gatekeeper.sidecar.app import Service
+    from gatekeeper.sidecar.service import Service
 
-__all__ = ["LIVE_TABLES", "RESTART", "Reloaded", "needs_restart", "reload"]
+__all__ = [
+    "LIVE_TABLES",
+    "RESTART",
+    "Reloaded",
+    "check_config",
+    "check_server",
+    "needs_restart",
+    "reload",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +58,28 @@ RESTART: Final = frozenset(
     }
 )
 """Settings of those tables that need a restart. config.example.toml marks them."""
+
+
+def check_config(config: Config, identity: str) -> None:
+    """All that a start judges before it listens. Raises ConfigError.
+
+    One function for `serve`, `config check` and a reload: what one of them took, another
+    would refuse otherwise (T17).
+    """
+    # The gate is only made, not opened: its parts read their settings and do nothing.
+    storage = msgspec.structs.replace(config.storage, path=None)
+    Gatekeeper(identity, config=msgspec.structs.replace(config, storage=storage))
+    check_server(config)
+
+
+def check_server(config: Config) -> None:
+    """Raises ConfigError for settings that would make the service unsafe or unable."""
+    server = config.server
+    tokens = read_tokens(server.token_file)
+    tls_context(server)
+    Networks(server.trusted_peers, setting="server.trusted_peers")
+    if server.socket is None and not is_loopback(server.host):
+        demand_credentials(server, tokens, where=f"server.host = {server.host!r}")
 
 
 def needs_restart(name: str) -> bool:

@@ -25,7 +25,7 @@ from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.leasing import Lease, refuse
-from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.exchange import Problem
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper

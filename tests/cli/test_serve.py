@@ -13,15 +13,15 @@ import pytest
 from gatekeeper.cli import main
 from gatekeeper.config import Config, ServerConfig
 from gatekeeper.errors import ConfigError, StorageError
-from gatekeeper.sidecar import lifecycle, listening
-from gatekeeper.sidecar.lifecycle import Wiring
+from gatekeeper.sidecar import listening, process
+from gatekeeper.sidecar.process import Wiring
 
 
 @pytest.fixture
 def wired(monkeypatch: pytest.MonkeyPatch) -> list[Wiring]:
     """What `serve` would have been started with."""
     started: list[Wiring] = []
-    monkeypatch.setattr(lifecycle, "serve", started.append)
+    monkeypatch.setattr(process, "serve", started.append)
     return started
 
 
@@ -166,7 +166,7 @@ def test_a_state_file_in_use_names_the_flag(
     def in_use(wiring: Wiring) -> None:
         raise StorageError("/x: in use by another gatekeeper; give this one a file of its own")
 
-    monkeypatch.setattr(lifecycle, "serve", in_use)
+    monkeypatch.setattr(process, "serve", in_use)
     assert main(["serve"]) == 2
     assert "a file of its own (--storage PATH says where)\n" in capsys.readouterr().err
 
@@ -179,7 +179,7 @@ def test_a_home_that_can_not_be_written_to_is_told_with_the_flag(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
 
     with pytest.raises(ConfigError, match=r"--storage PATH, or --storage memory"):
-        lifecycle.with_state(Config())
+        process.with_state(Config())
 
 
 @pytest.mark.parametrize(

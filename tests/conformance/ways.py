@@ -12,9 +12,9 @@ from aiohttp import web
 
 from gatekeeper import Config, Decision, Gatekeeper, Reason, RemoteGatekeeper, State, Verdict
 from gatekeeper.clock import VirtualClock
-from gatekeeper.sidecar.app import Service
-from gatekeeper.sidecar.auth import ANY_LITERAL, Tokens
-from gatekeeper.sidecar.server import Server
+from gatekeeper.sidecar.listening import Server
+from gatekeeper.sidecar.security import ANY_LITERAL, Tokens
+from gatekeeper.sidecar.service import Service
 from tests.internet import FakeInternet
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"

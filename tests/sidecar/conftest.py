@@ -19,9 +19,9 @@ from aiohttp import web
 
 from gatekeeper import Gatekeeper
 from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
-from gatekeeper.sidecar.app import Service
-from gatekeeper.sidecar.auth import ANY_LITERAL
-from gatekeeper.sidecar.server import Server
+from gatekeeper.sidecar.listening import Server
+from gatekeeper.sidecar.security import ANY_LITERAL
+from gatekeeper.sidecar.service import Service
 from tests.internet import FakeInternet
 
 START = 45.0

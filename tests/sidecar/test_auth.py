@@ -9,9 +9,16 @@ from aiohttp.test_utils import make_mocked_request
 
 from gatekeeper.config import Config, ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.auth import ANY_LITERAL, Door, Networks, Tokens, read_tokens
-from gatekeeper.sidecar.checks import accepted_hosts, check_server
-from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.exchange import Problem
+from gatekeeper.sidecar.reload import check_server
+from gatekeeper.sidecar.security import (
+    ANY_LITERAL,
+    Door,
+    Networks,
+    Tokens,
+    accepted_hosts,
+    read_tokens,
+)
 
 ONE, TWO = "a" * 32, "b" * 40
 

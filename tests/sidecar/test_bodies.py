@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.exchange import Problem, read_body
+from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.routes.check import Batch
-from gatekeeper.sidecar.server import Server
-from gatekeeper.sidecar.wire import read_body
 
 QUESTION = b'{"urls":[]}'
 

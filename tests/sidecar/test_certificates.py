@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.certificates import Certificates
+from gatekeeper.sidecar.security import Certificates
 
 
 @pytest.fixture(scope="module")

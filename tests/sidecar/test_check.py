@@ -14,8 +14,8 @@ from gatekeeper.config import Config, ServerConfig
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import GateClosed, InvalidURL
 from gatekeeper.robots import Rule
-from gatekeeper.sidecar.app import Service
-from gatekeeper.sidecar.auth import ANY_LITERAL
+from gatekeeper.sidecar.security import ANY_LITERAL
+from gatekeeper.sidecar.service import Service
 
 
 def decision(url: str, verdict: Verdict = Verdict.ALLOW, **fields: Any) -> Decision:

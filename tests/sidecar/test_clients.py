@@ -6,8 +6,8 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
-from gatekeeper.sidecar.clients import Clients
-from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.exchange import Problem
+from gatekeeper.sidecar.security import Clients
 
 
 def test_t15_requests_at_once_are_bounded_by_client() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
-from gatekeeper.sidecar.decisionlog import DecisionLog
+from gatekeeper.sidecar.logs import DecisionLog
 from tests.internet import FakeInternet, Interim, NeverAnswer, Page, Raw, redirect
 
 OPEN = "User-agent: *\nDisallow: /private\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.sidecar.auth import Role, Token, Tokens
+from gatekeeper.sidecar.security import Role, Token, Tokens
 from tests.internet import FakeInternet
 
 NAMES = {"owner": {Role.CRAWL}, "other": {Role.CRAWL}, "boss": {Role.CRAWL, Role.ADMIN}}

@@ -12,8 +12,8 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Verdict
+from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.leases import LeaseTable
-from gatekeeper.sidecar.problems import Problem
 from gatekeeper.sidecar.waiting import Wanted
 from tests.internet import FakeInternet
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.sidecar.memory import MANY, QUIET, MemoryReturn, give_back
+from gatekeeper.sidecar.process import MANY, QUIET, MemoryReturn, give_back
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from gatekeeper.sidecar import server, wire
-from gatekeeper.sidecar.descriptors import quiet_scarcity
+from gatekeeper.sidecar import exchange, listening
+from gatekeeper.sidecar.listening import quiet_scarcity
 from tests.internet import FakeInternet
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
@@ -203,7 +203,7 @@ async def test_t5_a_client_certificate_opens_and_its_lack_does_not(
 async def test_t9_a_client_that_never_finishes_its_head_is_shown_out(
     door: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "FIRST_REQUEST", 0.05)
+    monkeypatch.setattr(listening, "FIRST_REQUEST", 0.05)
     service = await door()
     host, port = service.base.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -217,7 +217,7 @@ async def test_t9_a_client_that_never_finishes_its_head_is_shown_out(
 async def test_t9_a_body_that_never_ends_is_answered_408(
     door: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "BODY_TIMEOUT", 0.05)
+    monkeypatch.setattr(exchange, "BODY_TIMEOUT", 0.05)
     service = await door()
     host, port = service.base.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -264,8 +264,8 @@ sys.path.insert(0, os.getcwd())
 if {loop!r} == "asyncio":
     sys.modules["uvloop"] = None  # as where it is not installed
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-from gatekeeper.sidecar import server
-server.FIRST_REQUEST = 3600.0  # nobody in the crowd says a word, however slow the machine is
+from gatekeeper.sidecar import listening
+listening.FIRST_REQUEST = 3600.0  # nobody in the crowd says a word, however slow the machine is
 sys.argv = ["gatekeeper", "serve", "--port", "0", "--storage", "memory"]
 runpy.run_module("gatekeeper", run_name="__main__")
 """

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.sidecar.app import ROUTES
 from gatekeeper.sidecar.openapi import document
+from gatekeeper.sidecar.service import ROUTES
 
 DOCUMENT = document(ROUTES, version="1")
 PATHS: dict[str, Any] = DOCUMENT["paths"]

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from gatekeeper import HostRule
 from gatekeeper.config import Config, GroupRule, GuardConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar import lifecycle, listening
-from gatekeeper.sidecar.lifecycle import Wiring, running
+from gatekeeper.sidecar import listening, process
+from gatekeeper.sidecar.process import Wiring, running
 from gatekeeper.sidecar.reload import Reloaded, reload
 from tests.internet import FakeInternet
 
@@ -91,7 +91,7 @@ async def test_sighup_ends_with_ready_whatever_the_reload_came_to(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(name)
         monkeypatch.setenv("NOTIFY_SOCKET", "@" + name[1:])
-        lifecycle._on_hangup(service)
+        process._on_hangup(service)
 
         assert manager.recv(100).startswith(b"RELOADING=1")
         assert manager.recv(100) == b"READY=1"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.config import ServerConfig
-from gatekeeper.sidecar.decisionlog import DecisionLog
+from gatekeeper.sidecar.logs import DecisionLog
 from tests.internet import FakeInternet
 
 

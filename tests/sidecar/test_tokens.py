@@ -14,10 +14,10 @@ import pytest
 
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.app import ROUTES
-from gatekeeper.sidecar.auth import ANY_ROLE, Role, Token, Tokens, read_tokens
-from gatekeeper.sidecar.decisionlog import DecisionLog
-from gatekeeper.sidecar.routing import ANY
+from gatekeeper.sidecar.exchange import ANY
+from gatekeeper.sidecar.logs import DecisionLog
+from gatekeeper.sidecar.security import ANY_ROLE, Role, Token, Tokens, read_tokens
+from gatekeeper.sidecar.service import ROUTES
 from tests.internet import FakeInternet
 
 ONE, TWO, THREE = "a" * 32, "b" * 40, "c" * 32

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.waiting import Wanted
 from tests.internet import FakeInternet, NeverAnswer
 

@@ -19,7 +19,7 @@ from gatekeeper.fetching.records import Record
 from gatekeeper.fetching.shelf import Shelf
 from gatekeeper.fetching.storing import from_stored
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.sidecar.leasebook import LeaseBook
+from gatekeeper.sidecar.leases import LeaseBook
 from gatekeeper.storage import SqliteStorage
 from tests.storage.data.make import TEXT, WALL
 

@@ -10,12 +10,21 @@ from aiohttp import web
 
 from gatekeeper.decision import Decision
 from gatekeeper.prepared import Given
-from gatekeeper.sidecar.problems import Problem
-from gatekeeper.sidecar.routing import CHECK, Call, Glance, Route
-from gatekeeper.sidecar.wire import decode, encode, quick_json, read_body, read_query
+from gatekeeper.sidecar.exchange import (
+    CHECK,
+    Call,
+    Glance,
+    Problem,
+    Route,
+    decode,
+    encode,
+    quick_json,
+    read_body,
+    read_query,
+)
 
 if TYPE_CHECKING:
-    from gatekeeper.sidecar.app import Service
+    from gatekeeper.sidecar.service import Service
 
 __all__ = ["ROUTES", "Batch", "CheckQuery", "Decisions", "UserAgent"]
 

@@ -17,13 +17,19 @@ from gatekeeper.fetching.outcomes import Outcome, Row
 from gatekeeper.operating import token_of
 from gatekeeper.robots import Candidate, Finding, Group, Policy, RobotsTxt
 from gatekeeper.robots.normal import is_robots_txt
-from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.exchange import (
+    CHECK,
+    Call,
+    Problem,
+    Route,
+    json_response,
+    read_body,
+    read_query,
+)
 from gatekeeper.sidecar.routes.check import CheckQuery, UserAgent
-from gatekeeper.sidecar.routing import CHECK, Call, Route
-from gatekeeper.sidecar.wire import json_response, read_body, read_query
 
 if TYPE_CHECKING:
-    from gatekeeper.sidecar.app import Service
+    from gatekeeper.sidecar.service import Service
 
 __all__ = ["ROUTES", "Explanation", "FetchStory", "RobotsFile", "RobotsQuery", "WhatIf"]
 

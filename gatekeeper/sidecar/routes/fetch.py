@@ -14,13 +14,11 @@ from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout
 from gatekeeper.leasing import Lease, refuse
-from gatekeeper.sidecar.problems import SANDBOXED, Problem
-from gatekeeper.sidecar.routing import CRAWL, Call, Route
+from gatekeeper.sidecar.exchange import CRAWL, SANDBOXED, Call, Problem, Route, read_query
 from gatekeeper.sidecar.waiting import Wanted
-from gatekeeper.sidecar.wire import read_query
 
 if TYPE_CHECKING:
-    from gatekeeper.sidecar.app import Service
+    from gatekeeper.sidecar.service import Service
 
 __all__ = ["ROUTES", "decision_headers", "open_session"]
 

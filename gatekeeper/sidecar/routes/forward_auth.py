@@ -9,30 +9,33 @@ Envoy waits; without a body, since nginx spends four times as long on an answer 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.clock import utc
+from gatekeeper.clock import Clock, deadline, utc
 from gatekeeper.decision import Decision, Reason, State, Verdict
-from gatekeeper.errors import InvalidURL
+from gatekeeper.errors import GateClosed, InvalidURL
 from gatekeeper.robots import product_token
 from gatekeeper.robots.normal import is_robots_txt
-from gatekeeper.sidecar.forwarded import asked_url
-from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.exchange import ANY, FORWARD_AUTH, Call, Problem, Route
+from gatekeeper.sidecar.metrics import Sample
 from gatekeeper.sidecar.routes.fetch import decision_headers
-from gatekeeper.sidecar.routing import ANY, Call, Route
 
 if TYPE_CHECKING:
-    from gatekeeper.sidecar.app import Service
+    from gatekeeper.sidecar.service import Service
 
-__all__ = ["PATH", "ROUTES"]
+__all__ = ["ROUTES", "Learning", "asked_url"]
 
 logger = logging.getLogger(__name__)
 
-PATH = "/v1/forward-auth"
+
 _SOON = 1.0
 """Seconds after which asking again about an origin that was unknown can help."""
 _ANYBODY = "*"
@@ -55,7 +58,7 @@ async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
     except Problem as many:  # nginx would make a 500 of its 429
         raise Problem(403, many.kind, many.detail, headers=many.headers) from None
     try:
-        return await _answered(service, call)
+        return await _answer_admitted(service, call)
     finally:
         service.clients.leave(call.client)
 
@@ -71,7 +74,7 @@ def _judge_host(service: Service, call: Call) -> None:
             raise Problem(403, "host", "server.forward_auth_hosts does not list this Host header")
 
 
-async def _answered(service: Service, call: Call) -> web.StreamResponse:
+async def _answer_admitted(service: Service, call: Call) -> web.StreamResponse:
     """200 or 403 by the decision, once the request was let in."""
     try:
         decision = await _decide(service, call)
@@ -93,7 +96,7 @@ async def _answered(service: Service, call: Call) -> web.StreamResponse:
 
 async def _decide(service: Service, call: Call) -> Decision:
     """One decision, from what is known; what is not, or not for long, is learnt beside it."""
-    url = asked_url(call.request.headers, call.request.raw_path.removeprefix(PATH))
+    url = asked_url(call.request.headers, call.request.raw_path.removeprefix(FORWARD_AUTH))
     target = urls.parse(url)
     named = call.request.headers.get("User-Agent", "")[:512]
     agent = named if product_token(named) else _ANYBODY
@@ -142,12 +145,166 @@ def _told(
 ROUTES = (
     Route(
         ANY,
-        PATH,
+        FORWARD_AUTH,
         forward_auth,
         "For auth_request, ext_authz and forward auth: 200 or 403.",
         answers={200: None},
         problems=(403, 404),
         probe=True,
     ),
-    Route(ANY, PATH + "/{rest*}", forward_auth, "The same, as Envoy asks.", probe=True),
+    Route(ANY, FORWARD_AUTH + "/{rest*}", forward_auth, "The same, as Envoy asks.", probe=True),
 )
+
+
+# --- The URL that a proxy's subrequest asks about, told from its headers for certain or not at all.
+
+
+_URIS = ("X-Original-URI", "X-Forwarded-Uri")  # nginx; Traefik and Caddy
+_READ = (
+    *_URIS,
+    "X-Original-URL",
+    "X-Original-Method",
+    "X-Forwarded-Host",
+    "X-Forwarded-Proto",
+    "X-Forwarded-Method",
+    "Host",
+    "User-Agent",
+)
+_HOST = r"(?:[A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
+_IS_HOST = re.compile(_HOST)
+_IS_PATH = re.compile(r"/[^#]*", re.DOTALL)
+"""No request target holds a `#` (RFC 9112, 3.2): one reader would end the path there."""
+_WHOLE = re.compile(rf"(https?)://({_HOST})(/.*)", re.DOTALL)
+
+
+class Headers(Protocol):
+    """Those of a request."""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is one of that name, in whatever case."""
+
+    def __getitem__(self, name: str) -> str:
+        """The first of that name."""
+
+    def getall(self, name: str, default: tuple[str, ...]) -> Sequence[str]:
+        """All of that name."""
+
+
+def asked_url(headers: Headers, behind: str) -> str:
+    """The URL, from either style of headers or the path `behind` ours, as Envoy asks.
+
+    Raises Problem 403 where it can't be told for certain.
+    """
+    for name in _READ:
+        if len(headers.getall(name, ())) > 1:
+            raise Problem(403, "duplicate-header", f"{name} occurs twice")
+    schemes = _all(headers, "X-Forwarded-Proto")
+    hosts = {host.lower() for host in _all(headers, "X-Forwarded-Host")}
+    paths = _all(headers, *_URIS)
+    if behind.startswith("/"):
+        paths.add(behind)
+        hosts |= {host.lower() for host in _all(headers, "Host")}  # Envoy keeps the visitor's
+    for whole in _all(headers, "X-Original-URL"):  # ingress-nginx
+        parts = _WHOLE.fullmatch(whole)
+        if parts is None:
+            raise Problem(403, "no-target", "X-Original-URL is no whole URL of a host")
+        schemes.add(parts[1])
+        hosts.add(parts[2].lower())
+        paths.add(parts[3])
+    scheme, path = _one(schemes, "X-Forwarded-Proto"), _one(paths, "the URI")
+    host = _one(hosts or _all(headers, "Host"), "X-Forwarded-Host")
+    if scheme not in ("http", "https"):
+        raise Problem(403, "no-target", "X-Forwarded-Proto is neither http nor https")
+    if not _IS_HOST.fullmatch(host):
+        raise Problem(403, "no-target", "the host is not of the form name or name:port")
+    if not _IS_PATH.fullmatch(path):
+        raise Problem(403, "no-target", "the URI is no path with a query")
+    return f"{scheme}://{host}{path}"
+
+
+def _all(headers: Headers, *names: str) -> set[str]:
+    return {headers[name] for name in names if name in headers}
+
+
+def _one(said: set[str], part: str) -> str:
+    if len(said) > 1:
+        raise Problem(403, "headers-disagree", f"two headers say different things of {part}")
+    if not said:
+        raise Problem(
+            403, "no-target", "X-Forwarded-Proto, -Host and -Uri (or X-Original-URI) are needed"
+        )
+    return next(iter(said))
+
+
+# --- Origins that are learnt beside the answers to questions that can't wait for them.
+
+
+_LONGEST = 10.0
+"""Seconds for which a task follows an origin. The gate goes on asking without it."""
+MOST = 1000
+"""Origins at once; a further one is learnt when somebody asks about it later."""
+
+
+class Learner(Protocol):
+    """A gate, as far as it matters here."""
+
+    async def learn(self, origin: str) -> object:
+        """Ask the origin for its file if need be."""
+
+
+class Learning:
+    """Has the gate learn origins in the background."""
+
+    def __init__(self, gate: Learner, clock: Clock) -> None:
+        self._gate = gate
+        self._clock = clock
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.put_off = 0
+        """Times that there was no room."""
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def samples(self) -> Iterable[Sample]:
+        """For /metrics."""
+        yield (
+            "counter",
+            "gatekeeper_learning_put_off",
+            "Unknown origins of forward-auth that were not asked at once: too many were.",
+            (),
+            [((), self.put_off)],
+        )
+
+    def begin(self, origin: str) -> asyncio.Task[None] | None:
+        """Learn it, or go on; the task ends when it is known or took too long. None: no room.
+
+        The task never fails, and is not the caller's to cancel.
+        """
+        task = self._tasks.get(origin)
+        if task is not None:
+            return task
+        if len(self._tasks) >= MOST:
+            self.put_off += 1
+            return None
+        task = self._tasks[origin] = asyncio.get_running_loop().create_task(self._follow(origin))
+        task.add_done_callback(partial(self._done, origin))
+        return task
+
+    def _done(self, origin: str, task: asyncio.Task[Any]) -> None:
+        # A callback: a task that is cancelled before its first step runs no `finally`.
+        del self._tasks[origin]
+
+    async def _follow(self, origin: str) -> None:
+        try:
+            with contextlib.suppress(TimeoutError, GateClosed):
+                async with deadline(self._clock, _LONGEST):
+                    await self._gate.learn(origin)
+        except Exception as error:  # noqa: BLE001 - nobody awaits it; the next question may
+            logger.warning("%s could not be learnt: %s", origin, error)
+
+    async def close(self) -> None:
+        """End them all. Idempotent."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

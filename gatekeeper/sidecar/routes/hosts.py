@@ -14,12 +14,20 @@ from gatekeeper import urls
 from gatekeeper.config import host_named
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.explain import ClockView
-from gatekeeper.sidecar.problems import Problem
-from gatekeeper.sidecar.routing import CRAWL_OR_ADMIN, Call, Handler, Route
-from gatekeeper.sidecar.wire import Nothing, json_response, read_body, read_query
+from gatekeeper.sidecar.exchange import (
+    CRAWL_OR_ADMIN,
+    Call,
+    Handler,
+    Nothing,
+    Problem,
+    Route,
+    json_response,
+    read_body,
+    read_query,
+)
 
 if TYPE_CHECKING:
-    from gatekeeper.sidecar.app import Service
+    from gatekeeper.sidecar.service import Service
 
 __all__ = ["ROUTES", "BlockBody", "HostBody", "HostList", "HostQuery", "RefreshBody"]
 

@@ -12,13 +12,12 @@ from gatekeeper import urls
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Denied
 from gatekeeper.http_fields import parse_retry_after
-from gatekeeper.sidecar.leasebook import OpenLease
-from gatekeeper.sidecar.leases import Held
-from gatekeeper.sidecar.problems import Problem
-from gatekeeper.sidecar.routes.check import UserAgent
-from gatekeeper.sidecar.routing import CRAWL, Call, Glance, Route
-from gatekeeper.sidecar.waiting import Wanted
-from gatekeeper.sidecar.wire import (
+from gatekeeper.sidecar.exchange import (
+    CRAWL,
+    Call,
+    Glance,
+    Problem,
+    Route,
     encode,
     json_response,
     quick_json,
@@ -26,9 +25,12 @@ from gatekeeper.sidecar.wire import (
     read_at_once,
     read_body,
 )
+from gatekeeper.sidecar.leases import Held, OpenLease
+from gatekeeper.sidecar.routes.check import UserAgent
+from gatekeeper.sidecar.waiting import Wanted
 
 if TYPE_CHECKING:
-    from gatekeeper.sidecar.app import Service
+    from gatekeeper.sidecar.service import Service
 
 __all__ = ["ROUTES", "LeaseBody", "LeaseReport", "LeaseRequestBody", "Renewal"]
 

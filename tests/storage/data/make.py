@@ -20,7 +20,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, StorageConfig
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval
-from gatekeeper.sidecar.leasebook import LeaseBook, OpenLease
+from gatekeeper.sidecar.leases import LeaseBook, OpenLease
 from gatekeeper.storage import OriginRecord, SqliteStorage, pack_body
 
 WALL = 1_790_000_000.0

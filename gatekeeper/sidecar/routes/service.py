@@ -1,4 +1,4 @@
-"""What tells about the service itself: `/`, `/openapi.json`, `/metrics`."""
+"""What the service tells of itself, and what its operator does to it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,77 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from gatekeeper.sidecar import metrics, openapi
-from gatekeeper.sidecar.routing import ANY, CHECK, Call, Route
-from gatekeeper.sidecar.wire import json_response
+from gatekeeper.errors import ConfigError
+from gatekeeper.sidecar.exchange import (
+    ANY,
+    CHECK,
+    Call,
+    Nothing,
+    Problem,
+    Route,
+    json_response,
+    read_body,
+)
+from gatekeeper.sidecar.metrics import CONTENT_TYPE
+from gatekeeper.sidecar.openapi import document
+from gatekeeper.sidecar.reload import Reloaded, reload
 
 if TYPE_CHECKING:
-    from gatekeeper.sidecar.app import Service
+    from gatekeeper.sidecar.service import Service
 
-__all__ = ["ROUTES", "Index", "Link"]
+__all__ = ["Alive", "Health", "Index", "Link"]
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The body of `/readyz`."""
+
+    status: str
+
+
+class Alive(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of `/healthz`. `user_agent` is the name whose rules apply where a question names
+    no other, and under which sites are asked: no secret, every site is told it."""
+
+    status: str
+    user_agent: str | None = None
+
+
+async def healthz(service: Service, call: Call) -> web.StreamResponse:
+    """The process answers: 200, whatever it is doing; and says who it is."""
+    return json_response(Alive("alive", getattr(service.gate, "user_agent", None)))
+
+
+async def readyz(service: Service, call: Call) -> web.StreamResponse:
+    """New questions are taken: 200, or 503 while starting, draining, without a network, or
+    while promises can't be kept."""
+    if not service.ready:
+        raise Problem(503, "not-ready", service.unready, headers={"Retry-After": "1"})
+    return json_response(Health("ready"))
+
+
+_HEALTH = (
+    Route(
+        "GET",
+        "/healthz",
+        healthz,
+        "Is the process alive, and who is it?",
+        answers={200: Alive},
+        probe=True,
+    ),
+    Route(
+        "GET",
+        "/readyz",
+        readyz,
+        "Does it take questions?",
+        answers={200: Health},
+        problems=(503,),
+        probe=True,
+    ),
+)
+
+
+# --- What tells about the service itself: `/`, `/openapi.json`, `/metrics`.
+
 
 # T12: pages for people come with nothing a script could use.
 _PAGE_HEADERS = {
@@ -77,22 +140,47 @@ def _shown(route: Route) -> str:
 
 async def openapi_json(service: Service, call: Call) -> web.StreamResponse:
     """The contract for programs, from the same structs that answer."""
-    return json_response(openapi.document(service.router.routes, version=service.version))
+    return json_response(document(service.router.routes, version=service.version))
 
 
 async def prometheus(service: Service, call: Call) -> web.StreamResponse:
     """For Prometheus."""
     # Every host is looked at: on a thread, since there may be a million of them.
     service.host_states = await asyncio.to_thread(service.gate.host_states)
-    return web.Response(
-        body=service.metrics.render(), headers={"Content-Type": metrics.CONTENT_TYPE}
-    )
+    return web.Response(body=service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
-ROUTES = (
+_DOCS = (
     Route("GET", "/", index, "This list.", answers={200: Index}, needs=CHECK),
     Route("GET", "/openapi.json", openapi_json, "The contract.", answers={200: dict}, needs=CHECK),
     Route(
         "GET", "/metrics", prometheus, "For Prometheus.", answers={200: "text/plain"}, needs=CHECK
     ),
 )
+
+
+# --- `/v1/admin`: what the operator does to the service itself.
+
+
+async def reload_config(service: Service, call: Call) -> web.StreamResponse:
+    """Read the configuration again; a bad one changes nothing."""
+    await read_body(call.request, Nothing, limit=service.config.server.max_body)
+    try:
+        return json_response(reload(service))
+    except ConfigError as error:
+        raise Problem(409, "config", str(error)) from error
+
+
+_ADMIN = (
+    Route(
+        "POST",
+        "/v1/admin/reload",
+        reload_config,
+        "Read the configuration again.",
+        body=Nothing,
+        answers={200: Reloaded},
+        problems=(400, 409, 413, 415),
+    ),
+)
+
+ROUTES = (*_ADMIN, *_HEALTH, *_DOCS)

@@ -32,38 +32,31 @@ from gatekeeper.errors import (
     LeaseTimeout,
     StorageError,
 )
-from gatekeeper.sidecar.atonce import AtOnce
-from gatekeeper.sidecar.auth import Door, Networks, Role, Tokens
-from gatekeeper.sidecar.checks import accepted_hosts
-from gatekeeper.sidecar.clients import Clients
-from gatekeeper.sidecar.decisionlog import DecisionLog
-from gatekeeper.sidecar.gatemetrics import gate_samples
-from gatekeeper.sidecar.learning import Learning
-from gatekeeper.sidecar.leasebook import LeaseBook
-from gatekeeper.sidecar.leases import LeaseTable
-from gatekeeper.sidecar.metrics import Metrics
-from gatekeeper.sidecar.problems import Holder, Problem, retry_after
-from gatekeeper.sidecar.routes import (
-    admin,
-    check,
-    docs,
-    explain,
-    fetch,
-    forward_auth,
-    health,
-    hosts,
-    leases,
+from gatekeeper.sidecar.exchange import (
+    METHODS,
+    Call,
+    Glance,
+    Holder,
+    Problem,
+    Router,
+    name_request,
+    retry_after,
 )
-from gatekeeper.sidecar.routing import METHODS, Call, Glance, Router
-from gatekeeper.sidecar.tracing import Answer, tracing
+from gatekeeper.sidecar.inline_responses import AtOnce
+from gatekeeper.sidecar.leases import LeaseBook, LeaseTable
+from gatekeeper.sidecar.logs import Answer, DecisionLog, tracing
+from gatekeeper.sidecar.metrics import Metrics, gate_samples
+from gatekeeper.sidecar.routes import check, explain, fetch, forward_auth, hosts, leases
+from gatekeeper.sidecar.routes import service as own
+from gatekeeper.sidecar.routes.forward_auth import Learning
+from gatekeeper.sidecar.security import Clients, Door, Networks, Role, Tokens, accepted_hosts
 from gatekeeper.sidecar.waiting import Underway
-from gatekeeper.sidecar.wire import name_request
 
 if TYPE_CHECKING:
     from gatekeeper.fetching.retrieval import Retrieval
     from gatekeeper.gate import Gatekeeper
-    from gatekeeper.sidecar.certificates import Certificates
     from gatekeeper.sidecar.metrics import Sample
+    from gatekeeper.sidecar.security import Certificates
 
 __all__ = ["ROUTES", "Service"]
 
@@ -76,9 +69,7 @@ ROUTES = (
     *leases.ROUTES,
     *fetch.ROUTES,
     *hosts.ROUTES,
-    *admin.ROUTES,
-    *health.ROUTES,
-    *docs.ROUTES,
+    *own.ROUTES,
     *forward_auth.ROUTES,
 )
 _MAX_BACKGROUND = 1000

@@ -1,4 +1,4 @@
-"""From start to exit: sockets, signals, draining.
+"""The process of the service: start, signals, draining, memory.
 
 start      bind, open the gate, listen, READY=1
 SIGTERM    unready at once; no new leases; after `drain_grace` open leases may be reported
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import gc
 import logging
 import os
 import signal
@@ -23,29 +25,42 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import __version__
-from gatekeeper.clock import SystemClock
+from gatekeeper.clock import Clock, SystemClock, Timer
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.sidecar import listening, logs
-from gatekeeper.sidecar.app import Service
-from gatekeeper.sidecar.auth import read_tokens
-from gatekeeper.sidecar.certificates import Certificates
-from gatekeeper.sidecar.checks import check_config, demand_credentials, exposed
-from gatekeeper.sidecar.descriptors import quiet_scarcity, raise_file_limit
-from gatekeeper.sidecar.leasebook import LeaseBook
-from gatekeeper.sidecar.memory import MemoryReturn
-from gatekeeper.sidecar.reload import reload
-from gatekeeper.sidecar.server import Server
+from gatekeeper.sidecar.leases import LeaseBook
+from gatekeeper.sidecar.listening import (
+    Server,
+    activated_sockets,
+    addresses,
+    close_own,
+    describe,
+    notify,
+    open_sockets,
+    open_to_others,
+    quiet_scarcity,
+    raise_file_limit,
+)
+from gatekeeper.sidecar.logs import set_up
+from gatekeeper.sidecar.reload import check_config, reload
+from gatekeeper.sidecar.security import (
+    Certificates,
+    demand_credentials,
+    exposed_address,
+    read_tokens,
+)
+from gatekeeper.sidecar.service import Service
 
 if TYPE_CHECKING:
     import ssl
 
     from gatekeeper.sidecar.metrics import Sample
 
-__all__ = ["Wiring", "running", "serve", "state_path"]
+__all__ = ["MANY", "QUIET", "MemoryReturn", "Wiring", "give_back", "running", "serve", "state_path"]
 
 logger = logging.getLogger(__name__)
+
 
 MEMORY = "memory"
 
@@ -68,7 +83,7 @@ def serve(wiring: Wiring) -> None:
     Raises ConfigError before it listens, StorageError for a state file that is in use.
     """
     check_config(wiring.config, wiring.identity)
-    logs.set_up(wiring.config.server)
+    set_up(wiring.config.server)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_until_told(wiring))
 
@@ -110,27 +125,27 @@ async def _until_told(wiring: Wiring) -> None:
         if await told is signal.SIGINT:
             service.hurry()  # somebody sits at the terminal: no load balancer to wait for
         logger.info("stopping: draining at most %g s", service.patience)
-        listening.notify("STOPPING=1", os.environ)
+        notify("STOPPING=1", os.environ)
 
 
 def _on_hangup(service: Service) -> None:
     """SIGHUP: reload; a bad file was logged, counted, and changed nothing (T17)."""
     stamp = int(service.clock.monotonic() * 1e6)
-    listening.notify(f"RELOADING=1\nMONOTONIC_USEC={stamp}", os.environ)
+    notify(f"RELOADING=1\nMONOTONIC_USEC={stamp}", os.environ)
     try:
         with contextlib.suppress(ConfigError):
             reload(service)
     finally:
         # The manager waits for it, whatever the reload came to.
-        listening.notify("READY=1", os.environ)
+        notify("READY=1", os.environ)
 
 
 @contextlib.asynccontextmanager
 async def running(wiring: Wiring) -> AsyncIterator[Service]:
     """The service, listening; leaving it drains."""
     config = with_state(wiring.config)
-    given = listening.activated_sockets(os.environ)
-    own = [] if given else listening.open_sockets(config.server)
+    given = activated_sockets(os.environ)
+    own = [] if given else open_sockets(config.server)
     sockets = given or own
     try:
         async with Gatekeeper(wiring.identity, config=config) as gate:
@@ -140,22 +155,22 @@ async def running(wiring: Wiring) -> AsyncIterator[Service]:
                 writer = tasks.create_task(service.log.run())
                 try:
                     async with _listening(service, sockets, context):
-                        wiring.announce(*listening.describe(sockets[0], config.server))
-                        listening.notify("READY=1", os.environ)
+                        wiring.announce(*describe(sockets[0], config.server))
+                        notify("READY=1", os.environ)
                         yield service
                 finally:
                     await service.close()
                     writer.cancel()
     finally:
-        listening.close_own(own)
+        close_own(own)
 
 
 def _service(
     gate: Gatekeeper, config: Config, sockets: list[socket.socket], wiring: Wiring
 ) -> Service:
-    names = listening.addresses(sockets)
+    names = addresses(sockets)
     tokens = read_tokens(config.server.token_file, warn=True)
-    if (open_door := exposed(names) or listening.open_to_others(sockets)) is not None:
+    if (open_door := exposed_address(names) or open_to_others(sockets)) is not None:
         # T5: a socket that was handed over listens where the manager put it.
         demand_credentials(config.server, tokens, where=open_door)
     for address, port in names:
@@ -267,3 +282,58 @@ def state_path() -> Path:
     except RuntimeError as error:  # a user without a home, as in many a container
         raise ConfigError(f"there is no place for state ({error}): set storage.path") from error
     return Path(home) / "gatekeeper" / "state.sqlite"
+
+
+# --- Memory that many clients took goes back to the system once they are gone.
+
+
+MANY = 1000
+"""Connections lost, after which it is worth the while."""
+QUIET = 2.0
+"""Seconds in which no more than a few were lost since."""
+
+
+def give_back() -> None:
+    """Collect garbage, and have the C library return what is free. Some ten milliseconds."""
+    gc.collect()
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return  # not glibc
+    trim(0)
+
+
+class MemoryReturn:
+    """Counts the connections that are lost, and acts after many."""
+
+    def __init__(self, clock: Clock, act: Callable[[], object] = give_back) -> None:
+        self._clock = clock
+        self._act = act
+        self._lost = 0
+        self._seen = 0
+        """Of those, when it was last looked."""
+        self._timer: Timer | None = None
+
+    def lost(self) -> None:
+        """A connection is gone."""
+        self._lost += 1
+        if self._lost >= MANY and self._timer is None:
+            self._look_later()
+
+    def close(self) -> None:
+        """Do nothing more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_later(self) -> None:
+        self._seen = self._lost
+        self._timer = self._clock.call_at(self._clock.monotonic() + QUIET, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._lost - self._seen >= MANY // 10:
+            self._look_later()  # it goes on: clients that come and go are no reason
+            return
+        self._lost = 0
+        self._act()

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gatekeeper.sidecar import app
+from gatekeeper.sidecar import service as service_module
 from tests.internet import Encoded, FakeInternet, Page, Truncated, redirect
 
 ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nSitemap: http://a.test/s.xml\n"
@@ -324,7 +324,7 @@ async def test_a_blocked_host_waits_for_its_moment(door: Any, site: Any) -> None
 async def test_a_refresh_that_cannot_begin_says_so(
     door: Any, site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "_MAX_BACKGROUND", 0)
+    monkeypatch.setattr(service_module, "_MAX_BACKGROUND", 0)
     service = await door()
     status, problem = await service.post("/v1/hosts/a.test/refresh", {})
     assert (status, problem["title"]) == (503, "Service Unavailable")

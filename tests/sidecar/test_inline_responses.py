@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from gatekeeper.sidecar import atonce
-from gatekeeper.sidecar import server as serving
-from gatekeeper.sidecar.auth import Tokens
+from gatekeeper.sidecar import inline_responses
+from gatekeeper.sidecar import listening as serving
+from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.routes.check import Decisions
-from gatekeeper.sidecar.server import Server
+from gatekeeper.sidecar.security import Tokens
 from tests.internet import FakeInternet
 
 TOKEN = "a" * 40
@@ -343,7 +343,7 @@ async def test_an_idle_connection_is_closed_though_aiohttp_saw_no_request(doors:
 
 
 def test_this_aiohttp_is_one_that_a_sieve_fits() -> None:
-    assert atonce.sieve_fits()
+    assert inline_responses.sieve_fits()
 
 
 async def test_an_aiohttp_that_it_does_not_fit_has_all_go_the_usual_way(

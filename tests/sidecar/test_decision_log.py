@@ -15,8 +15,8 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.robots import Rule
-from gatekeeper.sidecar import decisionlog
-from gatekeeper.sidecar.decisionlog import DecisionLog
+from gatekeeper.sidecar import logs
+from gatekeeper.sidecar.logs import DecisionLog
 
 RULE = Rule(line=3, field="disallow", value="/private", text="Disallow: /private")
 
@@ -124,7 +124,7 @@ def test_a_log_nobody_reads_stops_no_answer() -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end waits for the pen's thread as long as a busy machine keeps it waiting."""
-    monkeypatch.setattr(decisionlog, "_PATIENCE", 45.0)
+    monkeypatch.setattr(logs, "_PATIENCE", 45.0)
 
 
 @pytest.mark.usefixtures("patient")

@@ -1,4 +1,4 @@
-"""Who may ask: addresses, Host and Origin, bearer tokens, client certificates."""
+"""Who may ask, how much, and over which TLS: addresses, tokens, limits of clients, certificates."""
 
 from __future__ import annotations
 
@@ -10,33 +10,48 @@ import os
 import re
 import secrets
 import socket
+import ssl
 import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 
+from gatekeeper.clock import Clock
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.problems import Problem
+from gatekeeper.sidecar.exchange import Problem, retry_after
+from gatekeeper.sidecar.metrics import Sample
 
 __all__ = [
     "ANY_LITERAL",
     "ANY_ROLE",
+    "UNIX",
+    "Certificates",
+    "Clients",
     "Door",
     "Networks",
     "Role",
     "Token",
     "Tokens",
+    "accepted_hosts",
+    "demand_credentials",
+    "exposed_address",
     "is_loopback",
+    "load_pair",
     "read_tokens",
+    "tls_context",
 ]
 
 logger = logging.getLogger(__name__)
 
+
+UNIX = "unix:"
+"""How the place of a unix socket begins, where it is shown."""
 MIN_TOKEN = 32
 _MOST_OF_ONE = 2
 _MOST_TOKENS = 1000
@@ -332,3 +347,293 @@ def is_loopback(host: str) -> bool:
     except OSError as error:
         raise ConfigError(f"server.host: {host}: {error.strerror}") from error
     return all(ipaddress.ip_address(str(entry[4][0])).is_loopback for entry in found)
+
+
+# --- Bounds on what one client may ask at once, and in a second (T8, T15).
+
+
+_MAX_BUCKETS = 4096
+
+
+class Clients:
+    """Counts requests under way by client, and meters them where a rate is set.
+
+    Holds an entry only for a client with a request under way, and at most 4096 meters:
+    a meter that is full again is as good as none.
+    """
+
+    def __init__(self, server: ServerConfig, clock: Clock) -> None:
+        self._clock = clock
+        self.adjust(server)
+        self._busy: dict[str, int] = {}
+        self._meters: dict[str, tuple[float, float]] = {}
+        self.refused = {"concurrency": 0, "rate": 0}
+
+    def adjust(self, server: ServerConfig) -> None:
+        """Put other bounds in force, for the requests to come."""
+        self._most = server.client_concurrency
+        self._rate = server.client_rate
+
+    def samples(self) -> Iterable[Sample]:
+        """For /metrics; summed over clients, whose addresses are not ours to bound (T10)."""
+        yield (
+            "gauge",
+            "gatekeeper_requests_under_way",
+            "Requests being answered.",
+            (),
+            [((), sum(self._busy.values()))],
+        )
+        yield (
+            "counter",
+            "gatekeeper_clients_refused",
+            "Requests that met a bound of their client.",
+            ("bound",),
+            [((bound,), n) for bound, n in self.refused.items()],
+        )
+
+    def enter(self, client: str) -> None:
+        """Count one in; raises Problem 429 with Retry-After. Pair it with `leave`."""
+        busy = self._busy.get(client, 0)
+        if busy >= self._most:
+            self.refused["concurrency"] += 1
+            raise Problem(
+                429,
+                "too-many-requests",
+                f"{self._most} requests at once are allowed to one client",
+                headers={"Retry-After": "1"},
+            )
+        if self._rate is not None:
+            self._meter(client, self._rate)
+        self._busy[client] = busy + 1
+
+    def passes(self, client: str) -> bool:
+        """Whether one that is over at once may pass unmetered; else `enter` must judge it."""
+        return self._rate is None and self._busy.get(client, 0) < self._most
+
+    def leave(self, client: str) -> None:
+        """Count one out."""
+        busy = self._busy[client] - 1
+        if busy:
+            self._busy[client] = busy
+        else:
+            del self._busy[client]
+
+    def stats(self) -> dict[str, int]:
+        """Requests under way, by client."""
+        return dict(self._busy)
+
+    def _meter(self, client: str, rate: float) -> None:
+        """A bucket of one second's worth of requests that fills at `rate`."""
+        now = self._clock.monotonic()
+        depth = max(1.0, rate)
+        level, at = self._meters.get(client, (depth, now))
+        level = min(depth, level + (now - at) * rate)
+        if level < 1.0:
+            self.refused["rate"] += 1
+            raise Problem(
+                429,
+                "too-many-requests",
+                f"{rate:g} requests a second are allowed to one client",
+                headers={"Retry-After": retry_after((1.0 - level) / rate)},
+            )
+        if client not in self._meters and len(self._meters) >= _MAX_BUCKETS:
+            self._forget_full(now, rate, depth)
+        self._meters[client] = (level - 1.0, now)
+
+    def _forget_full(self, now: float, rate: float, depth: float) -> None:
+        self._meters = {
+            client: (level, at)
+            for client, (level, at) in self._meters.items()
+            if level + (now - at) * rate < depth
+        }
+        if len(self._meters) >= _MAX_BUCKETS:
+            # All of them are busy: the oldest goes, which can only err in its favour.
+            self._meters.pop(next(iter(self._meters)))
+
+
+# --- The certificate of the listeners, which is renewed at the same path every few weeks.
+
+
+_OWN = ("tls_cert", "tls_key")
+_SETTINGS = (*_OWN, "tls_client_ca")
+
+
+class Certificates:
+    """The TLS context of the open sockets, and what its files held when they were read.
+
+    `context` is None without TLS. Raises ConfigError.
+    """
+
+    def __init__(self, server: ServerConfig) -> None:
+        self._server = server
+        self._seen = _digests(server)
+        self.context = tls_context(server)
+
+    def renewal(self, server: ServerConfig) -> Certificates | None:
+        """What the same paths hold now, loaded and found right; None where nothing differs.
+
+        Paths that `server` changes are not looked at: they need a restart. Raises
+        ConfigError.
+        """
+        if any(getattr(server, name) != getattr(self._server, name) for name in _SETTINGS):
+            return None
+        if _digests(server) == self._seen:
+            return None
+        return Certificates(server)
+
+    def take_over(self, new: Certificates) -> tuple[list[str], list[str]]:
+        """Show the new certificate from the next connection on.
+
+        Returns the settings whose files are in force now, and those that need a restart: a
+        context takes further authorities, but never lets one go. Raises ConfigError.
+        """
+        server, before, now = self._server, self._seen, new._seen
+        changed = [name for name in _SETTINGS if before.get(name) != now.get(name)]
+        own = [f"server.{name}" for name in changed if name in _OWN]
+        left = [f"server.{name}" for name in changed if name not in _OWN]
+        if own and self.context is not None and server.tls_cert is not None:
+            load_pair(self.context, server.tls_cert, server.tls_key or server.tls_cert)
+            self._seen = before | {name: now[name] for name in _OWN}
+        return own, left
+
+
+def _digests(server: ServerConfig) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for name in _SETTINGS:
+        path = getattr(server, name)
+        if path is not None:
+            try:
+                found[name] = hashlib.sha256(Path(path).read_bytes()).digest()
+            except OSError as error:
+                raise ConfigError(f"server.{name}: {path}: {error.strerror}") from error
+    return found
+
+
+# --- What only the service can judge about its configuration, before it listens.
+
+
+def demand_credentials(server: ServerConfig, tokens: Tokens, *, where: str) -> None:
+    """T5: who listens where other machines, or other users, can reach it asks who they are.
+
+    Raises ConfigError that begins with `where`.
+    """
+    if tokens or server.tls_client_ca is not None:
+        return
+    if where.startswith(UNIX):
+        raise ConfigError(
+            f"{where} can be written to by other users: set SocketMode=0600 in its unit, or "
+            "server.token_file"
+        )
+    raise ConfigError(
+        f"{where} can be reached from other machines: set server.token_file or "
+        "server.tls_client_ca, or listen on 127.0.0.1 or a socket"
+    )
+
+
+def exposed_address(names: Iterable[tuple[str, int]]) -> str | None:
+    """Of addresses and ports really listened on, one that other machines can reach."""
+    for address, port in names:
+        if not is_loopback(address):
+            return f"{address} port {port}"
+    return None
+
+
+def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
+    """The TLS that is configured, or None. Raises ConfigError."""
+    if server.tls_cert is None or server.tls_key is None:
+        if (server.tls_cert, server.tls_key, server.tls_client_ca) != (None, None, None):
+            raise ConfigError("server.tls_cert and server.tls_key must be set together")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load_pair(context, server.tls_cert, server.tls_key)
+    if server.tls_client_ca is not None:
+        _read_pem("tls_client_ca", server.tls_client_ca, _CERTIFICATE)
+        try:
+            context.load_verify_locations(server.tls_client_ca)
+        except OSError as error:
+            raise _unusable("tls_client_ca", server.tls_client_ca, error) from error
+        # Optional here and demanded at the door, so that probes need no certificate.
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+def load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
+    """Have the context show a certificate. Raises ConfigError that says which file is wrong."""
+    shown, secret = _read_pem("tls_cert", cert), _read_pem("tls_key", key)
+    if _CERTIFICATE not in shown and _CERTIFICATE in secret and _KEY in shown:
+        raise ConfigError(
+            f"server.tls_*: tls_cert {cert} holds the key and tls_key {key} the certificate: "
+            "change them about"
+        )
+    _demand_pem("tls_cert", cert, shown, _CERTIFICATE)
+    _demand_pem("tls_key", key, secret, _KEY)
+    encrypted: list[bool] = []
+
+    def passphrase() -> str:
+        encrypted.append(True)  # asked of nobody: a service has no terminal
+        return ""
+
+    try:
+        context.load_cert_chain(cert, key, passphrase)
+    except OSError as error:  # ssl.SSLError is one
+        if encrypted:
+            raise ConfigError(
+                f"server.tls_*: tls_key {key} is encrypted; give a key without a passphrase "
+                "(openssl pkey -in KEY -out PLAIN), readable for the service alone"
+            ) from error
+        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigError(
+                f"server.tls_*: tls_key {key} is not the key of the certificate in tls_cert "
+                f"{cert}; give the two that were made together (the certificate itself first in "
+                "its file, before those of its issuers)"
+            ) from error
+        raise _unusable("tls_cert, tls_key", f"{cert}, {key}", error) from error
+
+
+_CERTIFICATE, _KEY = "CERTIFICATE-----", "PRIVATE KEY-----"
+
+
+def _read_pem(setting: str, path: str, mark: str = "") -> str:
+    try:
+        text = Path(path).read_text("latin-1")
+    except OSError as error:
+        problem = f"server.tls_*: {setting} {path}: {error.strerror}"
+        raise ConfigError(problem) from error
+    _demand_pem(setting, path, text, mark)
+    return text
+
+
+def _demand_pem(setting: str, path: str, text: str, mark: str) -> None:
+    if mark not in text:
+        what = "certificate" if mark == _CERTIFICATE else "private key"
+        raise ConfigError(
+            f"server.tls_*: {setting} {path} holds no {what} in PEM, which has a line "
+            f'"-----BEGIN {mark}"'
+        )
+
+
+def _unusable(setting: str, path: str, error: OSError) -> ConfigError:
+    why = getattr(error, "reason", None) or error.strerror or str(error)
+    return ConfigError(
+        f"server.tls_*: {setting} {path} can't be read ({why.replace('_', ' ').lower()}): it may "
+        "be damaged or cut short"
+    )
+
+
+def accepted_hosts(server: ServerConfig, names: list[tuple[str, int]]) -> frozenset[str]:
+    """The Host headers to accept, exact, for the addresses listened on (T4)."""
+    default = 443 if server.tls_cert is not None else 80
+    found: set[str] = {host.lower() for host in server.allowed_hosts}
+    for address, port in names:
+        if ipaddress.ip_address(address).is_unspecified:
+            found.add(ANY_LITERAL)
+        hosts = {address, server.host}
+        if address in ("127.0.0.1", "::1"):
+            hosts.add("localhost")
+        for host in hosts:
+            shown = f"[{host}]" if ":" in host else host.lower()
+            found.add(f"{shown}:{port}")
+            if port == default:
+                found.add(shown)
+    return frozenset(found)

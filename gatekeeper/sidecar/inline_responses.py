@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gatekeeper.sidecar.problems import Problem
-from gatekeeper.sidecar.routing import Glance
-from gatekeeper.sidecar.wire import written
+from gatekeeper.sidecar.exchange import Glance, Problem, written
 
 if TYPE_CHECKING:
-    from gatekeeper.sidecar.app import Service
+    from gatekeeper.sidecar.service import Service
 
 __all__ = ["AtOnce", "Sieve", "sieve_fits"]
 

@@ -1,0 +1,521 @@
+"""One HTTP exchange: its route, what the request says, and how it is answered.
+
+Errors are problem documents (RFC 9457).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import math
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from urllib.parse import unquote, unquote_plus
+
+import msgspec
+from aiohttp import HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
+
+from gatekeeper.decision import Decision
+from gatekeeper.sidecar.security import Role
+
+if TYPE_CHECKING:
+    from gatekeeper.sidecar.service import Service
+
+__all__ = [
+    "ANY",
+    "CHECK",
+    "CRAWL",
+    "CRAWL_OR_ADMIN",
+    "FORWARD_AUTH",
+    "JSON",
+    "METHODS",
+    "SANDBOXED",
+    "Call",
+    "Glance",
+    "Handler",
+    "Holder",
+    "Nothing",
+    "Problem",
+    "ProblemDocument",
+    "QuickAnswer",
+    "Route",
+    "Router",
+    "decode",
+    "encode",
+    "json_response",
+    "name_request",
+    "quick_json",
+    "quick_nothing",
+    "read_at_once",
+    "read_body",
+    "read_query",
+    "retry_after",
+    "written",
+]
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Call:
+    """One request on its way through the service."""
+
+    request: web.BaseRequest
+    id: str
+    client: str
+    query: str
+    """The raw query string."""
+    params: Mapping[str, str]
+    """What stood in the `{...}` of the path, decoded."""
+
+
+class Glance(msgspec.Struct, gc=False):
+    """What is looked at to answer a request at once; see `Call`."""
+
+    headers: Mapping[str, str]
+    body: bytes
+    query: str
+    params: Mapping[str, str]
+    client: str
+    id: str
+
+
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
+"""Those that are told apart in counters and traces: a client may invent others."""
+FORWARD_AUTH = "/v1/forward-auth"
+ANY = "*"
+"""As a route's method: whatever comes."""
+
+CHECK = frozenset({Role.CHECK})
+"""Needs of a route that tells what may be asked of anybody: every role includes this one."""
+CRAWL = frozenset({Role.CRAWL})
+CRAWL_OR_ADMIN = frozenset({Role.CRAWL, Role.ADMIN})
+
+Handler = Callable[["Service", Call], Awaitable[web.StreamResponse]]
+AtOnce = Callable[["Service", Glance], bytes | None]
+"""The body of the good answer, where it can be given without waiting; None says nothing. It
+raises, if at all, before it has done anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A method and a path with all that is known of it.
+
+    `query` and `body` are the structs that requests are read into, `answers` the body
+    of each status that is not a problem document (None: no body, a str: a media type).
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    query: type | None = None
+    body: type | None = None
+    answers: Mapping[int, Any] = field(default_factory=dict)
+    problems: tuple[int, ...] = ()
+    body_required: bool = True
+    needs: frozenset[Role] = frozenset({Role.ADMIN})
+    """A token must have one of these roles."""
+    probe: bool = False
+    """Answered to anybody, without token or Host check: it reveals nothing."""
+    at_once: AtOnce | None = None
+    headers: tuple[str, ...] = ()
+    """Those of the good answer that are worth naming."""
+    relays: bool = False
+    """The good answer has whatever status somebody else gave it."""
+
+    status: int = field(init=False)
+    """Of the good answer."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "status", next(iter(self.answers), 200))
+
+
+_NOTHING: Mapping[str, str] = {}
+
+
+_SEGMENT = 3
+"""The `{...}` that is one segment of a path: the fourth, behind `/v1/hosts/`."""
+
+
+class Router:
+    """One dictionary look-up for a path, exact or around its `{...}`; `{...*}` by pattern."""
+
+    def __init__(self, routes: tuple[Route, ...]) -> None:
+        self.routes = routes
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._around: dict[str, tuple[str, dict[str, Route]]] = {}
+        patterns: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            parts = route.path.split("/")
+            if "*}" in route.path:
+                table = patterns.setdefault(route.path, {})
+            elif "{" in route.path:
+                name, parts[_SEGMENT] = parts[_SEGMENT].strip("{}"), ""
+                _, table = self._around.setdefault("/".join(parts), (name, {}))
+            else:
+                table = self._exact.setdefault(route.path, {})
+            table[route.method] = route
+        self._patterns = [(_compile(path), methods) for path, methods in patterns.items()]
+
+    def find(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
+        """The route for a raw path; raises Problem 404 or 405."""
+        methods = self._exact.get(path)
+        params = _NOTHING
+        if methods is None:
+            methods, params = self._by_pattern(path)
+        route = methods.get(method) or methods.get("GET" if method == "HEAD" else ANY)
+        route = route or methods.get(ANY)
+        if route is None:
+            allow = ", ".join(sorted(methods))
+            raise Problem(405, "method", f"this path takes {allow} alone", headers={"Allow": allow})
+        return route, params
+
+    def _by_pattern(self, path: str) -> tuple[dict[str, Route], Mapping[str, str]]:
+        parts = path.split("/")
+        if len(parts) > _SEGMENT and (text := parts[_SEGMENT]):
+            parts[_SEGMENT] = ""
+            found = self._around.get("/".join(parts))
+            if found is not None:
+                return found[1], {found[0]: unquote(text) if "%" in text else text}
+        for pattern, methods in self._patterns:
+            if match := pattern.fullmatch(path):
+                return methods, {name: unquote(text) for name, text in match.groupdict().items()}
+        raise Problem(404, "not-found", "there is nothing at this path; /openapi.json lists all")
+
+
+def _compile(path: str) -> re.Pattern[str]:
+    # Our own paths: `{name*}` is all the rest; nothing can backtrack.
+    return re.compile(re.sub(r"\{(\w+)\*\}", r"(?P<\1>.*)", path), re.DOTALL)
+
+
+# --- Errors as problem documents (RFC 9457).
+
+
+PROBLEM_JSON = "application/problem+json"
+_PREFIX = "urn:gatekeeper:problem:"
+SANDBOXED = {
+    "Content-Security-Policy": "sandbox; default-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+"""On every answer that may quote what a site says: a browser runs nothing of it (T12)."""
+
+
+class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The body of every error."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    """The id of the request, as in the log."""
+    decision: Decision | None = None
+    """With a lease that was denied or deferred: why."""
+    most: float | None = None
+    """Where too much was asked at once: the most that may be, of what `detail` speaks of."""
+    held_since: datetime | None = None
+    """Where a turn did not come in time: since when a lease holds the host."""
+    held_until: datetime | None = None
+    """When that lease ends at the latest, unless it is renewed."""
+    held_by: str | None = None
+    """The client that has it: told to that client, and to the role `admin`."""
+
+
+class Holder(NamedTuple):
+    """Which lease holds a host that somebody waits for, as far as he may know."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+    client: str | None = None
+
+    def __str__(self) -> str:
+        if self.since is None or self.until is None:
+            return ""
+        whose = f" of {self.client}" if self.client is not None else ""
+        return (
+            f"; a lease{whose} holds the host since {self.since:%Y-%m-%dT%H:%M:%SZ}, "
+            f"until {self.until:%Y-%m-%dT%H:%M:%SZ} at the latest"
+        )
+
+
+class Problem(Exception):
+    """Stops a request; `Service` turns it into its document.
+
+    `kind` is a word for programs (the end of `type`), `detail` a sentence for people.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        decision: Decision | None = None,
+        most: float | None = None,
+        held: Holder | None = None,
+    ) -> None:
+        super().__init__(status, kind, detail)
+        self.status = status
+        self.kind = kind
+        self.detail = detail
+        self.headers = dict(headers or {})
+        self.decision = decision
+        self.most = most
+        self.held = held or Holder()
+
+    def document(self, request_id: str | None = None) -> ProblemDocument:
+        """The body, for the request with that id."""
+        return ProblemDocument(
+            type=_PREFIX + self.kind,
+            title=http.HTTPStatus(self.status).phrase,
+            status=self.status,
+            detail=self.detail,
+            instance=f"urn:gatekeeper:request:{request_id}" if request_id else None,
+            decision=self.decision,
+            most=self.most,
+            held_since=self.held.since,
+            held_until=self.held.until,
+            held_by=self.held.client,
+        )
+
+    def response(self, request_id: str | None = None) -> web.Response:
+        """The whole answer."""
+        return web.Response(
+            status=self.status,
+            body=msgspec.json.encode(self.document(request_id)),
+            content_type=PROBLEM_JSON,
+            headers={"Server": "gatekeeper", **SANDBOXED, **self.headers},
+        )
+
+
+def retry_after(seconds: float) -> str:
+    """A Retry-After header: whole seconds, rounded up, at least 1.
+
+    >>> retry_after(0.2), retry_after(1.0), retry_after(1.01)
+    ('1', '1', '2')
+    """
+    return str(max(1, math.ceil(seconds)))
+
+
+# --- What comes over the wire and what goes back: query strings, bodies, answers.
+
+
+JSON = "application/json"
+BODY_TIMEOUT = 20.0
+"""Seconds that a request's body may take (T9: slow-loris)."""
+_JSON_HEADERS = {"Content-Type": JSON, "Server": "gatekeeper"}
+encode = msgspec.json.Encoder().encode
+
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An empty object: a JSON body, even an empty one, keeps pages in a browser out (T4)."""
+
+
+def json_response(value: Any, *, status: int = 200) -> web.Response:
+    """A struct, or bytes that are JSON already, as an answer."""
+    body = value if type(value) is bytes else encode(value)
+    return web.Response(status=status, body=body, headers=_JSON_HEADERS)
+
+
+def read_query(text: str, kind: type[_T]) -> _T:
+    """A query string as a struct; raises Problem 400 for anything it doesn't know."""
+    found: dict[str, str] = {}
+    for pair in text.split("&"):
+        if not pair:
+            continue
+        name, _, value = pair.partition("=")
+        name, value = decode(name), decode(value)
+        if name in found:
+            # Two values for one name: two readers could take different ones.
+            raise Problem(400, "bad-request", f"parameter {name[:40]!r} occurs twice")
+        found[name] = value
+    try:
+        return msgspec.convert(found, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise Problem(400, "bad-request", f"query: {error}{_cut_off(found, kind)}") from None
+
+
+def _cut_off(found: Mapping[str, str], kind: type) -> str:
+    """The remedy, where parameters of ours may be what was cut off a URL at its own `&`."""
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    if "?" in found.get("url", "") and not found.keys() <= known:
+        return "; if it belongs to the URL, percent-encode that: curl -G --data-urlencode url=..."
+    return ""
+
+
+def decode(text: str) -> str:
+    """A name or value of a query string. Raises Problem 400 for what is no UTF-8."""
+    if "%" in text:
+        # The two that stand in every URL. What is left over is decoded as a whole: these
+        # can't bring a new `%` about.
+        text = text.replace("%3A", ":").replace("%2F", "/")
+    if "%" not in text and "+" not in text:
+        return text
+    try:
+        return unquote_plus(text, errors="strict")
+    except UnicodeDecodeError:
+        raise Problem(400, "bad-request", "query: not UTF-8") from None
+
+
+class QuickAnswer:
+    """An answer written in one piece, on a connection that stays open: JSON, or no body.
+
+    A `web.Response` is made for every kind of answer; it and its headers cost more than a
+    warm decision does. The head of this one is always the same but for a number and the
+    date. It has what aiohttp's server asks of a response, and nothing else.
+    """
+
+    __slots__ = ("_body", "request_id", "status")
+
+    keep_alive = True
+    """The connection stays open: nobody asked otherwise (see `quick_json`)."""
+    prepared = False
+
+    def __init__(self, status: int, body: bytes) -> None:
+        self.status = status
+        self.request_id = ""
+        """Of the request that it answers; set by who knows."""
+        self._body = body
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter:
+        """Write head and body at once."""
+        writer = request.writer
+        body = self._body
+        await writer.write(written(self.status, body, self.request_id))
+        # A client that asks on and does not read has to wait for itself.
+        await writer.drain()
+        return writer
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing is left to write."""
+
+
+_JSON_HEAD = (
+    b"\r\nServer: gatekeeper\r\nDate: %b\r\nX-Request-Id: %b\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
+_HEADS = {
+    200: b"HTTP/1.1 200 OK" + _JSON_HEAD,
+    201: b"HTTP/1.1 201 Created" + _JSON_HEAD,
+}
+# RFC 9110 section 8.6: no Content-Length with 204.
+_NO_CONTENT = (
+    b"HTTP/1.1 204 No Content\r\nServer: gatekeeper\r\nDate: %b\r\nX-Request-Id: %b\r\n\r\n"
+)
+_last_date: tuple[int, bytes] = (0, b"")
+
+
+def _date() -> bytes:
+    """The Date header, made once a second. Real time: it is what HTTP tells the client."""
+    global _last_date  # noqa: PLW0603 - one clock, one text, for every connection
+    now = int(time.time())
+    if now != _last_date[0]:
+        _last_date = (now, formatdate(now, usegmt=True).encode())
+    return _last_date[1]
+
+
+def written(status: int, body: bytes, request_id: str) -> bytes:
+    """A whole answer, on a connection that stays open: JSON, or nothing with 204."""
+    if status == 204:
+        return _NO_CONTENT % (_date(), request_id.encode())
+    return _HEADS[status] % (_date(), request_id.encode(), len(body)) + body
+
+
+def name_request(response: web.StreamResponse | QuickAnswer, request_id: str) -> None:
+    """Say in an answer that is not yet on its way which request it answers, and who does."""
+    if isinstance(response, QuickAnswer):
+        response.request_id = request_id
+    elif not response.prepared:
+        response.headers["X-Request-Id"] = request_id
+        response.headers["Server"] = "gatekeeper"
+
+
+def quick_json(request: web.BaseRequest, value: Any, *, status: int = 200) -> web.StreamResponse:
+    """A struct, or bytes that are JSON already, as the answer to a request: by the short way
+    where the request allows it."""
+    body = value if type(value) is bytes else encode(value)
+    if request.version == HttpVersion11 and request.keep_alive and request.method != "HEAD":
+        return cast("web.StreamResponse", QuickAnswer(status, body))
+    return json_response(body, status=status)
+
+
+def quick_nothing(request: web.BaseRequest) -> web.StreamResponse:
+    """204, by the short way where the request allows it."""
+    if request.version == HttpVersion11 and request.keep_alive:
+        return cast("web.StreamResponse", QuickAnswer(204, b""))
+    return web.Response(status=204)
+
+
+async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> _T:
+    """A JSON body as a struct. Raises Problem 413, 415 or 400.
+
+    The content type must say JSON: a page in a browser can send anything else across
+    origins without asking (T4). The size is bound while reading, not by what the
+    Content-Length claims.
+    """
+    # As nearly everybody writes it; else the type is taken out of its parameters.
+    if request.headers.get("Content-Type") != JSON and request.content_type != JSON:
+        raise Problem(
+            415,
+            "media-type",
+            f"the body must be {JSON}: send it with `Content-Type: {JSON}`, and {{}} where "
+            "there is nothing to say",
+        )
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise Problem(415, "media-type", "the body must be sent as it is, without an encoding")
+    try:
+        body = await _read_bytes(request, limit)
+    except web.RequestPayloadError:
+        raise Problem(400, "bad-request", "body: its framing is broken") from None
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Problem(400, "bad-request", f"body: {error}") from None
+
+
+def read_at_once(glance: Glance, decoder: msgspec.json.Decoder[_T], *, limit: int) -> _T | None:
+    """The same of a body that is all here; None for one that `read_body` must judge."""
+    if glance.headers.get("Content-Type") != JSON or len(glance.body) > limit:
+        return None
+    try:
+        return decoder.decode(glance.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+async def _read_bytes(request: web.BaseRequest, limit: int) -> bytes:
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    if request.content.is_eof():  # the common case: it is all here
+        body = request.content.read_nowait()
+        if len(body) > limit:
+            raise _too_large(limit)
+        return body
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            return await _read_all(request, limit)
+    except TimeoutError:
+        raise Problem(408, "too-slow", f"the body took over {BODY_TIMEOUT:g} s") from None
+
+
+async def _read_all(request: web.BaseRequest, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while part := await request.content.readany():
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem(413, "too-large", f"the body may have {limit} bytes at most")
