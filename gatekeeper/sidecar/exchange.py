@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import unquote, unquote_plus
 
 import msgspec
@@ -22,13 +23,13 @@ from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 
 from gatekeeper.decision import Decision
-from gatekeeper.sidecar.security import Role
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
 __all__ = [
     "ANY",
+    "ANY_ROLE",
     "CHECK",
     "CRAWL",
     "CRAWL_OR_ADMIN",
@@ -44,6 +45,7 @@ __all__ = [
     "Problem",
     "ProblemDocument",
     "QuickAnswer",
+    "Role",
     "Route",
     "Router",
     "decode",
@@ -60,6 +62,20 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+
+
+class Role(StrEnum):
+    """What a token may be used for. The table of routes says which one a path needs."""
+
+    CHECK = "check"
+    """Ask about URLs: check, explain, robots, history."""
+    CRAWL = "crawl"
+    """Take leases and fetch pages; `check` as well."""
+    ADMIN = "admin"
+    """See and hold back every host, reload; `check` as well."""
+
+
+ANY_ROLE: Final = frozenset(Role)
 
 
 @dataclass(slots=True)

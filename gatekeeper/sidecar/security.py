@@ -15,7 +15,6 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -24,18 +23,16 @@ from aiohttp import web
 from gatekeeper.clock import Clock
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.exchange import Problem, retry_after
+from gatekeeper.sidecar.exchange import ANY_ROLE, Problem, Role, retry_after
 from gatekeeper.sidecar.metrics import Sample
 
 __all__ = [
     "ANY_LITERAL",
-    "ANY_ROLE",
     "UNIX",
     "Certificates",
     "Clients",
     "Door",
     "Networks",
-    "Role",
     "Token",
     "Tokens",
     "accepted_hosts",
@@ -85,18 +82,6 @@ class Networks:
         return any(ip.version == net.version and ip in net for net in self._ranges)
 
 
-class Role(StrEnum):
-    """What a token may be used for. The table of routes says which one a path needs."""
-
-    CHECK = "check"
-    """Ask about URLs: check, explain, robots, history."""
-    CRAWL = "crawl"
-    """Take leases and fetch pages; `check` as well."""
-    ADMIN = "admin"
-    """See and hold back every host, reload; `check` as well."""
-
-
-ANY_ROLE: Final = frozenset(Role)
 _ALSO: Final = {Role.CRAWL: {Role.CHECK}, Role.ADMIN: {Role.CHECK}}
 
 

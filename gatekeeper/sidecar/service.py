@@ -38,6 +38,7 @@ from gatekeeper.sidecar.exchange import (
     Glance,
     Holder,
     Problem,
+    Role,
     Router,
     name_request,
     retry_after,
@@ -49,7 +50,7 @@ from gatekeeper.sidecar.metrics import Metrics, gate_samples
 from gatekeeper.sidecar.routes import check, explain, fetch, forward_auth, hosts, leases
 from gatekeeper.sidecar.routes import service as own
 from gatekeeper.sidecar.routes.forward_auth import Learning
-from gatekeeper.sidecar.security import Clients, Door, Networks, Role, Tokens, accepted_hosts
+from gatekeeper.sidecar.security import Clients, Door, Networks, Tokens, accepted_hosts
 from gatekeeper.sidecar.waiting import Underway
 
 if TYPE_CHECKING:

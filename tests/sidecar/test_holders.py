@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.sidecar.security import Role, Token, Tokens
+from gatekeeper.sidecar.exchange import Role
+from gatekeeper.sidecar.security import Token, Tokens
 from tests.internet import FakeInternet
 
 NAMES = {"owner": {Role.CRAWL}, "other": {Role.CRAWL}, "boss": {Role.CRAWL, Role.ADMIN}}

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from gatekeeper import HostRule
 from gatekeeper.config import Config, GroupRule, GuardConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar import listening, process
+from gatekeeper.sidecar import process
 from gatekeeper.sidecar.process import Wiring, running
 from gatekeeper.sidecar.reload import Reloaded, reload
 from tests.internet import FakeInternet
@@ -174,7 +174,7 @@ async def test_t5_a_socket_that_was_handed_over_is_judged_by_where_it_listens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.create_server(("0.0.0.0", 0)) as given:
-        monkeypatch.setattr(listening, "activated_sockets", lambda environ: [given])
+        monkeypatch.setattr(process, "activated_sockets", lambda environ: [given])
         config = Config.from_dict({"storage": {"path": "memory"}})
         wiring = Wiring("testbot/1.0", config, lambda: config, lambda where, curl: None)
         with pytest.raises(ConfigError, match=r"0\.0\.0\.0 port \d+ can be reached"):
@@ -197,7 +197,7 @@ async def test_t5_a_handed_unix_socket_that_others_may_write_to_needs_a_token(
     ):
         given.bind(f"{short}/s")
         Path(short, "s").chmod(mode)
-        monkeypatch.setattr(listening, "activated_sockets", lambda environ: [given])
+        monkeypatch.setattr(process, "activated_sockets", lambda environ: [given])
 
         def wiring(config: Config) -> Wiring:
             return Wiring("testbot/1.0", config, lambda: plain, lambda where, curl: None)

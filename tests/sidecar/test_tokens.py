@@ -14,9 +14,9 @@ import pytest
 
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.exchange import ANY
+from gatekeeper.sidecar.exchange import ANY, ANY_ROLE, Role
 from gatekeeper.sidecar.logs import DecisionLog
-from gatekeeper.sidecar.security import ANY_ROLE, Role, Token, Tokens, read_tokens
+from gatekeeper.sidecar.security import Token, Tokens, read_tokens
 from gatekeeper.sidecar.service import ROUTES
 from tests.internet import FakeInternet
 
