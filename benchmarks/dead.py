@@ -11,12 +11,15 @@ import asyncio
 import contextlib
 import io
 import itertools
+import json
 import socket
 import struct
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +46,31 @@ _CONFIG = Config(
 Works = Callable[["World", list[str]], Coroutine[Any, Any, None]]
 
 
-class World(AbstractResolver):
-    """Hosts that answer and hosts that don't, and who finds their addresses."""
+class Names(AbstractResolver):
+    """127.0.0.1 for what answers and for one machine, an address of its own for the rest."""
 
-    def __init__(self) -> None:
-        self.pages = 0
-        self.ports: dict[str, int] = {}
-        self._sockets: list[socket.socket] = []
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Raises OSError for a name that does not exist."""
+        if host.startswith("nosuchname-") or host.endswith(".nosuchname.test"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        _, dash, number = host.removesuffix(".test").partition("-")
+        address = f"127.9.{int(number) // 250}.{int(number) % 250 + 1}" if dash else "127.0.0.1"
+        found = ResolveResult(
+            hostname=host, host=address, port=port, family=socket.AF_INET, proto=0, flags=0
+        )
+        return [found]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class World:
+    """Hosts that answer and hosts that don't, in a process of their own; and one sidecar."""
+
+    def __init__(self, ports: dict[str, int]) -> None:
+        self.ports = ports
 
     @property
     def warm(self) -> list[str]:
@@ -63,25 +84,44 @@ class World(AbstractResolver):
         names = (f"n{i}.{word}.test" if one else f"{word}-{i}.test" for i in range(count))
         return [f"http://{name}:{port}/" for name in names]
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        """127.0.0.1 for what answers and for one machine, an address of its own for the rest."""
-        if host.startswith("nosuchname-") or host.endswith(".nosuchname.test"):
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        _, dash, number = host.removesuffix(".test").partition("-")
-        address = f"127.9.{int(number) // 250}.{int(number) % 250 + 1}" if dash else "127.0.0.1"
-        found = ResolveResult(
-            hostname=host, host=address, port=port, family=socket.AF_INET, proto=0, flags=0
-        )
-        return [found]
+    async def pages(self) -> tuple[int, float]:
+        """Pages served so far, and when that was counted."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.ports["warm"])
+        writer.write(b"GET /count HTTP/1.1\r\n\r\n")
+        counted, at = (await reader.readline()).split()
+        writer.close()
+        return int(counted), float(at)
 
-    async def close(self) -> None:
-        """Nothing is held."""
 
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[World]:
-        """Listen; each kind has a port of its own, at every address."""
+@contextmanager
+def _process(role: str) -> Iterator[dict[str, int]]:
+    """The ports of a part of this benchmark that runs by itself until the block is left."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.dead", role],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield json.loads(process.stdout.readline())
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+class _Sites:
+    """Each kind of host has a port of its own, at every address."""
+
+    def __init__(self) -> None:
+        self.pages = 0
+        self.ports: dict[str, int] = {}
+        self._sockets: list[socket.socket] = []
+
+    async def serve(self) -> None:
+        """Listen, and say where, until standard input ends."""
         answering = await asyncio.start_server(self._answer, "0.0.0.0", 0, backlog=1024)
         resetting = await asyncio.start_server(self._reset, "0.0.0.0", 0, backlog=4096)
         self.ports["warm"] = answering.sockets[0].getsockname()[1]
@@ -100,17 +140,16 @@ class World(AbstractResolver):
             with contextlib.suppress(BlockingIOError):
                 filler.connect(("127.0.0.1", self.ports["silent"]))
             self._sockets.append(filler)
-        try:
-            async with answering, resetting:
-                yield self
-        finally:
-            for one in self._sockets:
-                one.close()
+        async with answering, resetting:
+            await _until_told(self.ports)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"GET /count "):
+                    writer.write(f"{self.pages} {time.monotonic()}\n".encode())
+                    break
                 self.pages += not head.startswith(b"GET /robots.txt")
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
                 await writer.drain()
@@ -122,11 +161,34 @@ class World(AbstractResolver):
         writer.transport.abort()
 
 
+async def _until_told(ports: dict[str, int]) -> None:
+    print(json.dumps(ports), flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+
+
+async def _serve_sidecar() -> None:
+    from gatekeeper.sidecar.listening import Server
+    from gatekeeper.sidecar.service import Service
+
+    async with Gatekeeper(_AGENT, config=_CONFIG, resolver=Names()) as gate:
+        service = Service(gate, _CONFIG)
+        service.phase = "serving"
+        server = Server(service.handle, header=16_384, at_once=service.at_once)
+        runner = web.ServerRunner(server, shutdown_timeout=0.2)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            await _until_told({"sidecar": runner.addresses[0][1]})
+        finally:
+            await service.close()
+            await runner.cleanup()
+
+
 # -- the three doors: each reads pages of the hosts that answer, and insists on the dead ones
 
 
 async def _embedded(world: World, dead: list[str]) -> None:
-    async with polite_session(user_agent=_AGENT, config=_CONFIG, resolver=world) as session:
+    async with polite_session(user_agent=_AGENT, config=_CONFIG, resolver=Names()) as session:
 
         async def get(url: str) -> None:
             async with session.get(url) as response:
@@ -136,42 +198,30 @@ async def _embedded(world: World, dead: list[str]) -> None:
 
 
 async def _sidecar(world: World, dead: list[str]) -> None:
-    from gatekeeper.sidecar.listening import Server
-    from gatekeeper.sidecar.service import Service
+    with _process("sidecar") as ports:
+        base = f"http://127.0.0.1:{ports['sidecar']}"
+        connector = aiohttp.TCPConnector(limit=0, resolver=Names())
+        async with (
+            RemoteGatekeeper(base, _AGENT) as remote,
+            RemoteGatekeeper(base, _AGENT) as other,
+            aiohttp.ClientSession(connector=connector) as pages,
+        ):
 
-    async with Gatekeeper(_AGENT, config=_CONFIG, resolver=world) as gate:
-        service = Service(gate, _CONFIG)
-        service.phase = "serving"
-        server = Server(service.handle, header=16_384, at_once=service.at_once)
-        runner = web.ServerRunner(server, shutdown_timeout=0.2)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        base = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        connector = aiohttp.TCPConnector(limit=0, resolver=world)
-        try:
-            async with (
-                RemoteGatekeeper(base, _AGENT) as remote,
-                aiohttp.ClientSession(connector=connector) as pages,
-            ):
+            async def get(url: str) -> None:
+                async with remote.lease(url) as lease, pages.get(url) as response:
+                    lease.report(status=response.status)
 
-                async def get(url: str) -> None:
-                    async with remote.lease(url) as lease, pages.get(url) as response:
-                        lease.report(status=response.status)
+            async def check() -> None:
+                while dead:
+                    async for _ in other.check_many(dead):
+                        pass
+                    await asyncio.sleep(1.0)
 
-                async def check() -> None:
-                    while True:
-                        async for _ in remote.check_many(dead):
-                            pass
-                        await asyncio.sleep(1.0)
-
-                asking = asyncio.create_task(check())
-                try:
-                    await _insist(world, [], get)
-                finally:
-                    asking.cancel()
-        finally:
-            await service.close()
-            await runner.cleanup()
+            asking = asyncio.create_task(check())
+            try:
+                await _insist(world, [], get)
+            finally:
+                asking.cancel()
 
 
 async def _insist(world: World, dead: list[str], get: Callable[[str], Awaitable[None]]) -> None:
@@ -199,7 +249,7 @@ async def _fetch(world: World, dead: list[str]) -> None:
         living = (f"{url}{page}" for page in range(600) for url in world.warm)
         listed.write_text("\n".join((*dead, *living)), encoding="utf-8")
         job = Job(identity=_AGENT, config=_CONFIG, input=str(listed))
-        extra: dict[str, Any] = {"resolver": world}
+        extra: dict[str, Any] = {"resolver": Names()}
         await crawl(job, Silent(), **extra)
 
 
@@ -215,12 +265,15 @@ def run(options: Options) -> list[Table]:
 
 async def _table(door: str, counts: tuple[int, ...], span: float) -> Table:
     rows, figures = [], {}
-    async with World().opened() as world:
-        alone = await _pace(world, door, [], span)
+    alones: list[float] = []
+    with _process("sites") as ports:
+        world = World(ports)
         # One site is known from many before any door: there it is measured once.
         for kind, one in itertools.product(
             _KINDS, (False, True) if door == "embedded" else (False,)
         ):
+            alone = await _pace(world, door, [], span)
+            alones.append(alone)
             paces = []
             for count in counts:
                 dead = world.dead(kind, count, one=one)
@@ -235,9 +288,11 @@ async def _table(door: str, counts: tuple[int, ...], span: float) -> Table:
         "at least 95% of the pace without them",
         (
             f"{_WARM} hosts, one page in {_INTERVAL} s each, over {span:g} s: "
-            f"{alone:.1f} pages/s alone. The dead are asked first, and again as often as allowed.",
+            f"{min(alones):.1f} to {max(alones):.1f} pages/s alone, measured before each row. "
+            "The dead are asked first, and again as often as allowed. The sites, and the sidecar, "
+            "are processes of their own.",
         ),
-        {"alone": alone, "share": figures},
+        {"alone": alones, "share": figures},
     )
 
 
@@ -246,9 +301,14 @@ async def _pace(world: World, door: str, dead: list[str], span: float) -> float:
     work = asyncio.create_task(_DOORS[door](world, dead))
     try:
         await asyncio.sleep(1.0)
-        before = world.pages
+        before, began = await world.pages()
         await asyncio.sleep(span)
-        return (world.pages - before) / span
+        pages, ended = await world.pages()
+        return (pages - before) / (ended - began)
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_Sites().serve() if sys.argv[1] == "sites" else _serve_sidecar())
