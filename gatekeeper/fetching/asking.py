@@ -31,6 +31,8 @@ from gatekeeper.urls import Target
 __all__ = ["Asker", "Reply", "send_once"]
 
 _NO_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=None)
+_MOST_KEPT_ALIVE: Final = 8
+"""Kept-alive connections of one origin that are given up for a new one."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,16 +71,17 @@ class Asker:
         self._alarm = Alarm(clock)
         self._ssl = config.tls_errors != "accept" and config.profile != "archival"
         self._own: aiohttp.ClientSession | None = None
+        self._reaching: aiohttp.ClientSession | None = None
 
     def watch(self) -> Watch:
         """For one retrieval: all its requests share the time that it has. Raises GateClosed."""
         self._session()
-        config, most = self._config, hurried.get()
-        if most is not None:
+        config, hurry = self._config, hurried.get()
+        if hurry is not None:
             config = replace(
                 config,
-                connect_timeout=min(config.connect_timeout, most),
-                first_byte_timeout=min(config.first_byte_timeout, most),
+                connect_timeout=min(config.connect_timeout, hurry.seconds),
+                first_byte_timeout=min(config.first_byte_timeout, hurry.seconds),
             )
         return Watch(self._alarm, config, self._loop)
 
@@ -88,9 +91,7 @@ class Asker:
         Raises GateClosed where the lent one is closed: a session made without a connector
         would get one that no guard knows.
         """
-        connector = self._lent.connector
-        if connector is None or self._lent.closed:
-            raise GateClosed("the session that robots.txt is fetched with is closed")
+        connector = self._connector()
         own = self._own
         if own is None:
             self._loop = asyncio.get_running_loop()  # kept: to ask for it is a system call
@@ -98,6 +99,13 @@ class Asker:
             # It holds nothing to be closed; but aiohttp warns of a session that is not.
             weakref.finalize(self, own.detach)
         return own
+
+    def _connector(self) -> aiohttp.BaseConnector:
+        """That of the lent session. Raises GateClosed where that is closed."""
+        connector = self._lent.connector
+        if connector is None or self._lent.closed:
+            raise GateClosed("the session that robots.txt is fetched with is closed")
+        return connector
 
     async def ask(
         self, target: Target, headers: Mapping[str, str] | None, watch: Watch, *, first_hop: bool
@@ -112,6 +120,8 @@ class Asker:
         dialled: list[str] = []
         dialling.set(dialled)
         watching.set(watch)
+        if (hurry := hurried.get()) is not None:
+            hurry.on_request()
         try:
             with watch:
                 async with session.get(
@@ -146,6 +156,54 @@ class Asker:
                 addresses=tuple(dialled),
             )
 
+    async def reach(self, target: Target, watch: Watch) -> bool | None:
+        """Whether a connection to the target's origin comes about; no request is sent over it.
+
+        Connections that are kept alive prove nothing and are not used. False: it failed as a
+        lost uplink would make it fail. None: it can't be told, as where it was refused, or where
+        a proxy stands in between. Raises GateClosed.
+        """
+        connector = self._connector()
+        if self._lent.trust_env or any(default_proxy(self._lent).values()):
+            return None
+        session = self._reaching
+        if session is None:
+            session = self._reaching = _laid_over(
+                self._lent, connector, self._headers, _trace_of_connections()
+            )
+            weakref.finalize(self, session.detach)
+        watching.set(watch)
+        for _ in range(_MOST_KEPT_ALIVE):
+            attempt = _Attempt()
+            try:
+                with watch:
+                    async with session.get(
+                        _url_of(target),
+                        allow_redirects=False,
+                        middlewares=(partial(_connect_only, watch),),
+                        ssl=self._ssl,
+                        trace_request_ctx=attempt,
+                    ):
+                        return None  # pragma: no cover - `send` raises
+            except _ConnectedError:
+                if attempt.made:
+                    return True
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                outcome = classify(error=error, config=self._config, connected=False)
+                return False if outcome.row.local else None
+        return None
+
+
+class _Attempt:
+    """One attempt to connect."""
+
+    made = False
+    """A new connection came about."""
+
+
+class _ConnectedError(Exception):
+    """Raised in place of sending a request: there is a connection, which aiohttp closes now."""
+
 
 def _url_of(target: Target) -> URL:
     """`URL(target.url, encoded=True)`, of parts that need not be told apart again."""
@@ -160,17 +218,21 @@ def _url_of(target: Target) -> URL:
 
 
 def _laid_over(
-    lent: aiohttp.ClientSession, connector: aiohttp.BaseConnector, headers: Mapping[str, str]
+    lent: aiohttp.ClientSession,
+    connector: aiohttp.BaseConnector,
+    headers: Mapping[str, str],
+    trace: aiohttp.TraceConfig | None = None,
 ) -> aiohttp.ClientSession:
     # Only in a bounded pool is there a queue to hear of.
-    queue = connector.limit or connector.limit_per_host
+    if trace is None and (connector.limit or connector.limit_per_host):
+        trace = _trace_of_queue()
     return aiohttp.ClientSession(
         connector=connector,
         connector_owner=False,
         headers=headers,
         cookie_jar=aiohttp.DummyCookieJar(),
         request_class=_Request,
-        trace_configs=[_trace_of_queue()] if queue else None,
+        trace_configs=None if trace is None else [trace],
         trust_env=lent.trust_env,
         auto_decompress=False,
         timeout=_NO_LIMITS,
@@ -193,13 +255,27 @@ def _trace_of_queue() -> aiohttp.TraceConfig:
     return trace
 
 
+def _trace_of_connections() -> aiohttp.TraceConfig:
+    """Tells the _Attempt given as `trace_request_ctx` of a new connection."""
+    trace = aiohttp.TraceConfig()
+
+    async def made(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx.made = True
+
+    trace.on_connection_create_end.append(made)
+    return trace
+
+
 class _Request(aiohttp.ClientRequest):
     """A request that tells its Watch when it has a connection."""
 
     watch: Watch | None = None
+    connect_only = False
 
     def send(self, conn: Connection) -> Coroutine[Any, Any, aiohttp.ClientResponse]:
         """Called by aiohttp with the connection, a new one or one from the pool."""
+        if self.connect_only:
+            raise _ConnectedError
         limit_interim(conn.protocol)  # of a connector that is not ours, too
         if self.watch is not None:
             self.watch.sending()
@@ -235,6 +311,16 @@ async def _ask_once(
     if isinstance(request, _Request):
         request.watch = watch
     return await send_once(request, handler)
+
+
+async def _connect_only(
+    watch: Watch, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Nothing is sent."""
+    if not isinstance(request, _Request):
+        raise aiohttp.ClientConnectionError("not a request of ours")
+    request.watch, request.connect_only = watch, True
+    return await handler(request)
 
 
 async def _read(

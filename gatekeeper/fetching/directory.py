@@ -29,6 +29,7 @@ from gatekeeper.fetching.records import NO_TEXT, Answer, Record, Standing
 from gatekeeper.fetching.retrieval import (
     ANSWERED,
     FAILED,
+    Hurry,
     Retrieval,
     RobotsSource,
     Validators,
@@ -50,6 +51,8 @@ OnChange = Callable[[str, RobotsTxt | None, RobotsTxt | None], object]
 
 _LARGE: Final = 65_536
 """Octets of a text from which on it is parsed in a thread."""
+_TURN: Final = 0.5
+"""Seconds that a probe waits for the turn of its host before it only connects."""
 _SOON: Final = 1.0
 """Seconds after which to ask again where nothing could be recorded."""
 
@@ -429,19 +432,22 @@ class Directory:
     async def _probe(self, origin: str) -> None:
         """Ask one, in its host's turn like any request, and wait no longer than a probe may.
 
+        The turn may be held by requests that were under way when the uplink was lost, and of
+        which nothing will be heard for long. A connection is no request: one is tried then.
         Of a failure nothing is recorded: it was our own curiosity, and in a hurry.
         """
-        hurried.set(PATIENCE)
         precedence.set(ANSWERED)
         clock, record = self._clock, self._shelf.get(origin)
         began = clock.monotonic()
         try:
-            async with deadline(clock, PATIENCE + _SOON):
-                validators = self._validators(record, origin)
-                retrieval = await self._fetcher.fetch(origin, validators)
-        except TimeoutError:  # its turn did not come
-            self._faults.given_up(origin, clock.monotonic())
-            return
+            try:
+                async with deadline(clock, _TURN) as limit:
+                    hurried.set(Hurry(PATIENCE, partial(limit.move, PATIENCE + _SOON)))
+                    validators = self._validators(record, origin)
+                    retrieval = await self._fetcher.fetch(origin, validators)
+            except TimeoutError:
+                await self._probe_connection(origin, began)
+                return
         except Exception as error:  # fetching.md 2.9
             self._internal += 1
             log.exception("probe of %s: unexpected %s", origin, type(error).__name__)
@@ -454,3 +460,14 @@ class Directory:
             self._faults.failed(origin, began=began, now=clock.monotonic())
         else:
             self._faults.given_up(origin, clock.monotonic())
+
+    async def _probe_connection(self, origin: str, began: float) -> None:
+        """Its turn did not come: find out whether a connection to it does."""
+        reached = await self._fetcher.reach(origin)
+        now = self._clock.monotonic()
+        if reached:
+            self._faults.answered(origin, now)
+        elif reached is False:
+            self._faults.failed(origin, began=began, now=now)
+        else:
+            self._faults.given_up(origin, now)

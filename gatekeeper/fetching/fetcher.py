@@ -94,6 +94,18 @@ class Fetcher:
             return Retrieval(outcome=Outcome.OURS, detail="the session was closed meanwhile")
         return retrieval
 
+    async def reach(self, origin: str) -> bool | None:
+        """Whether a new connection to the origin comes about; nothing is requested over it.
+
+        It takes no turn and starts no clock. False: it failed as a lost uplink would make it
+        fail. None: it can't be told, as where it was refused, or where a proxy stands in
+        between.
+        """
+        try:
+            return await self._asker.reach(parse(origin + _PATH), self._asker.watch())
+        except GateClosed:
+            return None
+
     def _wait_of(self, headers: Mapping[str, str]) -> float | None:
         """Seconds that an answer asks to wait, `pacing.backoff_max` at the most.
 

@@ -16,6 +16,7 @@ __all__ = [
     "ANSWERED",
     "FAILED",
     "STRANGER",
+    "Hurry",
     "Known",
     "Refuse",
     "Retrieval",
@@ -33,9 +34,19 @@ FAILED: Final = 2
 precedence: ContextVar[int] = ContextVar("gatekeeper_precedence", default=STRANGER)
 """Who goes first where retrievals wait for a slot: origins that answered before, then those
 never met, then those that failed."""
-hurried: ContextVar[float | None] = ContextVar("gatekeeper_hurried", default=None)
-"""Seconds that the retrievals of this context may take to connect, and then to the head, where
-that is less than usual: they only find out whether anybody answers."""
+
+
+class Hurry(msgspec.Struct, frozen=True):
+    """What is different about a retrieval that only finds out whether anybody answers."""
+
+    seconds: float
+    """How long it may take to connect, and then to the head, where that is less than usual."""
+    on_request: Callable[[], object]
+    """Called before each of its requests: it has waited for its turn and its slot then."""
+
+
+hurried: ContextVar[Hurry | None] = ContextVar("gatekeeper_hurried", default=None)
+"""Set where the retrievals of this context are in a hurry."""
 
 
 class Validators(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -94,6 +105,12 @@ class RobotsSource(Protocol):
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
         """Ask for the origin's robots.txt. A failure is an outcome, not an exception."""
+
+    async def reach(self, origin: str) -> bool | None:
+        """Whether a new connection to the origin comes about; nothing is requested over it.
+
+        False: it failed as a lost uplink would make it fail. None: it can't be told.
+        """
 
 
 TakeTurn = Callable[[str], AbstractAsyncContextManager[Turn]]

@@ -64,6 +64,10 @@ class Source:
         assert isinstance(answer, Retrieval)
         return answer
 
+    async def reach(self, origin: str) -> bool | None:
+        """It can't be told."""
+        return None
+
 
 class House:
     """One directory with all that belongs to it."""

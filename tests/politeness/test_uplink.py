@@ -14,7 +14,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Verdict
 from gatekeeper.session import session_gate
 from gatekeeper.storage.memory import MemoryStorage
-from tests.internet import FakeInternet, Page
+from tests.internet import Behaviour, Custom, FakeInternet, NeverAnswer, Page, Request
 from tests.politeness.dead import Dials
 from tests.politeness.world import AGENT, config
 
@@ -148,6 +148,48 @@ async def test_a_lost_uplink_is_told_soon_held_against_nobody_and_over_at_once(
             assert len(after) >= hosts * 20
             assert set(after) == set(HOSTS[:hosts])
             assert crawl.verdicts <= {Verdict.ALLOW, Verdict.DEFER}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    await internet.drive(run())
+
+
+@pytest.mark.parametrize("how", ["no route", "silent"])
+@pytest.mark.parametrize("hosts", [3, 5])
+async def test_a_fault_ends_though_requests_that_hang_hold_every_turn(
+    internet: FakeInternet,
+    clock: VirtualClock,
+    dials: Dials,
+    storage: MemoryStorage,
+    how: str,
+    hosts: int,
+) -> None:
+    """Connections that are kept alive, and go silent for good when the uplink is lost."""
+
+    def answer(_: Request) -> Behaviour:
+        return NeverAnswer() if dials.cut else Page("page")
+
+    sites = [internet.site(name).otherwise(Custom(choose=answer)) for name in HOSTS[:hosts]]
+    internet.site("new.test").robots("").otherwise("page")
+
+    async def run() -> None:
+        async with crawling(internet, clock, storage) as crawl:
+            jobs = [crawl.watch(), *map(crawl.read, HOSTS[:hosts])]
+            tasks = [asyncio.create_task(job) for job in jobs]
+            await clock.sleep(20.0)
+            dials.lose(how)
+            await clock.sleep(60.0)
+            assert [told for _, told in crawl.changes] == [True]
+            assert crawl.changes[0][0] - dials.lost_at <= 15.0
+            pages = len(crawl.pages)
+            dials.mend()
+            await clock.sleep(5.0)
+            assert [told for _, told in crawl.changes] == [True, False]
+            assert crawl.gate.ready
+            assert await crawl.gate.allowed("http://new.test/")
+            assert len(crawl.pages) == pages, "each turn is held by a request that hangs"
+            assert all(site.most_concurrent == 1 for site in sites), "a probe is no request"
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
