@@ -21,7 +21,7 @@ from gatekeeper.config import FetchConfig
 from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.content import is_binary, is_media, judge
 from gatekeeper.fetching.decoding import BadEncoding, Decoder
-from gatekeeper.fetching.guard import dialling
+from gatekeeper.fetching.guard import connecting, dialling
 from gatekeeper.fetching.outcomes import Outcome, classify
 from gatekeeper.fetching.retrieval import hurried
 from gatekeeper.fetching.watching import Alarm, Watch, watching
@@ -119,6 +119,7 @@ class Asker:
         head: aiohttp.ClientResponse | None = None
         dialled: list[str] = []
         dialling.set(dialled)
+        connecting.set(None)  # whoever was the first to ask is told of its own alone
         watching.set(watch)
         if (hurry := hurried.get()) is not None:
             hurry.on_request()

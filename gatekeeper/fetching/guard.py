@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,11 @@ _attempt: ContextVar[_Attempt | None] = ContextVar("gatekeeper_guard_attempt", d
 dialling: ContextVar[list[str] | None] = ContextVar("gatekeeper_dialling", default=None)
 """Where whoever asks wants to read which addresses were dialled for it."""
 _MOST_NAMED = 16
+connecting: ContextVar[Callable[[bool], object] | None] = ContextVar(
+    "gatekeeper_connecting", default=None
+)
+"""Called with True when a new connection begins to be made in this context, with False when that
+is over; a connection that is kept alive is used without."""
 
 
 class GuardedResolver(AbstractResolver):
@@ -204,6 +209,9 @@ class GuardedConnector(aiohttp.TCPConnector):
         """Where no pooled connection serves: dial, and keep a record of the attempt."""
         attempt = _Attempt(req.url.raw_host or "", proxied=req.proxy is not None)
         token = _attempt.set(attempt)
+        told = connecting.get()
+        if told is not None:
+            told(True)
         try:
             protocol = await super()._create_connection(req, traces, timeout)
             limit_interim(protocol)
@@ -218,6 +226,8 @@ class GuardedConnector(aiohttp.TCPConnector):
             raise
         finally:
             _attempt.reset(token)
+            if told is not None:
+                told(False)
 
     def _denied(self, request: ClientRequest, note: str = BLOCKED_NOTE) -> Denied:
         """One class and one word for every refusal (T2), and one note for all that was looked

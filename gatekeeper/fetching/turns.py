@@ -13,7 +13,7 @@ from gatekeeper.fetching.retrieval import ANSWERED, STRANGER, Turn, precedence
 from gatekeeper.fetching.watching import Alarm
 from gatekeeper.urls import parse
 
-__all__ = ["SLOW_LANE", "HostTurns", "Places", "Slot", "Slots"]
+__all__ = ["SLOW_LANE", "HostTurns", "Places", "Slot", "Slots", "within_files"]
 
 _SWEEP_FROM: Final = 10_000
 _PATIENCE: Final = 0.25
@@ -155,7 +155,7 @@ class Slots(Places):
 
     def __init__(self, clock: Clock, most: int, *, patience: float = _PATIENCE) -> None:
         super().__init__(most)
-        self.slow_free = _within_files(most * (1 + SLOW_LANE)) - most
+        self.slow_free = within_files(most * (1 + SLOW_LANE)) - most
         self.alarm = Alarm(clock)
         self.patience = patience
         self.taken = 0
@@ -225,7 +225,7 @@ class Slot:
             slots.alarm.set(self, now + slots.patience)
 
 
-def _within_files(wanted: int) -> int:
+def within_files(wanted: int) -> int:
     """So many retrievals at once, or as many as half of the open files that we may have."""
     try:
         import resource  # noqa: PLC0415 - not on every system

@@ -11,9 +11,9 @@ import pytest
 from gatekeeper.cli.crawl.limits import Limits
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GuardConfig, PacingConfig
-from tests.cli.crawling import fetch
+from tests.cli.crawling import ROBOTS, fetch
 from tests.internet import FakeInternet
-from tests.politeness.dead import KINDS, Dials, dead_hosts
+from tests.politeness.dead import KINDS, Dials, dead_hosts, dying_hosts
 
 PACED = Config(
     guard=GuardConfig(allow=("127.0.0.0/8", "*.test")), pacing=PacingConfig(default_interval=0.2)
@@ -45,19 +45,24 @@ def living(internet: FakeInternet, count: int, pages: int) -> list[str]:
 
 
 async def pages_within(
-    internet: FakeInternet, folder: Path, urls: list[str], wanted: int, seconds: float
+    internet: FakeInternet,
+    folder: Path,
+    urls: list[str],
+    wanted: int,
+    seconds: float,
+    *,
+    concurrency: int = 100,
 ) -> float:
     """Seconds until that many pages were had; the crawl is cut off then."""
     began = internet.clock.monotonic()
     folder.mkdir()
     listed = folder / "urls"
     listed.write_text("\n".join(urls))
-    run = asyncio.create_task(
-        fetch(internet, config=PACED, input=str(listed), limits=Limits(grace=0.1))
-    )
+    limits = Limits(concurrency=concurrency, grace=0.1)
+    run = asyncio.create_task(fetch(internet, config=PACED, input=str(listed), limits=limits))
     try:
         while internet.clock.monotonic() - began < seconds:
-            pages = sum(request.path != "/robots.txt" for request in internet.requests)
+            pages = sum(request.path != ROBOTS for request in internet.requests)
             if pages >= wanted:
                 break
             await internet.clock.sleep(0.1)
@@ -87,11 +92,25 @@ async def test_a_host_that_answers_keeps_its_pace_among_two_thousand_dead_ones(
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gatekeeper.fetching.turns._within_files", lambda wanted: wanted)
+    monkeypatch.setattr("gatekeeper.fetching.turns.within_files", lambda wanted: wanted)
     up = living(internet, 5, 60)
     alone = await internet.drive(pages_within(internet, tmp_path / "a", up, 300, 60.0))
     assert alone <= 13.0
     internet.requests.clear()
     down = [f"http://{name}/" for name in dead_hosts(internet, kind, 2000)]
     beside = await internet.drive(pages_within(internet, tmp_path / "b", down + up, 300, 60.0))
+    assert beside <= alone / 0.95 + 3.0, "3 s: the living ones are met behind all the dead"
+
+
+async def test_hosts_that_die_behind_their_robots_txt_keep_no_worker_from_the_living(
+    internet: FakeInternet, dials: Dials, tmp_path: Path
+) -> None:
+    up = living(internet, 5, 60)
+    run = pages_within(internet, tmp_path / "a", up, 300, 60.0, concurrency=20)
+    alone = await internet.drive(run)
+    internet.requests.clear()
+    down = [f"http://{name}/" for name in dying_hosts(internet, dials, 200)]
+    run = pages_within(internet, tmp_path / "b", down + up, 300, 60.0, concurrency=20)
+    beside = await internet.drive(run)
+    assert sum(request.path == ROBOTS for request in internet.requests) == 205
     assert beside <= alone / 0.95 + 3.0, "3 s: the living ones are met behind all the dead"

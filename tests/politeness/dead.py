@@ -11,13 +11,15 @@ from typing import Any
 import aiohttp.connector
 
 from gatekeeper.clock import VirtualClock, deadline
-from tests.internet import Fail, FakeInternet
+from tests.internet import Fail, FakeInternet, Page
 
-__all__ = ["KINDS", "Dials", "dead_hosts"]
+__all__ = ["KINDS", "Dials", "dead_hosts", "dying_hosts"]
 
 KINDS = ("refused", "nxdomain", "silent", "reset", "servfail", "dns silent")
 _VANISHES = "127.99."
 """Dials to addresses that begin so are lost, as a kernel's SYNs are: nothing comes back."""
+_DIES = "127.98."
+"""The first dial to each such address finds the server at 127.0.0.1, and the others are lost."""
 
 
 class Dials:
@@ -28,6 +30,9 @@ class Dials:
         self._connect = connect
         self.cut: str | None = None
         self.lost_at = self.back_at = 0.0
+        self.port = 0
+        """Of the server that hosts answer from before they die."""
+        self._dead: set[str] = set()
         self._mended = asyncio.Event()
 
     @classmethod
@@ -57,7 +62,12 @@ class Dials:
         # Of a dial that is cut no address is noted: here all hosts that live share one.
         if self.cut == "no route":
             raise OSError(errno.ENETUNREACH, "Network is unreachable")
-        vanishes = all(info[4][0].startswith(_VANISHES) for info in addr_infos)
+        where = addr_infos[0][4][0]
+        if where.startswith(_DIES) and where not in self._dead:
+            self._dead.add(where)
+            options["socket_factory"](addr_infos[0]).close()
+            addr_infos = [(*addr_infos[0][:4], ("127.0.0.1", self.port))]
+        vanishes = all(info[4][0].startswith((_VANISHES, _DIES)) for info in addr_infos)
         for info in addr_infos if vanishes else ():
             options["socket_factory"](info).close()  # the guard sees who is dialled
         if vanishes or self.cut == "silent":
@@ -90,4 +100,14 @@ def dead_hosts(internet: FakeInternet, kind: str, count: int, *, sites: str = "m
             internet.dns(name, f"127.99.{0 if one else number // 250}.{1 if one else number % 250}")
         else:
             internet.dns(name, address)
+    return names
+
+
+def dying_hosts(internet: FakeInternet, dials: Dials, count: int) -> list[str]:
+    """Names of so many hosts that give their robots.txt, and are silent ever after."""
+    dials.port = internet.listener().port()
+    names = [f"dying{number}.test" for number in range(count)]
+    for number, name in enumerate(names):
+        internet.site(name).on("/robots.txt", Page("", close=True))
+        internet.dns(name, f"127.98.{number // 250}.{number % 250}")
     return names

@@ -25,9 +25,11 @@ from gatekeeper.cli.crawl.story import Answer, Story
 from gatekeeper.cli.crawl.tally import Tally
 from gatekeeper.cli.crawl.trails import Trails
 from gatekeeper.cli.crawl.warc import Warc
-from gatekeeper.clock import Clock, deadline, utc
+from gatekeeper.clock import Clock, Timer, deadline, utc
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
+from gatekeeper.fetching.guard import connecting
+from gatekeeper.fetching.turns import within_files
 
 if TYPE_CHECKING:
     from gatekeeper.queue import PoliteQueue, Turn
@@ -37,6 +39,10 @@ __all__ = ["Crawl", "Place"]
 _log = logging.getLogger(__name__)
 
 _ASKED_TO_WAIT = frozenset({429, 503})
+_PATIENCE = 0.25
+"""Seconds to connect after which a request leaves its worker's place to another."""
+_STANDING_IN = 19
+"""Workers that stand in for such requests, for each of the usual ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,15 @@ class Crawl:
         self._stop = asyncio.Event()
         # What each worker asks for that is at work.
         self._busy: dict[asyncio.Task[Any] | None, str] = {}
+        # Hosts that don't even accept must not take the places of those that answer.
+        self._workers: set[asyncio.Task[None]] = set()
+        self._idle: set[asyncio.Task[None]] = set()
+        """Those that wait for a turn."""
+        usual = limits.concurrency
+        self._spare = within_files(usual * (1 + _STANDING_IN)) - usual
+        """How many more may stand in."""
+        self._surplus = 0
+        """How many are to end, since those they stood in for have come back."""
         self._writing = asyncio.Lock()
 
     @property
@@ -105,21 +120,29 @@ class Crawl:
         """Return when every URL has its entry, or soon after `stop`."""
         async with self.queue, asyncio.TaskGroup() as group:
             feeders = [group.create_task(self._feed(source)), group.create_task(self._feed_again())]
-            workers = [group.create_task(self._work()) for _ in range(self._limits.concurrency)]
+            self._group = group
+            for _ in range(self._limits.concurrency):
+                self._add_worker()
             await self._stop.wait()
             for feeder in feeders:
                 feeder.cancel()
-            for worker in workers:
+            for worker in self._workers:
                 if worker not in self._busy:
                     worker.cancel()
-            await self._wind_up(workers)
+            if self._workers:
+                await self._wind_up()
 
-    async def _wind_up(self, workers: list[asyncio.Task[None]]) -> None:
+    def _add_worker(self) -> None:
+        worker = self._group.create_task(self._work())
+        self._workers.add(worker)
+        worker.add_done_callback(self._workers.discard)
+
+    async def _wind_up(self) -> None:
         try:
             async with deadline(self._clock, self._limits.grace):
-                await asyncio.wait(workers)
+                await asyncio.wait(self._workers)
         except TimeoutError:
-            for worker in workers:
+            for worker in self._workers:
                 worker.cancel()
 
     # -- taking URLs in
@@ -212,9 +235,17 @@ class Crawl:
     # -- asking
 
     async def _work(self) -> None:
-        task = asyncio.current_task()
+        task: Any = asyncio.current_task()
+        connecting.set(_Connecting(self._clock, self._stand_in, self._come_back))
         while not self._stop.is_set():
-            turn = await self.queue.get()
+            if self._surplus:
+                self._surplus -= 1
+                break
+            self._idle.add(task)
+            try:
+                turn = await self.queue.get()
+            finally:
+                self._idle.discard(task)
             # No await since the turn was had, so nobody cancels this task as an idle one.
             self._busy[task] = turn.url
             self.tally.in_flight += 1
@@ -223,6 +254,22 @@ class Crawl:
             finally:
                 self.tally.in_flight -= 1
                 del self._busy[task]
+
+    def _stand_in(self) -> bool:
+        """A request takes long to connect: another worker in its place, if there may be one."""
+        if self._spare <= 0 or self._stop.is_set():
+            return False
+        self._spare -= 1
+        self._add_worker()
+        return True
+
+    def _come_back(self) -> None:
+        """It has connected, or has failed to: there is one worker too many now."""
+        self._spare += 1
+        if self._idle:
+            self._idle.pop().cancel()
+        else:
+            self._surplus += 1
 
     async def _ask(self, turn: Turn) -> None:
         """One request, in its turn, and what follows from it."""
@@ -391,3 +438,29 @@ def _own_error(url: str, error: Exception) -> InvalidURL:
 def _shown(url: str) -> str:
     """The URL as a decision about it shows it."""
     return urls.mask(url) if "@" in url else url
+
+
+class _Connecting:
+    """Told by the guarded connector when a worker's request begins and ends to connect."""
+
+    def __init__(self, clock: Clock, late: Callable[[], bool], over: Callable[[], object]) -> None:
+        """`late` is called where it takes long; `over` at the end, where that was true."""
+        self._clock = clock
+        self._late = late
+        self._over = over
+        self._timer: Timer | None = None
+        self._replaced = False
+
+    def __call__(self, begins: bool) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if begins:
+            self._timer = self._clock.call_at(self._clock.monotonic() + _PATIENCE, self._look)
+        elif self._replaced:
+            self._replaced = False
+            self._over()
+
+    def _look(self) -> None:
+        self._timer = None
+        self._replaced = self._replaced or self._late()
