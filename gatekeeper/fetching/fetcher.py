@@ -67,7 +67,9 @@ class Fetcher:
         self._take_turn = take_turn or HostTurns(clock, config.pacing.default_interval)
         self._refuse = refuse
         self.known = known
-        self._slots = Slots(clock, config.fetch.max_concurrent)
+        self._slots = Slots(
+            clock, config.fetch.max_concurrent, max_in_flight=config.pacing.max_in_flight
+        )
         self._longest_wait = config.pacing.backoff_max
         self._asker = Asker(
             session, headers=_headers(user_agent, config.fetch), config=config.fetch, clock=clock
@@ -76,6 +78,7 @@ class Fetcher:
     def adjust(self, pacing: PacingConfig) -> None:
         """Follow other settings of `[pacing]`."""
         self._longest_wait = pacing.backoff_max
+        self._slots.adjust(pacing.max_in_flight)
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
         """Ask for the origin's robots.txt. Whatever goes wrong out there is an outcome.
@@ -165,7 +168,7 @@ class _Journey:
         """Take the turn of the hop's host, send the request, give the turn back."""
         fetcher = self._fetcher
         target, url = self._target, self._target.url
-        async with fetcher._take_turn(url) as turn, fetcher._slots():
+        async with fetcher._slots.with_turn(fetcher._take_turn(url)) as turn:
             reply = await fetcher._asker.ask(
                 target, self._own_headers(url), self._watch, first_hop=not self._hops
             )

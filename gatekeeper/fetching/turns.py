@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Final
 
 from gatekeeper.clock import Clock
+from gatekeeper.config import PacingConfig
 from gatekeeper.fetching.retrieval import ANSWERED, STRANGER, Turn, precedence
 from gatekeeper.fetching.watching import Alarm
 from gatekeeper.urls import parse
@@ -151,11 +152,25 @@ class Slots(Places):
     is full too does it keep its slot. Otherwise two hundred silent hosts would be a wall of ten
     seconds before everybody else. And a few begin at a time, the fewer the later the event loop
     is: a list of thousands, each of which fails at once, would leave it no time for the pages.
+
+    A retrieval has its host's turn before it waits for a slot. Of the requests that may be in
+    flight at once (`pacing.max_in_flight`) those on the network hold half at most, and those
+    that wait for a slot a quarter: so one quarter is left to pages.
     """
 
-    def __init__(self, clock: Clock, most: int, *, patience: float = _PATIENCE) -> None:
-        super().__init__(most)
-        self.slow_free = within_files(most * (1 + SLOW_LANE)) - most
+    def __init__(
+        self,
+        clock: Clock,
+        most: int,
+        *,
+        patience: float = _PATIENCE,
+        max_in_flight: int = PacingConfig().max_in_flight,
+    ) -> None:
+        self._most = most
+        self._in_flight = max_in_flight
+        super().__init__(min(most, _half(max_in_flight)))
+        self.slow_free = self._slow(max_in_flight)
+        self._entries = Places(_quarter(max_in_flight))
         self.alarm = Alarm(clock)
         self.patience = patience
         self.taken = 0
@@ -187,6 +202,59 @@ class Slots(Places):
     def __call__(self) -> Slot:
         """Wait for a slot, hold it for the block."""
         return Slot(self)
+
+    @asynccontextmanager
+    async def with_turn(self, turn: AbstractAsyncContextManager[Turn]) -> AsyncIterator[Turn]:
+        """Wait for the turn and then for a slot; hold both for the block."""
+        entry = _Entry(self._entries, self.alarm)
+        await self._entries.take()
+        try:
+            self.alarm.set(entry, self.alarm.clock.monotonic() + self.patience)
+            async with turn as taken:
+                self.alarm.drop(entry)  # it keeps its place until it has a slot
+                async with self():
+                    entry.leave()
+                    yield taken
+        finally:
+            entry.leave()
+
+    def adjust(self, max_in_flight: int) -> None:
+        """Follow another setting; what holds a place keeps it."""
+        before, self._in_flight = self._in_flight, max_in_flight
+        self.free += min(self._most, _half(max_in_flight)) - min(self._most, _half(before))
+        self.slow_free += self._slow(max_in_flight) - self._slow(before)
+        self._entries.free += _quarter(max_in_flight) - _quarter(before)
+
+    def _slow(self, max_in_flight: int) -> int:
+        most = self._most
+        room = _half(max_in_flight) - min(most, _half(max_in_flight))
+        return min(within_files(most * (1 + SLOW_LANE)) - most, room)
+
+
+class _Entry:
+    """The place of a retrieval that has, or is about to have, a turn and no slot.
+
+    One whose turn does not come soon gives it to another: it holds nothing yet.
+    """
+
+    __slots__ = ("_alarm", "_entries", "_left", "ends")
+
+    def __init__(self, entries: Places, alarm: Alarm) -> None:
+        self._entries = entries
+        self._alarm = alarm
+        self._left = False
+        self.ends = 0.0
+
+    def leave(self) -> None:
+        """Give the place to another, once."""
+        self._alarm.drop(self)
+        if not self._left:
+            self._left = True
+            self._entries.give()
+
+    def due(self, now: float) -> None:
+        """Its turn has not come."""
+        self.leave()
 
 
 class Slot:
@@ -223,6 +291,14 @@ class Slot:
             slots.give()
         else:
             slots.alarm.set(self, now + slots.patience)
+
+
+def _half(count: int) -> int:
+    return max(1, count // 2)
+
+
+def _quarter(count: int) -> int:
+    return max(1, count // 4)
 
 
 def within_files(wanted: int) -> int:

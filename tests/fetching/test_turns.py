@@ -147,3 +147,14 @@ async def test_a_cancelled_holder_gives_its_slot_back() -> None:
         await asyncio.gather(task, return_exceptions=True)
     async with slots():
         assert slots.taken == 1
+
+
+async def test_other_settings_move_the_bounds_and_take_no_place_away(clock: VirtualClock) -> None:
+    slots = Slots(clock, 4, max_in_flight=80)
+    assert (slots.free, slots.slow_free) == (4, 36)
+    async with slots():
+        slots.adjust(4)
+        assert (slots.free, slots.slow_free) == (1, 0)
+    assert slots.free == 2
+    slots.adjust(80)
+    assert (slots.free, slots.slow_free) == (4, 36)

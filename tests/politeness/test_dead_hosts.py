@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import pytest
@@ -66,10 +67,12 @@ class Crawl:
 
 
 @asynccontextmanager
-async def crawling(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[Crawl]:
+async def crawling(
+    internet: FakeInternet, clock: VirtualClock, **sections: Any
+) -> AsyncIterator[Crawl]:
     for name in WARM:
         internet.site(name).robots("").otherwise("page")
-    settings = config(pacing={"default_interval": 0.2})
+    settings = config(**{"pacing": {"default_interval": 0.2}, **sections})
     async with polite_session(
         user_agent=AGENT, config=settings, resolver=internet.resolver, clock=clock
     ) as session:
@@ -128,3 +131,18 @@ async def test_embedded_with_two_thousand(
     monkeypatch.setattr("gatekeeper.fetching.turns.within_files", lambda wanted: wanted)
     hosts = dead_hosts(internet, kind, 2000)
     await internet.drive(keeps_its_pace(internet, clock, hosts))
+
+
+async def test_retrievals_that_wait_for_a_slot_leave_leases_to_hosts_that_answer(
+    internet: FakeInternet, clock: VirtualClock, dials: Dials
+) -> None:
+    hosts = dead_hosts(internet, "silent", 400)
+
+    async def run() -> None:
+        limits = {"default_interval": 0.2, "max_in_flight": 40}
+        async with crawling(internet, clock, pacing=limits, fetch={"max_concurrent": 4}) as crawl:
+            usual = await crawl.count()
+            insist(crawl, hosts)
+            assert await crawl.count() >= 0.95 * usual
+
+    await internet.drive(run())
