@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 from benchmarks.corpus import AGENT
 
-__all__ = ["LIMIT", "SHAPES", "Shape"]
+__all__ = ["LIMIT", "SHAPES", "Shape", "drawn"]
 
 LIMIT = 512_000
 _HOST = "https://www.site.example"
@@ -286,6 +287,202 @@ def _() -> tuple[str, tuple[str, ...]]:
 def _() -> tuple[str, tuple[str, ...]]:
     rules = (f"Disallow: /{'a/../' * 90}{index}" for index in range(1_000))
     return _group(rules), ("/" + "a/../" * 380,)
+
+
+_TEN_LETTERS = "/" + "abcdefgh" * 250
+_V2 = "User-agent: *\nRobot-version: 2.0"
+
+
+def _ab(rng: random.Random, length: int) -> str:
+    return "".join(rng.choices("ab", k=length))
+
+
+def _rules(
+    name: str, *paths: str, head: str = "User-agent: *"
+) -> Callable[[Callable[[int], str]], None]:
+    """A shape of lines made from their numbers, until the file is full."""
+
+    def keep(line: Callable[[int], str]) -> None:
+        _shape(name)(lambda: (_full(head, map(line, count())), paths))
+
+    return keep
+
+
+@_rules("pieces of random a and b", "/" + "ab" * 1_000)
+def _(number: int) -> str:
+    rng = random.Random(number)
+    return f"Disallow: /*{_ab(rng, rng.randint(1, 40))}*q"
+
+
+@_rules("two pieces of random a and b, and $", "/" + "ab" * 1_000)
+def _(number: int) -> str:
+    rng = random.Random(number)
+    return f"Disallow: /*{_ab(rng, rng.randint(1, 20))}*{_ab(rng, rng.randint(1, 20))}$"
+
+
+@_rules("three pieces of random a and b", "/" + "ab" * 1_000)
+def _(number: int) -> str:
+    rng = random.Random(number)
+    return f"Disallow: /*{_ab(rng, rng.randint(1, 9))}*{_ab(rng, rng.randint(1, 9))}*{_ab(rng, 9)}"
+
+
+@_shape("300 times a...ab a...a, few enough to be tried in turn")
+def _() -> tuple[str, tuple[str, ...]]:
+    rules = (f"Disallow: /*{'a' * (15 + n % 9)}b{'a' * (15 + n % 7)}" for n in range(300))
+    return _group(rules), ("/" + "a" * _LONG,)
+
+
+@_shape("one long piece that is nearly there, behind another")
+def _() -> tuple[str, tuple[str, ...]]:
+    return f"User-agent: *\nDisallow: /*{'x' * 8_000}*ab{'a' * 7_900}*c\n", ("/" + "a" * _LONG,)
+
+
+@_rules("two heads, then numbers")
+def _(number: int) -> str:
+    return f"Disallow: /{'ab'[number % 2]}*{number:x}*{number % 97}"
+
+
+@_rules("two numbers, the last one at the end")
+def _(number: int) -> str:
+    return f"Disallow: /*{number:x}*{number % 97}$"
+
+
+@_rules("six of eight letters in every order", _TEN_LETTERS)
+def _(number: int) -> str:
+    return "Allow:/*" + "*".join(random.Random(number).sample("abcdefgh", 6))
+
+
+@_rules("a* and b* and c*, all ways to 600", "/" + "a" * 700 + "b" + "c" * 700)
+def _(number: int) -> str:
+    return f"Disallow: /*{'a*' * (number % 600)}b*{'c*' * (600 - number % 600)}d"
+
+
+@_rules("one long piece in every rule", "/category/" + "1/" * 900)
+def _(number: int) -> str:
+    return f"Disallow: /*/category/*/{number}/"
+
+
+@_rules("escapes, wildcards and numbers")
+def _(number: int) -> str:
+    return f"Allow:/*%e3%8{number % 10}{number:x}*%2f"
+
+
+@_rules("escapes behind a question mark", "/?a=/%3A" * 250)
+def _(number: int) -> str:
+    return f"Allow:/*?{number:x}=/%3a*"
+
+
+@_rules("escapes before and behind a question mark", "/%3A?a=/%3A" * 180)
+def _(number: int) -> str:
+    return f"Allow:/*%3a{number:x}?/%2f*"
+
+
+@_rules("whole URLs")
+def _(number: int) -> str:
+    return f"Disallow:http://a{number:x}/"
+
+
+@_rules("draft 2.0: distinct classes", "/" + "ax1" * 600, head=_V2)
+def _(number: int) -> str:
+    a, b, c = number % 26, number // 26 % 26, number // 676 % 10
+    return f"Disallow: /*[{chr(97 + a)}{chr(97 + b)}{c}]x?[!{number % 10}]"
+
+
+@_rules("draft 2.0: question marks", head=_V2)
+def _(number: int) -> str:
+    return f"Disallow: /*{'?' * (number % 300)}*?a"
+
+
+@_rules("draft 2.0: a thousand question marks a rule", head=_V2)
+def _(number: int) -> str:
+    return f"Disallow: /*[ab]{'?' * 1_000}[a-f]*{number}"
+
+
+@_rules("draft 2.0: short patterns", head=_V2)
+def _(number: int) -> str:
+    return f"Allow:*{'?' * (number % 7)}[a-{chr(98 + number % 20)}]{number % 5}*"
+
+
+@_rules("draft 2.0: short patterns with escapes", "/%61" * 500, head=_V2)
+def _(number: int) -> str:
+    return f"Allow:*%{number % 256:02x}[a]{number}*"
+
+
+@_rules("draft 2.0: 10,000 patterns, as many as are taken", "/%61" * 500, head=_V2)
+def _(number: int) -> str:
+    return f"Allow:*%{number % 256:02x}[a]{number}*" if number < 9_999 else "#" * 100
+
+
+@_rules("usage of numbered paths")
+def _(number: int) -> str:
+    return f"Content-Usage: /{number}* train-ai=n, search=y"
+
+
+@_rules("usage of 1,000 paths again and again")
+def _(number: int) -> str:
+    return f"Content-Usage: /*{number % 1_000:03} train-ai=n, search=y"
+
+
+@_rules("signals, line after line")
+def _(number: int) -> str:
+    return f"Content-Signal: a{number}=no"
+
+
+@_rules("delays")
+def _(number: int) -> str:
+    return f"Crawl-delay: {number}"
+
+
+@_rules("comments for people")
+def _(number: int) -> str:
+    return f"Comment: {number}"
+
+
+def _one(field: str, value: str) -> tuple[str, tuple[str, ...]]:
+    return f"User-agent: *\n{field}: {value}\n", ("/x",)
+
+
+_shape("one usage of 50,000 labels")(
+    lambda: _one("Content-Usage", ", ".join(f"a{n}=y" for n in range(50_000)))
+)
+_shape("one usage of 230,000 inner values")(
+    lambda: _one("Content-Usage", f"train-ai=({'a ' * 230_000})")
+)
+_shape("one usage of 230,000 parameters")(
+    lambda: _one("Content-Usage", "train-ai=n" + ";a" * 230_000)
+)
+_shape("one signal of 57,000 names")(
+    lambda: _one("Content-Signal", ",".join(f"a{n}=y" for n in range(57_000)))
+)
+_shape("one signal of commas")(lambda: _one("Content-Signal", "," * 480_000))
+
+
+def drawn(seed: int) -> Shape:
+    """A hostile file drawn at random: lines of one kind, out of pieces that repeat and overlap.
+
+    The same seed gives the same file.
+    """
+    rng = random.Random(seed)
+    letters = rng.choice(["ab", "abc", "0123456789abcdef", "a/", "a?=&", "a:/?", "xyz-_."])
+    atoms = [
+        *letters,
+        *rng.sample(["*", "*", "%2f", "%3A", "%41", "%e4", "?", "$", "[a-c]", "\\a"], 4),
+    ]
+    weights = [rng.random() for _ in atoms]
+    least, most = sorted((rng.randint(1, 12), rng.choice([2, 5, 12, 40, 400])))
+    fields = rng.choice([("Allow",), ("Disallow",), ("Allow", "Disallow"), ("Content-Usage",)])
+    numbered = rng.random() < 0.5
+    head = rng.choice(["User-agent: *", "User-agent: *", _V2])
+
+    def lines() -> Iterator[str]:
+        for number in count():
+            value = "".join(rng.choices(atoms, weights, k=rng.randint(least, most)))
+            value = f"/{value}{number:x}" if numbered else f"/{value}"
+            yield f"{fields[number % len(fields)]}:{value}" + " n=y" * (len(fields[0]) > 8)
+
+    plain = [atom for atom in atoms if atom not in {"*", "[a-c]"}]
+    paths = ["/" + "".join(rng.choices(plain, k=length)) for length in (60, 700, _LONG)]
+    return Shape(f"drawn {seed}", _full(head, lines()).encode()[:LIMIT], tuple(paths))
 
 
 SHAPES: dict[str, Callable[[], Shape]] = _MAKERS

@@ -23,6 +23,8 @@ from gatekeeper.robots.rulesets import RuleSet, TextSource
 __all__ = ["Groups", "Record", "Source", "choose", "find_groups", "records_of"]
 
 _RULE_LINE = re.compile(r"^[ \t]*+(?:dis)?+allow[ \t]*+:", re.MULTILINE)
+_RULE_LETTERS = frozenset("AaDd")
+"""No line that begins or ends a record, or says its version, begins with one of these."""
 _IDENTIFIER = re.compile(r"[a-z_-]*+")  # RFC-03, RFC-15
 _WORD_END = re.compile(r"[/ \t]")
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # V2-08
@@ -140,6 +142,9 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[Record, ...]:
             agents.clear()
 
     for line in text.split("\n"):
+        if ruled and not named and line[:1] in _RULE_LETTERS:
+            offset += len(line) + 1  # one more rule, or something that does not count
+            continue
         field, _, rest = line.strip(" \t").partition(":")
         field = field.rstrip(" \t").lower()
         here, offset = offset, offset + len(line) + 1

@@ -55,7 +55,7 @@ def _likely(second: str) -> Callable[[str, int, int], list[tuple[str, str, str]]
     return re.compile(
         # A set begins with its user-agent line, so that a line feed stands before each rule;
         # looking for that first makes the search twice as fast as `^` does.
-        r"\n[ \t]*+(?i:(dis)?+allow)[ \t]*+:[ \t]*+"  # the value keeps its case
+        r"\n[ \t]*+(?i:(dis|)allow)[ \t]*+:[ \t]*+"  # the value keeps its case
         rf"(?=\*|/(?:[^{other}#\n]|(?![^#\n])))([{plain}]*+)([^#\n]*+)",
         re.ASCII,
     ).findall

@@ -40,7 +40,7 @@ LIMIT = 512_000
 Spans = tuple[tuple[int, int], ...]
 """Stretches of the text, each beginning with a line."""
 
-RULE = re.compile(r"\n[ \t]*+(dis)?+allow[ \t]*+:[ \t]*+([^#\n]*+)", re.IGNORECASE | re.ASCII)
+RULE = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+([^#\n]*+)", re.IGNORECASE | re.ASCII)
 """The end of a line and an Allow or Disallow line behind it, its comment cut the RFC's way
 (RFC-06, RFC-07, RFC-27). A rule set begins with a user-agent line, so that none is missed."""
 
@@ -181,17 +181,21 @@ def iter_lines(text: str) -> Iterator[Line]:
         )
 
 
-def values_in(text: str, spans: Spans, field: str) -> list[str]:
-    """The values of a field's lines in the spans, as octets. `field` is in lower case."""
-    lines = _lines_of(field)
-    return [value.rstrip(" \t") for low, high in spans for value in lines("\n" + text[low:high])]
+def values_in(text: str, spans: Spans, *fields: str) -> dict[str, list[str]]:
+    """The values of each field's lines in the spans, as octets. `fields` are in lower case."""
+    found: dict[str, list[str]] = {field: [] for field in fields}
+    lines = _lines_of(fields)
+    for low, high in spans:
+        for field, value in lines("\n" + text[low:high]):
+            found[field.lower()].append(value.rstrip(" \t"))
+    return found
 
 
 @lru_cache(maxsize=64)
-def _lines_of(field: str) -> Callable[[str], list[str]]:
-    """Finds the values of a field's lines in a text that begins with a line end."""
-    name = re.escape(field)
-    pattern = rf"\n[ \t]*+{name}[ \t]*+:[ \t]*+([^#\n]*+)"
+def _lines_of(fields: tuple[str, ...]) -> Callable[[str], list[tuple[str, str]]]:
+    """Finds the lines of some fields in a text that begins with a line end."""
+    names = "|".join(map(re.escape, fields))
+    pattern = rf"\n[ \t]*+({names})[ \t]*+:[ \t]*+([^#\n]*+)"
     return re.compile(pattern, re.IGNORECASE | re.ASCII).findall
 
 

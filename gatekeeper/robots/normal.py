@@ -7,18 +7,21 @@ still be Unicode, which is UTF-8 on the wire (RFC-22).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from gatekeeper.robots.lines import octets
 
 __all__ = [
     "ROBOTS_TXT",
     "decoded",
-    "decoded_pattern",
+    "decoded_patterns",
     "is_plain",
     "is_robots_txt",
     "query_form",
     "rfc_path",
     "rfc_pattern",
+    "rfc_patterns",
     "unescaped",
 ]
 
@@ -32,15 +35,16 @@ _PLAIN = bytes(set(_UNRESERVED + _RESERVED) - set(b"$"))
 # No pattern here tries anything twice, and what stands together is changed together: the time
 # is linear in the text, whatever it is.
 _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_ESCAPES = re.compile(r"(?:%[0-9A-Fa-f]{2})++")
+_ESCAPES = re.compile(r"((?:%[0-9A-Fa-f]{2})++)")
 _CHANGING_ESCAPES = re.compile(
-    r"%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE]|[a-f][0-9A-Fa-f]|[0-9A-F][a-f])"
-    r"(?:%[0-9A-Fa-f]{2})*+"
+    r"(%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE]|[a-f][0-9A-Fa-f]|[0-9A-F][a-f])"
+    r"(?:%[0-9A-Fa-f]{2})*+)"
 )
 _DECODABLE = re.compile(r"%(?:2[DEde]|3[0-9]|[46][1-9A-Fa-f]|[57][0-9Aa]|5[Ff]|7[Ee])")
-_ESCAPED_SLASH = re.compile("%2[Ff]")
 _SPECIAL = re.compile(r"[*?\[\]\\]")
+_INNER_DOLLAR = re.compile(r"\$(?!\n|\Z)")
 
+_NO_OCTET = "\u0101"
 _SLASH_ESCAPED = "\u0100"  # no octet: stands for %2F where everything else is decoded
 
 ROBOTS_TXT = "/robots.txt"
@@ -50,9 +54,24 @@ _LONGEST_ROBOTS_TXT = 3 * len(ROBOTS_TXT)
 
 _OCTETS = [chr(octet) if octet in _UNRESERVED else f"%{octet:02X}" for octet in range(256)]
 """What stands for each octet that came escaped (RFC-23)."""
-_IN_PATTERN = [chr(octet) if octet in b"%" + _PLAIN else f"%{octet:02X}" for octet in range(256)]
-"""What stands for each octet that came as it is (RFC-22)."""
-_IN_PATH = ["%2A" if octet == "*" else octet for octet in _IN_PATTERN]
+
+
+class _Escaping(NamedTuple):
+    """What stands for each octet that came as it is (RFC-22)."""
+
+    kept: bytes
+    """Octets that stand for themselves."""
+    table: list[str]
+
+    @classmethod
+    def of(cls, kept: bytes) -> _Escaping:
+        return cls(kept, [chr(o) if o in kept else f"%{o:02X}" for o in range(256)])
+
+
+_IN_PATTERN = _Escaping.of(b"%" + _PLAIN)
+_IN_PATTERNS = _Escaping.of(b"%$\n" + _PLAIN)
+_IN_PATH = _Escaping.of(b"%" + _PLAIN.replace(b"*", b""))
+_FEW = 16
 
 
 def _escapes() -> tuple[dict[str, str], dict[str, str]]:
@@ -67,26 +86,48 @@ def _escapes() -> tuple[dict[str, str], dict[str, str]]:
 
 
 _RFC, _OLD = _escapes()
+_LITERAL = {escape: _SPECIAL.sub(r"\\\g<0>", octet) for escape, octet in _OLD.items()}
 
 
-def _rfc(found: re.Match[str]) -> str:
-    text = found[0]
-    return _RFC.get(text) or _unescaped(text).translate(_OCTETS)
+def _rfc(escapes: str) -> str:
+    return "".join(map(_OCTETS.__getitem__, _unescaped(escapes)))
 
 
-def _old(found: re.Match[str]) -> str:
-    text = found[0]
-    return _OLD.get(text) or _SLASH_ESCAPED.join(map(_unescaped, _ESCAPED_SLASH.split(text)))
+def _old(escapes: str) -> str:
+    return _unescaped(escapes).decode("latin-1").replace("/", _SLASH_ESCAPED)
 
 
-def _unescaped(escapes: str) -> str:
-    return bytes.fromhex(escapes.replace("%", "")).decode("latin-1")
+def _literal(escapes: str) -> str:
+    return _SPECIAL.sub(r"\\\g<0>", _old(escapes))
 
 
-def _normal(text: str, table: list[str]) -> str:
+def _replaced(
+    text: str, runs: re.Pattern[str], known: dict[str, str], read: Callable[[str], str]
+) -> str:
+    """The text with every run of escapes replaced: by what is known of it, or as it is read.
+
+    No call a run, unless it is one of several escapes: a text may hold 100,000.
+    """
+    parts = runs.split(text)
+    if len(parts) == 1:
+        return text
+    parts[1::2] = [known.get(run) or read(run) for run in parts[1::2]]
+    return "".join(parts)
+
+
+def _unescaped(escapes: str) -> bytes:
+    return bytes.fromhex(escapes.replace("%", ""))
+
+
+def _normal(text: str, escaping: _Escaping) -> str:
     if "%" in text:
-        text = _CHANGING_ESCAPES.sub(_rfc, _LONE_PERCENT.sub("%25", text))
-    return text.translate(table)
+        text = _replaced(_LONE_PERCENT.sub("%25", text), _CHANGING_ESCAPES, _RFC, _rfc)
+    odd = set(text.encode("latin-1").translate(None, escaping.kept))
+    if len(odd) > _FEW:
+        return text.translate(escaping.table)
+    for octet in odd:  # to replace a few in turn is far quicker than to translate
+        text = text.replace(chr(octet), escaping.table[octet])
+    return text
 
 
 def is_plain(text: str) -> bool:
@@ -112,6 +153,11 @@ def rfc_pattern(value: str) -> str:
     if value.endswith("$"):
         return _normal(value[:-1], _IN_PATTERN) + "$"
     return _normal(value, _IN_PATTERN)
+
+
+def rfc_patterns(values: str) -> str:
+    """`rfc_pattern` of many values at once: one a line, and so is the result."""
+    return _normal(_INNER_DOLLAR.sub("%24", values), _IN_PATTERNS)
 
 
 def query_form(text: str) -> str:
@@ -142,13 +188,10 @@ def unescaped(path: str) -> bool:
 
 def decoded(text: str) -> str:
     """Octets as the 1996 draft compares them: all escapes decoded but that of `/` (R96-17)."""
-    return _ESCAPES.sub(_old, text) if "%" in text else text
+    return _replaced(text, _ESCAPES, _OLD, _old) if "%" in text else text
 
 
-def decoded_pattern(value: str) -> str:
-    """The same for a shell pattern: what comes out of an escape is no special (V2-36)."""
-    return _ESCAPES.sub(_literal, value)
-
-
-def _literal(found: re.Match[str]) -> str:
-    return _SPECIAL.sub(r"\\\g<0>", _old(found))
+def decoded_patterns(values: Sequence[str]) -> list[str]:
+    """The same for shell patterns: what comes out of an escape is no special (V2-36)."""
+    joined = _replaced(_NO_OCTET.join(values), _ESCAPES, _LITERAL, _literal)
+    return joined.split(_NO_OCTET) if values else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gatekeeper import urls
@@ -13,7 +13,7 @@ from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import normal
 from gatekeeper.robots.lines import Spans, octets, shown
 from gatekeeper.robots.model import Dialect
-from gatekeeper.robots.patterns import Places, ShellPattern, present, shell_key
+from gatekeeper.robots.patterns import Places, ShellPattern, present, shell_keys
 from gatekeeper.robots.pieces import COMPARED, Meter, PieceIndex, Text, TooDear
 from gatekeeper.robots.rulesets import DENIED, ROBOTS_FILE, Numbered, lines_in
 
@@ -169,6 +169,9 @@ _RAW, _DECODED, _BOTH = range(3)
 _LONGEST = 8_192
 """Octets of a path up to which patterns with a `?` or a class are tried; beyond, where one of
 them might match, the answer is no. Servers refuse longer request lines, too."""
+_MAX_PATTERNS = 10_000
+"""Patterns that a set may hold; of one with more every path is denied. People write some dozens,
+and making more of them ready takes longer than any answer may."""
 _READ = 3
 """Steps as which reading an octet of such a pattern counts."""
 _SPECIAL = re.compile(r"[*?\[\\]").search
@@ -185,7 +188,8 @@ class ShellRules:
 
     A pattern is listed under a piece that it needs, and read only for a path that has it. What
     an answer costs is counted as in `pieces`, reading a pattern each time that it is needed,
-    whether it was read before or not; past the bound the answer is DENIED.
+    whether it was read before or not; past the bound the answer is DENIED. So it is for every path
+    of a set of more than `_MAX_PATTERNS`.
     """
 
     __slots__ = (
@@ -194,6 +198,7 @@ class ShellRules:
         "_indexes",
         "_precedence",
         "_read",
+        "_refused",
         "_values",
         "_whitelist",
         "spans",
@@ -207,27 +212,32 @@ class ShellRules:
         self._precedence = precedence
         self._read: dict[int, ShellPattern] = {}
         rules = lines_in(text, spans, v2=True)
+        self._whitelist = False
+        self._indexes: list[tuple[int, list[int], PieceIndex]] = []
         self._explicit: dict[str, int] = {}
         self._codes: list[int] = []
         """Of the patterns that are no plain texts."""
         self._values: list[str] = []
         numbers: tuple[list[int], list[int], list[int]] = [], [], []
         # Of two equal rules the first decides, whichever the order.
-        firsts: dict[tuple[str, str], int] = {}
-        for number, rule in enumerate(rules):
-            firsts.setdefault(rule, number)
-        for (dis, written), number in firsts.items():
-            code = number * 2 + (not dis)
-            for which, value in _readings_of(written):
+        firsts = dict(zip(reversed(rules), range(len(rules) - 1, -1, -1), strict=True))
+        given = [(value, number * 2 + (not dis)) for (dis, value), number in firsts.items()]
+        patterns = [value for value, _ in given if precedence or _SPECIAL(value)]
+        self._refused = len(patterns) > _MAX_PATTERNS
+        if self._refused:
+            return
+        for which, values, codes in _readings_of(given):
+            for value, code in zip(values, codes, strict=True):
                 if not precedence and not _SPECIAL(value):
-                    self._explicit.setdefault(f"{which}{value}", code)
+                    key = f"{which}{value}"
+                    self._explicit[key] = min(code, self._explicit.get(key, code))
                 else:
                     numbers[which].append(len(self._codes))
                     self._codes.append(code)
                     self._values.append(value)
-        values = self._values
+        keys = shell_keys(self._values)
         self._indexes = [
-            (which, listed, PieceIndex([shell_key(values[number]) for number in listed]))
+            (which, listed, PieceIndex([keys[number] for number in listed]))
             for which, listed in enumerate(numbers)
             if listed
         ]
@@ -251,6 +261,8 @@ class ShellRules:
         """The code of the deciding rule; -1, DENIED or ROBOTS_FILE: none decides."""
         if normal.is_robots_txt(path):
             return ROBOTS_FILE
+        if self._refused:
+            return DENIED
         try:
             return self._decide(_views(path, Meter()))
         except TooDear:
@@ -316,6 +328,8 @@ class ShellRules:
 
     def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:
         """Number and length of every rule that matches, the deciding one first."""
+        if self._refused:
+            return []
         views = _views(path, Meter())
         hits = dict.fromkeys((k for k in _explicit_keys(views) if k in self._explicit), True)
         which_of = {number: which for which, listed, _ in self._indexes for number in listed}
@@ -327,7 +341,7 @@ class ShellRules:
             return []
         found = []
         for number, rule in enumerate(rules):
-            for which, value in _readings_of(rule.value):
+            for which, (value,), _ in _readings_of([(rule.value, 0)]):
                 explicit = hits.get(f"{which}{value}")
                 if explicit is not None:
                     found.append((number * 2 + rule.allow, explicit))
@@ -370,10 +384,15 @@ def _explicit_keys(views: _ThreeViews) -> Iterator[str]:
             yield f"{which}{place.text}"
 
 
-def _readings_of(value: str) -> tuple[tuple[int, str], ...]:
-    """How a value is read: once for both views of a path, or once for each if it has escapes."""
-    if not value:
-        return ()
-    if "%" not in value:
-        return ((_BOTH, value),)
-    return (_RAW, value), (_DECODED, normal.decoded_pattern(value))
+def _readings_of(
+    given: Sequence[tuple[str, int]],
+) -> Iterator[tuple[int, Sequence[str], Sequence[int]]]:
+    """How values, each with a code, are read: once for both views of a path, or once for each
+    if they have escapes. Gives which view, the values, their codes."""
+    if plain := [each for each in given if each[0] and "%" not in each[0]]:
+        values, codes = zip(*plain, strict=True)
+        yield _BOTH, values, codes
+    if escaped := [each for each in given if "%" in each[0]]:
+        values, codes = zip(*escaped, strict=True)
+        yield _RAW, values, codes
+        yield _DECODED, normal.decoded_patterns(values), codes

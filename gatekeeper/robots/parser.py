@@ -193,7 +193,7 @@ class RobotsTxt:
 
     def _values(self, field: str) -> list[str]:
         text = self.lines
-        found = values_in(text, ((0, len(text)),), field)
+        found = values_in(text, ((0, len(text)),), field)[field]
         return list(map(shown, found))
 
     def _each_group(self) -> Iterator[Group]:

@@ -8,6 +8,7 @@ there is nothing to come back to (RFC-29, V2-19).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TypeGuard
 
 from gatekeeper.robots.pieces import Meter
@@ -17,7 +18,7 @@ __all__ = [
     "ShellPattern",
     "key_piece",
     "present",
-    "shell_key",
+    "shell_keys",
     "squeeze",
     "wild_match",
 ]
@@ -27,7 +28,6 @@ _MAPPED = 300
 _SHIFTED = 12
 """A shift counts as a step more for every two to that power octets."""
 _STARS = re.compile(r"\*{2,}")
-_LITERALS = re.compile(r"[^*?\[\\]+")
 
 
 def squeeze(pattern: str) -> str:
@@ -65,15 +65,23 @@ def key_piece(pattern: str) -> str:
     return max(pattern.removesuffix("$").split("*"), key=len)
 
 
-def shell_key(value: str) -> str:
-    """A literal piece of a shell pattern: a path without it can't match. Reads it but roughly.
+def shell_keys(values: Sequence[str]) -> list[str]:
+    """A literal piece of each shell pattern: a path without it can't match. Reads them roughly.
 
     Between the first `[` and the last `]` may stand a class, outside of them none.
     """
+    if not values:
+        return []
+    roughly = "\x00".join(values).replace("?", "*").replace("\\", "*").split("\x00")
+    return [
+        max((_without_classes(value) if "[" in value else value).split("*"), key=len)
+        for value in roughly
+    ]
+
+
+def _without_classes(value: str) -> str:
     start = value.find("[")
-    if start >= 0:
-        value = value[:start] + "*" + value[max(value.rfind("]"), start) + 1 :]
-    return max(_LITERALS.findall(value), key=len, default="")
+    return (value[:start] + "*" + value[max(value.rfind("]"), start) + 1 :]).replace("[", "*")
 
 
 class ShellPattern:

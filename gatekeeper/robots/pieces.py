@@ -9,9 +9,10 @@ path alone: the same question has the same answer at all times.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
+from itertools import chain
 
 __all__ = ["COMPARED", "MAX_STEPS", "Meter", "PatternIndex", "PieceIndex", "Text", "TooDear"]
 
@@ -100,30 +101,28 @@ class PieceIndex:
     looked at. An empty piece stands in every text.
     """
 
-    __slots__ = ("_pieces", "_tables")
+    __slots__ = ("_following", "_pieces", "_tables")
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self._pieces = pieces
-        tables: dict[int, dict[str, int | list[int]]] = {size: {} for size in (0, *_SIZES)}
-        sizes = [max(size for size in tables if size <= length) for length in range(_SIZES[-1])]
+        tables: dict[int, dict[str, int]] = {size: {} for size in (0, *_SIZES)}
         longest = _SIZES[-1]
+        sizes = [max(size for size in tables if size <= length) for length in range(longest)]
+        by_length = [(size, tables[size]) for size in sizes]
+        following: list[int] = []
         for number, piece in enumerate(pieces):
             length = len(piece)
-            size = sizes[length] if length < longest else longest
-            table = tables[size]
+            size, table = by_length[length] if length < longest else (longest, tables[longest])
             end = piece[length - size :]
-            there = table.get(end)
-            if there is None:
-                table[end] = number
-            elif type(there) is list:
-                there.append(number)
-            else:
-                table[end] = [there, number]  # type: ignore[list-item]
+            following.append(table.get(end, -1))
+            table[end] = number
         self._tables = {size: table for size, table in tables.items() if table}
+        self._following = array("i", following)
+        """The piece before with the same end, or -1."""
 
     def found(self, text: Text) -> list[int]:
         """The number of each piece that stands in the text, in no order. Raises TooDear."""
-        spend, pieces = text.meter.spend, self._pieces
+        spend, pieces, following = text.meter.spend, self._pieces, self._following
         found: list[int] = []
         for size, table in self._tables.items():
             stretches = text.stretches(size) if size else {""}
@@ -132,13 +131,13 @@ class PieceIndex:
                 if len(table) < len(stretches)
                 else [stretch for stretch in stretches if stretch in table]
             ):
-                there = table[end]
-                numbers = there if isinstance(there, list) else [there]
-                spend(2 * len(numbers))
-                for number in numbers:
+                number = table[end]
+                while number >= 0:
+                    spend(2)
                     piece = pieces[number]
                     if piece[:size] in stretches and text.last(piece) >= 0:
                         found.append(number)
+                    number = following[number]
         return found
 
 
@@ -153,11 +152,9 @@ class PatternIndex:
     __slots__ = ("_entries", "_index", "_patterns")
 
     def __init__(self, patterns: dict[str, int]) -> None:
-        ranked = sorted(patterns.items(), key=itemgetter(1), reverse=True)
-        self._patterns = [pattern for pattern, _ in ranked]
-        self._entries = [entry for _, entry in ranked]
-        keys = [max(pattern.split("*"), key=len) for pattern in self._patterns]
-        self._index = PieceIndex(_rarer(self._patterns, keys))
+        self._patterns = sorted(patterns, key=patterns.__getitem__, reverse=True)
+        self._entries = [patterns[pattern] for pattern in self._patterns]
+        self._index = PieceIndex(_keys_of(self._patterns))
 
     def best(self, text: Text, floor: int) -> int:
         """The entry of the best match if it beats `floor`, else `floor`. Raises TooDear."""
@@ -170,15 +167,19 @@ class PatternIndex:
         return floor
 
 
-def _rarer(patterns: Iterable[str], keys: list[str]) -> list[str]:
-    """The keys without a final `$`, those that many patterns share changed for other pieces."""
+def _keys_of(patterns: Sequence[str]) -> list[str]:
+    """What each pattern is looked up by, without a final `$`: see `PatternIndex`."""
+    cut = [pattern.split("*") for pattern in patterns]
+    keys = [max(pieces, key=len) for pieces in cut]
     often = Counter(keys)
     if max(often.values(), default=0) > _SHARED:
+        every = Counter(chain.from_iterable(cut))
+        # The rarest piece, of these the longest; one that says nothing only if there is no other.
+        rank = {piece: (count << 20) - len(piece) for piece, count in every.items()}
+        rank |= dict.fromkeys(_NOTHING, len(patterns) << 30)
         keys = [
-            min(pattern.split("*"), key=lambda each: (each in _NOTHING, often[each], -len(each)))
-            if often[key] > _SHARED
-            else key
-            for pattern, key in zip(patterns, keys, strict=True)
+            min(pieces, key=rank.__getitem__) if often[key] > _SHARED else key
+            for pieces, key in zip(cut, keys, strict=True)
         ]
     return [key[:-1] if key[-1:] == "$" else key for key in keys]
 

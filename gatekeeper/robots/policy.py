@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Literal
 
-from gatekeeper.robots import lines, normal, signals, sources, timing
+from gatekeeper.robots import lines, normal, sources, timing
 from gatekeeper.robots.agents import product_token
 from gatekeeper.robots.dialects import choose
 from gatekeeper.robots.longest import LongestMatch
@@ -46,7 +46,6 @@ class Policy:
         "_offsets",
         "_readings",
         "_rules",
-        "_signal",
         "_sources",
         "_usage",
         "_wishes",
@@ -103,7 +102,6 @@ class Policy:
             self.allowed = _of_urls(readings)
         self._wishes: Wishes | None = None
         self._usage: UsageRules | None = None
-        self._signal: dict[str, str] | None = None
         self._sources: dict[timing.RequestRate | None, str] | None = None
         self._rules: dict[tuple[int, int], Rule] | None = None
         self._offsets: list[array[int]] | None = None
@@ -239,7 +237,9 @@ class Policy:
         """Where each rule of each reading stands in the text; kept where finding it is felt."""
         found = self._offsets
         if found is None:
-            found = [lines.rule_offsets(text, reading.spans) for reading in self._readings]
+            spans = [reading.spans for reading in self._readings]
+            known = {each: lines.rule_offsets(text, each) for each in dict.fromkeys(spans)}
+            found = [known[each] for each in spans]
             if self.robots.size > _BIG:
                 self._offsets = found
         return found
@@ -272,10 +272,7 @@ class Policy:
     @property
     def content_signal(self) -> dict[str, str]:
         """What the Content-Signal lines of the rule set say (SIG-12)."""
-        if self._signal is None:
-            said = map(signals.parse_content_signal, self._values("content-signal"))
-            self._signal = signals.combine_signals(said)
-        return dict(self._signal)
+        return dict(self._said().signal)
 
     def content_usage(self, url: str) -> dict[str, str] | None:
         """Preferences for the URL by the longest Content-Usage (SIG-05); None if it is denied.
@@ -286,7 +283,7 @@ class Policy:
         if not self.allowed(url):
             return None  # SIG-06
         if self._usage is None:
-            self._usage = UsageRules(self._values("content-usage"))
+            self._usage = UsageRules(self._said().usage)
         return self._usage.of(split_url(url)[1])
 
     def may_visit(self, at: datetime) -> bool:
@@ -332,25 +329,33 @@ class Policy:
 
     def _said(self) -> Wishes:
         if self._wishes is None:
-            self._wishes = self._listen()
+            said: dict[str, list[str]] = {}
+            for _, values in self._spoken(*FIELDS):
+                said = {field: said.get(field) or found for field, found in values.items()}
+            if not said["crawl-delay"]:
+                for _, values in self._inherited():
+                    said |= values
+            self._wishes = heard(said)
         return self._wishes
 
-    def _listen(self) -> Wishes:
-        return heard({field: self._values(field) for field in FIELDS})
+    def _spoken(self, *fields: str) -> Iterator[tuple[lines.Spans, dict[str, list[str]]]]:
+        """What each reading says of the fields. The first that speaks of one is heard."""
+        text = self.robots.lines
+        for reading in self._readings:
+            yield reading.spans, lines.values_in(text, reading.spans, *fields)
 
-    def _values(self, field: str) -> list[str]:
-        return lines.values_in(self.robots.lines, self._spans(field), field)
+    def _inherited(self) -> Iterator[tuple[lines.Spans, dict[str, list[str]]]]:
+        """The Crawl-delay of `*`, where it counts for those that have none (VND-09)."""
+        if self.inherit_crawl_delay:
+            source = self.robots.source(precedence=False)
+            spans = choose(source, "*")[0].spans
+            yield spans, lines.values_in(source.text, spans, "crawl-delay")
 
     def _spans(self, field: str) -> lines.Spans:
         """Where the rule set speaks of a field: in the first reading that says something."""
-        text = self.robots.lines
-        readings = list(self._readings)
-        if self.inherit_crawl_delay and field == "crawl-delay":  # VND-09
-            readings.append(choose(self.robots.source(precedence=False), "*")[0])
-        for reading in readings:
-            if lines.values_in(text, reading.spans, field):
-                return reading.spans
-        return ()
+        inherited = self._inherited() if field == "crawl-delay" else ()
+        each = chain(self._spoken(field), inherited)
+        return next((spans for spans, values in each if values[field]), ())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Policy) and self._key() == other._key()

@@ -10,10 +10,13 @@ from gatekeeper.robots.patterns import squeeze
 
 __all__ = ["SortedRules"]
 
-_PECULIAR = re.compile(rf"[^{re.escape(PLAIN)}]").search
+_PECULIAR = re.compile(rf"[^{re.escape(PLAIN)}\n]").search
 """What a value may hold that is more, or less, than a prefix in its normal form."""
 _LIKE_AN_ESCAPE = re.compile(r"\*[0-9A-F%]").search
 """A piece behind a star may be found from within an escape on; `%` may stand for a digit."""
+_BEGINS_IN_ESCAPE = re.compile(r"\*[0-9A-F]").search
+"""The same for values in their normal form."""
+_CHANGED = re.compile("%3A|%2F").search
 _SPECIAL = re.compile("[*?]").search
 _TWOFOLD = re.compile("[/:]|%3A|%2F").search
 """What RFC-25 speaks of."""
@@ -42,54 +45,75 @@ class SortedRules:
         """Some pattern with a `?` has a `:` or `/` that may meet the query of a path (RFC-25)."""
         self.inherit = False
         """A prefix is longer than it looks: its stars at the end count (RFC-17)."""
-        joined = "".join([value for _, value in found])
+        values = [value for _, value in found]
+        joined = "\n".join(values)
         self.like_escapes = _LIKE_AN_ESCAPE(joined) is not None
         """Some piece may be found from within an escape on: see `normal.rfc_path`."""
-        self._odd = not normal.is_plain(joined.replace("$", ""))
-        self._take(found, peculiar=_PECULIAR(joined) is not None)
+        if _PECULIAR(joined) is None:
+            self._take_prefixes(found)
+            return
+        if " " in joined or "\t" in joined:
+            joined = "\n".join([value.rstrip(" \t") for value in values])
+        if not normal.is_plain(joined.replace("\n", "")):
+            joined = normal.rfc_patterns(joined)
+        self.escapes = "%" in joined
+        self._take(found, joined)
 
-    def _take(self, found: list[tuple[str, str]], *, peculiar: bool) -> None:
+    def _take_prefixes(self, found: list[tuple[str, str]]) -> None:
+        """Take rules that are plain prefixes, all of them."""
         prefixes = self.prefixes
         octet, allow, place = 2 << self.shift, 1 << self.shift, self.count + 1
         for dis, value in found:
             place -= 1
-            if peculiar and _PECULIAR(value):
-                self._add(value, 0 if dis else allow, place)
-            elif value[:1] == "/":
+            if value[:1] == "/":
                 entry = len(value) * octet + place
                 if not dis:
                     entry += allow
                 if prefixes.get(value, 0) < entry:
                     prefixes[value] = entry
 
-    def _add(self, value: str, allow: int, place: int) -> None:
-        """Take a rule that may be more than a plain prefix."""
-        if value[-1] in " \t":
-            value = value.rstrip(" \t")
-        if value[:1] != "/" and value[:1] != "*":
-            return  # an empty pattern has no effect (RFC-21), any other is none (RFC-32)
-        if self._odd or "$" in value[:-1]:
-            value = normal.rfc_pattern(value)
-            self.escapes = self.escapes or "%" in value
-        form = value
-        # The query of a path may meet what stands behind the first star or question mark.
-        if "?" in value and (found := _SPECIAL(value)) and _TWOFOLD(value, found.start()):
-            self.twofold = True
-            form = normal.query_form(value)
-        entry = (len(form) << 1 + self.shift) + allow + place
-        self._put(value, entry)
-        if form != value:
-            self._put(form, entry)
+    def _take(self, found: list[tuple[str, str]], joined: str) -> None:
+        """Take rules of any kind; their values in normal form, one a line."""
+        prefixes, exact, wild = self.prefixes, self.exact, self.wild
+        octet, allow, place = 2 << self.shift, 1 << self.shift, self.count + 1
+        queries = "?" in joined
+        values = joined.split("\n")
+        # Several stars mean what one means, but each is an octet of the rule's length.
+        keys = squeeze(joined).split("\n") if "**" in joined else values
+        begins_in_escape = _BEGINS_IN_ESCAPE(joined) is not None
+        for (dis, _), value, short in zip(found, values, keys, strict=True):
+            place -= 1
+            if value[:1] != "/" and value[:1] != "*":
+                continue  # an empty pattern has no effect (RFC-21), any other is none (RFC-32)
+            forms: tuple[str, ...] = (short,)
+            length = len(value)
+            if queries and "?" in value and self._meets_query(value):
+                length = len(normal.query_form(value))
+                form = normal.query_form(short)
+                if form != short:
+                    # Whatever matches a path as it stands matches it in this form, too, unless
+                    # what changes may be met by something that does not change.
+                    unsure = begins_in_escape or _CHANGED(value, 0, value.index("?"))
+                    forms = (short, form) if unsure else (form,)
+            entry = length * octet + place if dis else length * octet + place + allow
+            for key in forms:
+                into = prefixes
+                if "*" in key:
+                    if key[-1] == "*":
+                        key = key[:-1]  # noqa: PLW2901 - it says what every end says
+                    if "*" in key:
+                        into = wild
+                    else:
+                        self.inherit = True
+                elif key[-1] == "$":
+                    into, key = exact, key[:-1]  # noqa: PLW2901
+                if into.get(key, 0) < entry:
+                    into[key] = entry
 
-    def _put(self, value: str, entry: int) -> None:
-        into = self.prefixes
-        if "*" in value:
-            value = squeeze(value).removesuffix("*")  # which says what every end says
-            if "*" in value:
-                into = self.wild
-            else:
-                self.inherit = True
-        elif value[-1] == "$":
-            into, value = self.exact, value[:-1]
-        if into.get(value, 0) < entry:
-            into[value] = entry
+    def _meets_query(self, value: str) -> bool:
+        """The query of a path may meet what stands behind the first star or question mark."""
+        found = _SPECIAL(value)
+        if found is None or _TWOFOLD(value, found.start()) is None:
+            return False
+        self.twofold = True
+        return True

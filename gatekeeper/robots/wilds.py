@@ -90,15 +90,15 @@ class WildRules:
         self._ranks: Sequence[int] = b""
         if not wild:
             return {}
-        ranked = sorted(wild, key=wild.__getitem__, reverse=True)
-        query = [pattern for pattern in ranked if "?" in pattern]
-        plain = [pattern for pattern in ranked if "?" not in pattern]
         octets = sum(map(len, wild))
         if len(wild) > _FLAT_RULES or octets > _FLAT_OCTETS:
             self._indexes = _indexes_of(wild)
             self._roomy = 0
             return {}
         self._roomy = _PAIRS // octets
+        ranked = sorted(wild, key=wild.__getitem__, reverse=True)
+        query = [pattern for pattern in ranked if "?" in pattern]
+        plain = [pattern for pattern in ranked if "?" not in pattern]
         loose = [pattern for pattern in plain if pattern.startswith(("*", "/*"))]
         headed = [pattern for pattern in plain if not pattern.startswith(("*", "/*"))]
         heads = {head: head for head in (pattern[: pattern.index("*")] for pattern in headed)}

@@ -17,6 +17,8 @@ FIELDS = (
     "request-rate",
     "visit-time",
     "comment",
+    "content-signal",
+    "content-usage",
 )
 
 
@@ -28,6 +30,10 @@ class Wishes(NamedTuple):
     request_rates: tuple[timing.RequestRate, ...]
     visit_times: tuple[timing.Window, ...]
     comments: tuple[str, ...]
+    signal: dict[str, str]
+    """What the Content-Signal lines say together (SIG-12)."""
+    usage: Sequence[str]
+    """Content-Usage lines, which speak of paths."""
 
 
 def heard(said: Mapping[str, Sequence[str]]) -> Wishes:
@@ -40,6 +46,8 @@ def heard(said: Mapping[str, Sequence[str]]) -> Wishes:
         request_rates=tuple(rate for rate in rates if rate),
         visit_times=tuple(window for window in windows if window),
         comments=tuple(map(lines.shown, said["comment"])),
+        signal=signals.combine_signals(map(signals.parse_content_signal, said["content-signal"])),
+        usage=said["content-usage"],
     )
 
 

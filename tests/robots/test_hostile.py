@@ -1,23 +1,88 @@
-"""No file of 500 KiB, whatever its shape, costs much to parse or to ask (promise 6).
+"""No file of 500 KiB, whatever its shape, costs much to parse or to ask.
 
-The goals are 100 ms to parse and 5 ms an answer. The limits here are wider, for the machines
-that tests run on; what they catch is anything worse than linear, which costs seconds.
+Parsing takes less than 100 ms, choosing an agent and the first answer less than 100 ms, every
+later answer less than 5 ms. Time is processor time, the least of several runs, and on a machine
+that is slower than the one that these goals were set on, by as much longer.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from benchmarks.shapes import SHAPES, drawn
 from gatekeeper.robots import Policy, RobotsTxt
 
 SIZE = 512_000
-PARSE_SECONDS = 0.5
-CHOOSE_SECONDS = 2.0
-ANSWER_SECONDS = 0.1
+PARSE_SECONDS = 0.1
+FIRST_SECONDS = 0.1
+LATER_SECONDS = 0.005
+RUNS = 12
+"""Times that something too slow is measured again."""
+_TEXT = "\n".join(f"Disallow: /{number:x}" for number in range(20_000))
+_TEXT_SECONDS = 0.003
+"""What `yardstick` takes on a machine of the year 2024 that has nothing else to do."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _loaded() -> None:
+    """What is imported with the first question of all is no part of any answer."""
+    RobotsTxt.parse("User-agent: *\nDisallow: /a").policy("bot").allowed(
+        "http://a.example/b/../a?é"
+    )
+
+
+def yardstick() -> float:
+    """How many times slower than it should be the machine is at this moment, at least 1."""
+    start = time.process_time()
+    table = {value: len(value) for value in re.findall(r"[^/\n]*+/([^\n]*+)", _TEXT)}
+    sorted(table, key=table.__getitem__)
+    return max(1.0, (time.process_time() - start) / _TEXT_SECONDS)
+
+
+def seconds(work: Callable[[], object], goal: float) -> float:
+    """The least processor time in a few runs; one is enough if it is within the goal."""
+    best = float("inf")
+    for _ in range(RUNS):
+        start = time.process_time()
+        work()
+        best = min(best, time.process_time() - start)
+        if best < goal:
+            break
+        best = min(best, (time.process_time() - start) / yardstick())
+    return best
+
+
+def first_answer(robots: RobotsTxt) -> Policy:
+    """All that the gate asks of a file when it has come."""
+    policy = robots.policy("bot")
+    policy.match("/index.html")
+    _ = policy.timed, policy.crawl_delay, policy.content_signal, policy.content_usage("/index.html")
+    return policy
+
+
+def check_goals(body: bytes, paths: tuple[str, ...], dialect: str = "auto") -> None:
+    assert len(body) <= SIZE
+    assert seconds(lambda: RobotsTxt.parse(body, dialect=dialect), PARSE_SECONDS) < PARSE_SECONDS
+    robots = RobotsTxt.parse(body, dialect=dialect)
+    assert seconds(lambda: first_answer(robots), FIRST_SECONDS) < FIRST_SECONDS
+    policy = first_answer(robots)
+    for path in paths:
+        # Another path each time: no answer is remembered, and each is the first about its path.
+        fresh = _fresh(f"http://a.example{path}")
+        for ask in (policy.allowed, policy.match, policy.content_usage):
+            taken = seconds(lambda ask=ask, fresh=fresh: ask(next(fresh)), LATER_SECONDS)
+            assert taken < LATER_SECONDS, (ask.__name__, path[:60], len(path))
+
+
+def _fresh(url: str) -> Iterator[str]:
+    mark = "&" if "?" in url else "?"
+    for number in range(1_000):
+        yield f"{url}{mark}{number}"
 
 
 def fill(line: Callable[[int], str], head: str = "User-agent: *\n", size: int = SIZE) -> str:
@@ -84,23 +149,16 @@ FILES = {
         lambda n: "User-agent: *\nRobot-version: 2.0\nDisallow: /*\n\n", ""
     ),
 }
-PATHS = {
-    "short": "/some/page.html",
-    "letters": "/" + "a" * 2_000,
-    "alternating": "/" + "ab" * 500 + "9876543210",
-    "query": "/shop/item?a=b&u=http%3A%2F%2Fx%2F%41",
-}
-
-
-def best_of_three(ask: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(3):
-        start = time.process_time()
-        ask()
-        best = min(best, time.process_time() - start)
-    return best
-
-
+PATHS = (
+    "/some/page.html",
+    "/" + "a" * 2_000,
+    "/" + "ab" * 500 + "9876543210",
+    "/shop/item?a=b&u=http%3A%2F%2Fx%2F%41",
+    "/" + "0123456789abcdef/?&=" * 400,
+    "/%41" + "%2F%E4" * 10_000,
+    "/" + "a" * 4_000 + "?" + "%3a%2f" * 700,
+    "/" + "x" * 30_000 + "a" * 30_000,
+)
 OLDER = ["20,000 rules", "10,000 groups", "nested prefixes", "escapes", "agents only"]
 
 
@@ -111,18 +169,19 @@ OLDER = ["20,000 rules", "10,000 groups", "nested prefixes", "escapes", "agents 
     + [(name, dialect) for name in OLDER for dialect in ("1994", "1996", "2.0")],
 )
 def test_hostile_file(name: str, dialect: str) -> None:
-    body = FILES[name].encode()
-    assert len(body) <= SIZE
+    check_goals(FILES[name].encode(), PATHS, dialect)
 
-    assert best_of_three(lambda: RobotsTxt.parse(body, dialect=dialect)) < PARSE_SECONDS
-    robots = RobotsTxt.parse(body, dialect=dialect)
 
-    start = time.process_time()
-    policy = robots.policy("bot")
-    assert time.process_time() - start < CHOOSE_SECONDS
+@pytest.mark.parametrize("name", SHAPES)
+def test_hostile_shape(name: str) -> None:
+    shape = SHAPES[name]()
+    check_goals(shape.body, (*shape.paths, *PATHS))
 
-    for path in PATHS.values():
-        assert best_of_three(lambda path=path: policy.allows_path(path)) < ANSWER_SECONDS
+
+@pytest.mark.parametrize("seed", range(16))
+def test_hostile_file_drawn_at_random(seed: int) -> None:
+    shape = drawn(seed)
+    check_goals(shape.body, (*shape.paths, *PATHS))
 
 
 def late_refusal(number: int) -> str:
@@ -131,21 +190,23 @@ def late_refusal(number: int) -> str:
 
 
 def test_what_takes_too_many_steps_is_denied_by_no_line() -> None:
-    """Promise 6: the answer is bounded, and promise 2: it never fails open."""
+    """The answer is bounded, and it never fails open."""
     policy = RobotsTxt.parse(fill(late_refusal)).policy("bot")
     dear = "/1" + "abcdefgh" * 240 + "0"
-    assert best_of_three(lambda: policy.allows_path(dear)) < ANSWER_SECONDS / 4
+    assert seconds(lambda: policy.allows_path(dear), LATER_SECONDS) < LATER_SECONDS
     assert policy.allows_path(dear) is False
     match = policy.match_path(dear)
     assert (match.allowed, match.rule) == (False, None)
     assert policy.allows_path("/abcdefgh")
 
 
-def test_first_answer_of_a_big_file_is_as_quick_as_any() -> None:
-    body = FILES["20,000 rules"]
+def test_a_2_0_set_of_too_many_patterns_is_denied_by_no_line() -> None:
+    def policy(patterns: int) -> Policy:
+        rules = "".join(f"Disallow: /{number}*\n" for number in range(patterns))
+        return RobotsTxt.parse(f"{V2}{rules}").policy("bot", conflicts="declared")
 
-    def first(policies: list[Policy]) -> None:
-        policies.pop().allowed("https://example.com/p1/1")
-
-    policies = [RobotsTxt.parse(body).policy("bot") for _ in range(3)]
-    assert best_of_three(lambda: first(policies)) < ANSWER_SECONDS
+    assert policy(10_000).allowed("/x")
+    assert not policy(10_000).allowed("/9999x")
+    match = policy(10_001).match("/x")
+    assert (match.allowed, match.rule, match.candidates) == (False, None, ())
+    assert policy(10_001).allowed("/robots.txt")
