@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import random
 import sys
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from gatekeeper import Config, Gatekeeper, LeaseTimeout
+from gatekeeper import Config, GateClosed, Gatekeeper, LeaseTimeout
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import GroupRule, HostRule, PacingConfig
 from gatekeeper.origin_queues import WaitingTasks
-from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.queues import Grant
+from gatekeeper.pacing.scheduler import Scheduler, TaskWaiter
 from gatekeeper.pacing.scopes import RobotsInterval
 from tests.internet import FakeInternet
 
@@ -48,15 +51,26 @@ def steps_of(work: Callable[[], object]) -> int:
     return count
 
 
+async def taken_out(scheduler: Scheduler) -> None:
+    """Return when nobody who left stands in a queue; that takes a few turns of the loop."""
+    for _ in range(100):
+        if not scheduler._departures:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError(f"{len(scheduler._departures)} who left were not taken out")
+
+
 async def waiters(gate: Gatekeeper, count: int) -> list[asyncio.Task[None]]:
     async def wait(number: int) -> None:
         async with gate.lease(f"http://a.test/{number}"):
             pass
 
     tasks = [asyncio.create_task(wait(number)) for number in range(count)]
-    while gate.stats().pacing.waiting < count:
+    for _ in range(count):  # far fewer turns of the loop will do; none is waited for in vain
+        if gate.stats().pacing.waiting == count:
+            return tasks
         await asyncio.sleep(0)
-    return tasks
+    raise AssertionError(f"only {gate.stats().pacing.waiting} of {count} wait")
 
 
 async def test_tasks_that_join_in_one_turn_of_the_loop_let_others_in_between(
@@ -134,8 +148,9 @@ async def test_what_it_costs_to_leave_does_not_grow_with_those_who_stay(order: s
             task.cancel()
         began = time.process_time()
         await asyncio.wait(tasks)
-        took = time.process_time() - began
         assert scheduler.stats().waiting == 0
+        await taken_out(scheduler)
+        took = time.process_time() - began
         assert scheduler._books.scopes["a.example"].line is None
         await scheduler.close()
         return took
@@ -198,6 +213,7 @@ async def test_hosts_behind_one_clock_leave_as_cheaply(again: bool) -> None:
     for task in tasks[:-2]:
         task.cancel()
     await asyncio.sleep(0)
+    await taken_out(scheduler)
     if again:  # some come back to places that are empty
         tasks[:50] = [ask(number) for number in range(50)]
     await asyncio.sleep(0)
@@ -266,3 +282,131 @@ async def test_waiting_tasks_leave_as_cheaply_however_many_they_are() -> None:
     few = min([await cost(FEW) for _ in range(3)])
     many = min([await cost(4 * MANY) for _ in range(2)])
     assert many < 4.0 * few * 4 * MANY / FEW  # searched through, it would be sixteen times
+
+
+class Crowd:
+    """Tasks that wait for one host behind an open lease."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.scheduler = Scheduler(
+            Config(pacing=PacingConfig(default_interval=10.0)),
+            clock=self.clock,
+            rng=random.Random(1),
+        )
+
+    def ask(self) -> asyncio.Task[Grant]:
+        return asyncio.create_task(
+            self.scheduler.acquire("https://a.example/", "a.example", admit=RobotsInterval)
+        )
+
+    async def gather(self, count: int) -> tuple[Grant, list[asyncio.Task[Grant]]]:
+        await self.scheduler.open()
+        first = await self.ask()
+        tasks = [self.ask() for _ in range(count)]
+        await asyncio.sleep(0)
+        assert self.scheduler.stats().waiting == count
+        return first, tasks
+
+
+async def test_whoever_is_cancelled_is_counted_out_at_once_and_taken_out_a_few_at_a_time() -> None:
+    crowd = Crowd()
+    scheduler = crowd.scheduler
+    _, tasks = await crowd.gather(4_000)
+    for task in tasks:
+        task.cancel()
+    await asyncio.sleep(0)
+    assert scheduler.stats().waiting == 0
+    assert scheduler.stats().cancelled == 4_000
+    standing = [scheduler._turns.waiting]
+    while standing[-1]:
+        await asyncio.sleep(0)
+        standing.append(scheduler._turns.waiting)
+        assert standing[-1] < standing[-2]
+    assert max(before - after for before, after in itertools.pairwise(standing)) <= 1_000
+    assert scheduler._books.scopes["a.example"].line is None
+    await scheduler.close()
+
+
+@pytest.mark.parametrize("stay", [0, 3])
+async def test_a_turn_given_to_one_who_left_but_was_not_taken_out_goes_to_the_next(
+    stay: int,
+) -> None:
+    """Neither lost nor counted: the next one has it at the very moment at which it was due."""
+    crowd = Crowd()
+    clock, scheduler = crowd.clock, crowd.scheduler
+    first, tasks = await crowd.gather(2_000 + stay)
+    leave, rest = tasks[:2_000], tasks[2_000:]
+    for task in reversed(leave):  # those in front are taken out last
+        task.cancel()
+    await asyncio.sleep(0)
+    first.report(200)
+    first.release()
+    clock.advance(10.0)  # before anything else is run: they are given the turn
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert all(task.cancelled() for task in leave)
+    got = []
+    for _ in rest:
+        clock.advance(0.0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        done = [task for task in rest if task.done() and task.result() not in got]
+        assert len(done) == 1
+        grant = done[0].result()
+        got.append(grant)
+        grant.report(200)
+        grant.release()
+        clock.advance(10.0)
+    assert [grant.start_at for grant in got] == [10.0, 20.0, 30.0][:stay]
+    stats = scheduler.stats()
+    assert (stats.waiting, stats.in_flight) == (0, 0)
+    await scheduler.close()
+
+
+async def test_the_room_of_those_who_left_is_free_before_they_are_taken_out() -> None:
+    crowd = Crowd()
+    _, tasks = await crowd.gather(2_000)
+    crowd.scheduler._pacing = PacingConfig(max_waiters=2_000)
+    for task in tasks:
+        task.cancel()
+    await asyncio.sleep(0)
+    assert crowd.scheduler._turns.waiting > 0
+    again = [crowd.ask() for _ in range(2_000)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in again)
+    assert crowd.scheduler.stats().waiting == 2_000
+    await crowd.scheduler.close()
+    await asyncio.wait(again)
+
+
+async def test_closing_tells_each_waiter_with_an_error_of_its_own() -> None:
+    """One error that many tasks raise has a traceback that all of them add to."""
+    crowd = Crowd()
+    _, tasks = await crowd.gather(300)
+    await crowd.scheduler.close()
+    await asyncio.wait(tasks)
+    errors = [task.exception() for task in tasks]
+    assert len({id(error) for error in errors}) == 300
+    for error in errors:
+        assert isinstance(error, GateClosed)
+        assert len(traceback.extract_tb(error.__traceback__)) < 5
+
+
+async def test_a_cancelled_wait_keeps_nothing_of_what_stood_in_it(gate: Gatekeeper) -> None:
+    """Its task keeps the CancelledError, which keeps by its traceback all that was in the way."""
+
+    async def acquire() -> None:
+        (await gate.acquire("http://a.test/x")).end()
+
+    async with gate.lease("http://a.test/"):
+        tasks = [*(await waiters(gate, 5)), *(asyncio.create_task(acquire()) for _ in range(5))]
+        await asyncio.sleep(0)
+        assert gate.stats().pacing.waiting == 10
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        gc.collect()
+        assert not [one for one in gc.get_objects() if type(one) is TaskWaiter]

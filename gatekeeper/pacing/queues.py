@@ -793,13 +793,15 @@ class Queues:
             line.alive -= 1
         line.drop(waiter)
 
-    def refuse_all(self, error: Exception) -> None:
-        """Nobody will get a turn any more."""
+    def refuse_all(self, error: Callable[[], Exception]) -> None:
+        """Nobody will get a turn any more. Each is told with an error of its own: one that many
+        tasks raise would keep a traceback of all of them.
+        """
         for line in self._lines:
             for waiter in line.everybody() if line is not None else ():
                 if line is not None and not waiter.gone:
                     self._served(line, waiter)
-                    waiter.refuse(error)
+                    waiter.refuse(error())
 
     # --- shared scopes ------------------------------------------------------------------
 

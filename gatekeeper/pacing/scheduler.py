@@ -88,6 +88,48 @@ class Entrance:
             asyncio.get_running_loop().call_soon(self._next_turn)
 
 
+class Departures:
+    """Cancelled waiters who are taken out of their queues in later turns of the loop.
+
+    Most are taken out at once. A hundred thousand who are cancelled in one turn hold it up for
+    long enough as it is, so that the others wait here; a turn that one of them is given in the
+    meantime is passed on when it is taken out.
+    """
+
+    def __init__(self, take_out: Callable[[TaskWaiter], object]) -> None:
+        self._take_out = take_out
+        self._at_once = 0
+        """Taken out in this turn of the loop."""
+        self._later: deque[TaskWaiter] = deque()
+        self._armed = False
+
+    def __len__(self) -> int:
+        return len(self._later)
+
+    def postpone(self, waiter: TaskWaiter) -> bool:
+        """Take it out in a later turn of the loop; False: it is to be taken out now."""
+        if not self._armed:
+            self._armed = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        if not self._later and self._at_once < _LET_IN:
+            self._at_once += 1
+            return False
+        self._later.append(waiter)
+        return True
+
+    def _next_turn(self) -> None:
+        self._at_once = 0
+        self._armed = bool(self._later)
+        if self._armed:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+            self.take_out(_AT_ONCE)
+
+    def take_out(self, most: int) -> None:
+        """Take out so many, first come first served."""
+        for _ in range(min(most, len(self._later))):
+            self._take_out(self._later.popleft())
+
+
 _log = logging.getLogger(__name__)
 
 Admit = Callable[[], Offer]
@@ -257,6 +299,7 @@ class Shell:
         self.take = self._books.take
         """`take(url, host, wish, now=None)`: the turn, if it can be had at once; see `Engine`."""
         self._deadlines = Deadlines()
+        self._departures = Departures(self._take_out)
         self._timer: Timer | None = None
         self._open = False
         self._drained: asyncio.Event | None = None
@@ -288,7 +331,8 @@ class Shell:
         self._open = False
         self._turns.halted = True
         self._books.survey()
-        self._turns.refuse_all(GateClosed("the gate is closing"))
+        self._departures.take_out(len(self._departures))
+        self._turns.refuse_all(lambda: GateClosed("the gate is closing"))
         try:
             if drain > 0 and self._books.in_flight:
                 await self._drain(drain)
@@ -322,7 +366,7 @@ class Shell:
             **vars(books.counters),
             granted=books.granted,
             scopes=len(books.scopes),
-            waiting=self._turns.waiting,
+            waiting=self._turns.waiting - len(self._departures),
             in_flight=books.in_flight,
             promises=self._promises.made if self._promises is not None else 0,
             evicted=self._memory.evicted,
@@ -345,6 +389,15 @@ class Shell:
             + (f"; the next is due in {due - now:.1f} s" if known else ""),
             retry_at=utc(self._clock.wall() + due - now) if known else None,
         )
+
+    def _take_out(self, waiter: TaskWaiter) -> None:
+        """Take out of its queue who waits no more; a turn that it has goes to the next."""
+        if waiter.grant is not None:
+            waiter.grant.pass_on()
+            return
+        now = self._clock.monotonic()
+        if self._turns.leave(waiter.scope, waiter, now):
+            self._turns.run(now)
 
     # --- the one timer ------------------------------------------------------------------
 
@@ -807,10 +860,11 @@ class Scheduler(Controls):
         """Refuse at once whom waiting can't help."""
         if not self._open:
             raise GateClosed("the scheduler is not open")
-        if self._turns.waiting >= self._pacing.max_waiters:
+        waiting = self._turns.waiting - len(self._departures)
+        if waiting >= self._pacing.max_waiters:
             raise LeaseTimeout(
                 waiter.url,
-                f"{waiter.url}: {self._turns.waiting} already wait (pacing.max_waiters)",
+                f"{waiter.url}: {waiting} already wait (pacing.max_waiters)",
             )
         if waiter.scope.clock_at() > end:
             raise self._late(waiter)
@@ -840,12 +894,11 @@ class Scheduler(Controls):
         """Leave no trace: a turn that was just handed over goes to the next."""
         if isinstance(error, asyncio.CancelledError):
             self._books.counters.cancelled += 1
-        if waiter.grant is not None:
-            waiter.grant.pass_on()
-            return
-        now = self._clock.monotonic()
-        if self._turns.leave(waiter.scope, waiter, now):
-            self._turns.run(now)
+            # The task keeps the error, the error its traceback, and that all that stood here.
+            error.__traceback__ = None
+            if waiter.grant is None and self._departures.postpone(waiter):
+                return
+        self._take_out(waiter)
 
     async def _dry(
         self, scope: Scope, url: str, admit: Admit, refetch: Refetch | None, ttl: float | None
