@@ -60,8 +60,7 @@ async def _measure(task: dict[str, Any]) -> float:
     from gatekeeper.clock import VirtualClock
     from gatekeeper.config import CacheConfig, Config
     from gatekeeper.fetching.directory import Directory
-    from gatekeeper.fetching.outcomes import Outcome
-    from gatekeeper.fetching.retrieval import Retrieval
+    from gatekeeper.fetching.outcomes import Outcome, Retrieval
 
     sites = Options(task["corpus"]).sites()
 

@@ -7,8 +7,7 @@ from aiohttp.abc import AbstractResolver
 
 from gatekeeper.config import Config
 from gatekeeper.errors import GateClosed
-from gatekeeper.fetching.guard import Guard, guarded_connector
-from gatekeeper.fetching.whereabouts import Whereabouts
+from gatekeeper.fetching.guard import Guard, Whereabouts, guarded_connector
 from gatekeeper.url_cache import UrlCache
 
 __all__ = ["Dialling"]

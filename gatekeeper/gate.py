@@ -24,9 +24,8 @@ from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.guard import Guard
+from gatekeeper.fetching.guard import Guard, Whereabouts
 from gatekeeper.fetching.records import Record
-from gatekeeper.fetching.whereabouts import Whereabouts
 from gatekeeper.immediate import Immediate
 from gatekeeper.leasing import Lease, LeaseRequest, Lessor
 from gatekeeper.many import Many

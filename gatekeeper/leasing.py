@@ -14,7 +14,7 @@ from gatekeeper.deadlock import Wait, WaitGraph
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Deferred, Denied, LeaseTimeout, StorageError
 from gatekeeper.fetching.faults import LocalFaults
-from gatekeeper.fetching.whereabouts import Whereabouts
+from gatekeeper.fetching.guard import Whereabouts
 from gatekeeper.lease import Lease, Origin
 from gatekeeper.middleware import Unentered, held_leases, hold_in_context, inherited, open_leases
 from gatekeeper.pacing.queues import REFETCH, Offer

@@ -19,9 +19,8 @@ from gatekeeper.errors import ConfigError, GateClosed, LeaseTimeout
 from gatekeeper.fetching.directory import Directory, DirectoryStats
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import Guard, GuardStats
-from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.outcomes import Outcome, Retrieval
 from gatekeeper.fetching.records import Record
-from gatekeeper.fetching.retrieval import Retrieval
 from gatekeeper.leasing import Lease, Lessor
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.rules import HostRules

@@ -21,7 +21,7 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config, as_config
 from gatekeeper.errors import ConfigError, Denied, InvalidURL
-from gatekeeper.fetching.asking import send_once
+from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.fetching.guard import Guard, Refusal, guarded_connector
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.library_internals import wrap_requests

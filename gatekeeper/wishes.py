@@ -17,10 +17,10 @@ from gatekeeper.clock import Clock, Timer, utc
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.deciding import ON_THE_WAY, Decider
 from gatekeeper.errors import StorageError
-from gatekeeper.fetching.flights import HeldUp, flying
+from gatekeeper.fetching.directory import HeldUp, flying
+from gatekeeper.fetching.guard import Whereabouts
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Record
-from gatekeeper.fetching.whereabouts import Whereabouts
 from gatekeeper.pacing.queues import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN, RobotsInterval

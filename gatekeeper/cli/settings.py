@@ -157,7 +157,7 @@ def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
 
 def _judge_addresses(allow: tuple[str, ...]) -> None:
     """Alone, so that an error names the flag and not the file. Raises ConfigError."""
-    from gatekeeper.fetching.judging import Guard  # noqa: PLC0415 - `--help` stays quick
+    from gatekeeper.fetching.guard_policy import Guard  # noqa: PLC0415 - `--help` stays quick
 
     try:
         Guard(Config(guard=GuardConfig(allow=allow)))

@@ -13,26 +13,38 @@ answer: what the resolver let through is what is dialled, so rebinding finds no 
 
 A refusal is known by the guard's own record. aiohttp merges the errors of several attempts
 into a plain OSError, so the class of an exception proves nothing.
+
+Look-ups by the system have threads of their own: `getaddrinfo` holds one until the name service
+answers or gives up, which may take half a minute, and the event loop's threads are few and have
+other work. Names that were found before have some threads that no stranger gets. With
+`pacing.address_interval`, hosts of one address share its clock: what is looked up for a turn and
+what the connector dials is one answer, a failed look-up included, remembered for as long as
+aiohttp would.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import aiohttp
+import cachetools
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gatekeeper import urls
+from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, Verdict
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, InvalidURL
-from gatekeeper.fetching.addresses import Kind
-from gatekeeper.fetching.judging import Guard, GuardStats, Refusal
-from gatekeeper.fetching.resolving import system_resolver
+from gatekeeper.fetching.guard_policy import Guard, GuardStats, Kind, Refusal
+from gatekeeper.fetching.limits import Places, watching
 from gatekeeper.library_internals import close_pooled, limit_interim
 from gatekeeper.robots import product_token
 from gatekeeper.url_cache import UrlCache
@@ -50,10 +62,103 @@ __all__ = [
     "GuardedResolver",
     "Kind",
     "Refusal",
+    "RememberingResolver",
+    "SystemResolver",
+    "Whereabouts",
     "dialling",
     "guarded_connector",
     "refuse_proxy",
+    "system_resolver",
 ]
+
+
+_THREADS: Final = 64
+_FOR_KNOWN: Final = 8
+"""Threads kept for names that were found before."""
+_KNOWN: Final = 20_000
+
+
+def system_resolver() -> AbstractResolver:
+    """aiohttp's own where it needs no threads (aiodns is installed), else ours.
+
+    Needs a running loop, as every resolver does.
+    """
+    if aiohttp.DefaultResolver is aiohttp.ThreadedResolver:
+        return SystemResolver()
+    return aiohttp.DefaultResolver()
+
+
+class _Threads:
+    """What aiohttp's resolver asks of a loop, done by threads of our own."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self.places = Places(count)
+        self._executor: Executor = ThreadPoolExecutor(count, thread_name_prefix=name)
+        self._loop = asyncio.get_running_loop()
+        # It takes any loop, and asks nothing but these two of it.
+        self.resolver = aiohttp.ThreadedResolver(cast("asyncio.AbstractEventLoop", self))
+
+    async def getaddrinfo(self, host: str, port: int, **options: Any) -> Any:
+        return await self._do(partial(socket.getaddrinfo, host, port, **options))
+
+    async def getnameinfo(self, address: Any, flags: int = 0) -> Any:
+        return await self._do(partial(socket.getnameinfo, address, flags))
+
+    async def _do(self, work: Callable[[], Any]) -> Any:
+        try:
+            looking = self._loop.run_in_executor(self._executor, work)
+        except RuntimeError as error:
+            raise OSError(f"names are looked up no more: {error}") from error
+        return await looking
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class SystemResolver(AbstractResolver):
+    """`aiohttp.ThreadedResolver`, with threads of its own. Close it with its connector."""
+
+    def __init__(self, *, threads: int = _THREADS, for_known: int = _FOR_KNOWN) -> None:
+        self._strangers = _Threads(threads, "gatekeeper-names")
+        self._familiar = _Threads(for_known, "gatekeeper-known-names")
+        self._known: cachetools.LRUCache[str, None] = cachetools.LRUCache(_KNOWN)
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """The name's addresses. Raises OSError as the system does."""
+        threads = self._strangers
+        if host in self._known and self._familiar.places.free:
+            threads = self._familiar
+        await self._enter(threads.places)
+        looking = asyncio.ensure_future(threads.resolver.resolve(host, port, family))
+        # The thread is taken until the name service gives up, whoever has left meanwhile.
+        looking.add_done_callback(partial(self._looked, threads.places, host))
+        return await asyncio.shield(looking)
+
+    @staticmethod
+    async def _enter(places: Places) -> None:
+        if places.take_nowait():
+            return
+        watch = watching.get()
+        if watch is not None:
+            watch.queued()
+        await places.take()
+        if watch is not None:
+            watch.connecting()
+
+    def _looked(self, places: Places, host: str, looking: asyncio.Future[Any]) -> None:
+        places.give()
+        if not looking.cancelled() and looking.exception() is None:
+            self._known[host] = None
+        else:
+            self._known.pop(host, None)
+
+    async def close(self) -> None:
+        """Let the threads go; those that are at work end by themselves."""
+        self._strangers.close()
+        self._familiar.close()
+
 
 # Addresses of one name that are tried, of each family. An answer may hold thousands, and
 # aiohttp dials n dead ones n(n+1)/2 times: a name could be aimed at somebody else's host.
@@ -294,3 +399,179 @@ def refuse_proxy(config: Config | str, proxy: object) -> None:
             'behind a proxy the guard can only judge URLs: set guard.mode = "url-only" '
             "to accept that, or leave the proxy out"
         )
+
+
+LASTING = 10.0
+"""Seconds for which an answer is good: a host that moves is followed after that."""
+_AGAIN = 1.0
+"""Seconds after which a look-up that failed is tried again."""
+_MOST = 20_000
+"""Names remembered."""
+
+_Key = tuple[str, int]
+
+UNRESOLVED = "address:unresolved"
+"""The clock of names without an address whose dial can't be held to that."""
+
+
+class RememberingResolver(AbstractResolver):
+    """Gives an answer again while it is good. `inner` None: the system's."""
+
+    def __init__(self, inner: AbstractResolver | None, clock: Clock) -> None:
+        self._inner = inner
+        self._owned = inner is None
+        self._answers: cachetools.TTLCache[tuple[str, int, int], list[ResolveResult]] = (
+            cachetools.TTLCache(_MOST, ttl=LASTING, timer=clock.monotonic)
+        )
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """What the inner resolver says. A failure is not remembered."""
+        key = (host, port, int(family))
+        answers = self._answers.get(key)
+        if answers is None:
+            if self._inner is None:  # made here, for it needs a running loop
+                self._inner = system_resolver()
+            answers = await self._inner.resolve(host, port, family)
+            self._answers[key] = answers
+        return answers
+
+    async def close(self) -> None:
+        """Release the inner resolver if it is ours."""
+        self._answers.clear()
+        if self._owned and self._inner is not None:
+            inner, self._inner = self._inner, None
+            await inner.close()
+
+
+class HeldResolver(AbstractResolver):
+    """For the connector: a name whose look-up before the turn failed can't be dialled either,
+    until another one brings an answer.
+    """
+
+    def __init__(self, inner: AbstractResolver) -> None:
+        self._inner = inner
+        self._failed: cachetools.LRUCache[_Key, tuple[int, str]] = cachetools.LRUCache(_MOST)
+
+    def fail(self, host: str, port: int, error: Exception) -> None:
+        """The look-up before a turn failed: so does the dial of that turn, whenever it comes."""
+        code = error.errno if isinstance(error, socket.gaierror) else None
+        told = socket.EAI_AGAIN if code is None else code
+        self._failed[host, port] = told, str(error) or type(error).__name__
+
+    def let_go(self, host: str, port: int) -> None:
+        """Another one brought an answer."""
+        self._failed.pop((host, port), None)
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """What the inner resolver says. Raises gaierror for a name that is held."""
+        failed = self._failed.get((host, port))
+        if failed is not None:
+            raise socket.gaierror(*failed)
+        return await self._inner.resolve(host, port, family)
+
+    async def close(self) -> None:
+        """Release the inner resolver if that is its own."""
+        self._failed.clear()
+        await self._inner.close()
+
+
+class Whereabouts:
+    """The scopes of hosts' addresses, such as "address:203.0.113.9"."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        guard: Guard | None,
+        resolver: AbstractResolver | None,
+        patience: float,
+    ) -> None:
+        """Without a `guard` nothing is vetted, and the connector is not ours; `patience`:
+        seconds for one look-up.
+        """
+        self._clock = clock
+        self._patience = patience
+        answers = RememberingResolver(resolver, clock)
+        self.resolver = HeldResolver(answers)
+        """For the connectors: the answers that were looked up here are those they dial."""
+        self._ours = guard is not None
+        self._vetted: AbstractResolver = (
+            answers if guard is None else GuardedResolver(guard, answers)
+        )
+        self._known: cachetools.TLRUCache[_Key, tuple[str, ...]] = cachetools.TLRUCache(
+            _MOST,
+            ttu=lambda _key, scopes, now: (
+                now + (_AGAIN if not scopes or scopes == (UNRESOLVED,) else LASTING)
+            ),
+            timer=clock.monotonic,
+        )
+        self._asking: dict[_Key, asyncio.Event] = {}
+
+    @classmethod
+    def of(
+        cls, config: Config, clock: Clock, guard: Guard | None, resolver: AbstractResolver | None
+    ) -> Self | None:
+        """None where no clock belongs to an address: then nothing is looked up."""
+        if config.pacing.address_interval is None:
+            return None
+        patience = config.fetch.connect_timeout
+        return cls(clock, guard=guard, resolver=resolver, patience=patience)
+
+    async def scopes(self, host: str, port: int) -> tuple[str, ...]:
+        """One for each address of the host that may be dialled; never raises.
+
+        None where the name can't be resolved: the connector is held to that, and says so. One
+        for all such names where the connector is not ours.
+        """
+        try:
+            return _scopes((host,))  # a literal address is its own answer
+        except ValueError:
+            pass
+        key = (host, port)
+        while (known := self._known.get(key)) is None:
+            if (asking := self._asking.get(key)) is not None:
+                await asking.wait()
+                continue  # the one who asked may have been cancelled: then another one asks
+            done = self._asking[key] = asyncio.Event()
+            try:
+                known = self._known[key] = await self._look_up(host, port)
+                break
+            finally:
+                del self._asking[key]
+                done.set()
+        return known
+
+    async def _look_up(self, host: str, port: int) -> tuple[str, ...]:
+        try:
+            async with deadline(self._clock, self._patience):
+                answers = await self._vetted.resolve(host, port)
+            found = _scopes(answer["host"] for answer in answers)
+        except AddressRefused:
+            found = ()  # so will the dial be, by the guard
+        except Exception as error:  # noqa: BLE001 - a resolver may raise anything
+            if not self._ours:
+                return (UNRESOLVED,)
+            self.resolver.fail(host, port, error)
+            return ()
+        self.resolver.let_go(host, port)
+        return found
+
+    async def close(self) -> None:
+        """Release the resolver if it is ours."""
+        self._known.clear()
+        await self.resolver.close()
+
+
+def _scopes(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Sorted: answers come in any order, and name the same clocks. Raises ValueError."""
+    names = set()
+    for text in addresses:
+        address = ipaddress.ip_address(text.partition("%")[0])
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        names.add(f"address:{address.compressed}")
+    return tuple(sorted(names))

@@ -1,29 +1,68 @@
-"""What each HTTP or network outcome of a robots.txt retrieval means: a table.
+"""What a retrieval of a robots.txt comes to, and what follows from it. Pure: no clock, no I/O.
 
-The rows and their numbers are those of fetching.md section 1. Everything that the gate
-does about an outcome stands in its row: what to answer, what to call it, how long to
-keep it. `classify` finds the row of an answer or of an exception. Pure: no clock, no I/O.
+Everything that the gate does about an outcome stands in its row of one table: what to answer,
+what to call it, how long to keep it, whether a second try helps. `classify` finds the row of an
+answer or of an exception; what no row names is `INTERNAL`, which defers, so that nothing falls
+through to a welcome. Beside it: whether a body is a text, a page or neither (linear in the body),
+how long an answer is fresh (RFC 9111 section 4.2), when to ask again after failures (RFC 9309
+section 2.3.1.4), and the values that go into a retrieval and come out of it.
 
-Nothing falls through to a welcome: what no row names is `INTERNAL`, which defers.
+Times are seconds; "now" is wall time, because that is what sites write into their headers.
 """
 
 from __future__ import annotations
 
 import errno
+import random
 import re
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import Enum, StrEnum, auto
+from typing import Final, Protocol
 
 import aiohttp
+import msgspec
 
-from gatekeeper.config import FetchConfig
+from gatekeeper.config import CacheConfig, FetchConfig
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import AddressRefused
+from gatekeeper.http_fields import delta_seconds, parse_http_date
 
-__all__ = ["OURS", "Kept", "Outcome", "Row", "classify"]
+__all__ = [
+    "ANSWERED",
+    "FAILED",
+    "OURS",
+    "STRANGER",
+    "Holds",
+    "Hurry",
+    "Kept",
+    "Known",
+    "Lifetime",
+    "Outcome",
+    "Refuse",
+    "Retrieval",
+    "RobotsSource",
+    "Row",
+    "TakeTurn",
+    "Turn",
+    "Validators",
+    "classify",
+    "fresh_for",
+    "holds_meanwhile",
+    "hurried",
+    "is_binary",
+    "is_media",
+    "judge",
+    "lifetime",
+    "next_try",
+    "precedence",
+    "readable",
+    "soft_expiry",
+]
 
 
 class Kept(StrEnum):
@@ -338,3 +377,326 @@ def _causes(error: BaseException) -> list[BaseException]:
         if isinstance(one, BaseExceptionGroup):
             queue.extend(one.exceptions)
     return found
+
+
+_SNIFFED = 1024
+_MEDIA = frozenset({"image", "video", "audio", "font"})
+_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
+_PAGE = re.compile(
+    rb"\A(?:\xef\xbb\xbf)?[ \t\r\n\f]*"
+    rb"<(?:!--|(?:!doctype[ \t\r\n]+html|\?xml|html|head|body|title|meta|script|style|link|"
+    rb"div|span|p|pre|br|h[1-6]|table|center|font|iframe|a|b|i)\b)",
+    re.IGNORECASE,
+)
+_AGENT_LINE = re.compile(rb"(?:^|[\r\n])[ \t]*user-?agent[ \t]*:", re.IGNORECASE)
+# What stands first in its line and is no comment. The blanks are not given back, which keeps
+# the search linear in however many of them.
+_SAID = re.compile(rb"(?:\A|[\r\n])[ \t\v\f]*+[^\s#]")
+# A tag that ends a line on the screen ends one in the text: a rule after <br> is a rule.
+_BREAKS = re.compile(rb"/?(?:br|p|div|pre|li|tr|h[1-6])(?![a-z0-9])", re.IGNORECASE)
+
+
+def is_media(content_type: str) -> bool:
+    """Row 5: a media type that is no text at all."""
+    return content_type.partition("/")[0].strip().lower() in _MEDIA
+
+
+def is_binary(start: bytes) -> bool:
+    """Row 5: NUL in the first KiB.
+
+    UTF-16 and UTF-32 have NULs in every other place, and say so by their first octets.
+    """
+    return b"\0" in start[:_SNIFFED] and not start.startswith(_WIDE_BOMS)
+
+
+def judge(outcome: Outcome, body: bytes, *, truncated: bool) -> Outcome:
+    """Which of rows 1 to 6 and 22 the body of a 2xx belongs to."""
+    if _is_page(body):
+        # HTTP-15: the media type is not asked; real files come as text/html every day.
+        if _AGENT_LINE.search(_without_tags(body)) is None:
+            return Outcome.SOFT_404
+        return Outcome.HTML_RULES
+    if truncated:
+        return Outcome.CUT_RULES
+    if _says_nothing(body):
+        return Outcome.EMPTY
+    return outcome
+
+
+def readable(body: bytes) -> bytes:
+    """The body as the parser is to see it: tags taken out of a page (row 4)."""
+    return _without_tags(body) if _is_page(body) else body
+
+
+def _is_page(body: bytes) -> bool:
+    # A window, so that a long run of blanks in front costs little.
+    return _PAGE.match(body[:_SNIFFED].lstrip(b" \t\r\n\f")) is not None
+
+
+def _says_nothing(body: bytes) -> bool:
+    if body.startswith(_WIDE_BOMS):
+        return False
+    return _SAID.search(body.removeprefix(b"\xef\xbb\xbf")) is None
+
+
+def _without_tags(body: bytes) -> bytes:
+    """Everything outside <...>. Two finds a tag, so linear where `<[^>]*>` would not be."""
+    first, *pieces = body.split(b"<")
+    out = [first]
+    for piece in pieces:
+        end = piece.find(b">")
+        if end < 0:
+            out.append(piece)
+            continue
+        if _BREAKS.match(piece):
+            out.append(b"\n")
+        out.append(piece[end + 1 :])
+    return b"".join(out)
+
+
+SIX_HOURS: Final = 21_600.0
+_MOST: Final = float(2**31)  # HTTP-06: delta-seconds that overflow
+
+
+class Lifetime(msgspec.Struct, frozen=True, gc=False):
+    """What an answer says about its own lifetime."""
+
+    seconds: float | None = None
+    """Remaining at the moment of the answer, age subtracted; None: it says nothing."""
+    brief: bool = False
+    """no-store, private or no-cache: hold it no longer than the floor (HTTP-05)."""
+
+
+_SILENT: Final = Lifetime()
+
+
+def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
+    """Read Cache-Control, Expires and Age (HTTP-02 to HTTP-06).
+
+    `headers` maps case-insensitively, or in the usual capitals.
+
+    >>> lifetime({"Cache-Control": "max-age=600", "Age": "500"}, 0.0).seconds
+    100.0
+    """
+    control = headers.get("Cache-Control", "")
+    if not control and "Expires" not in headers:
+        return _SILENT
+    directives = _directives(control)
+    brief = not directives.keys().isdisjoint({"no-store", "private", "no-cache"})
+    for name in ("s-maxage", "max-age"):  # HTTP-02: a gate serves many, so it is shared
+        if name in directives:
+            seconds = delta_seconds(directives[name])
+            # HTTP-06: an unreadable value is a stale one. HTTP-04: less the age. The Date
+            # header is left out of the age: our own clock may be the wrong one of the two.
+            remaining = 0.0 if seconds is None else seconds - _age(headers)
+            return Lifetime(max(0.0, remaining), brief)
+    expires = headers.get("Expires")
+    if expires is None:
+        return Lifetime(None, brief)
+    until = parse_http_date(expires, now)
+    if until is None:
+        return Lifetime(0.0, brief)  # `Expires: 0` means: expired
+    date = parse_http_date(headers.get("Date", ""), now)
+    return Lifetime(max(0.0, until - (now if date is None else date) - _age(headers)), brief)
+
+
+def fresh_for(kept: Kept, said: Lifetime, cache: CacheConfig) -> float:
+    """How long an answer may be used: within the floor and RFC-40's 24 hours.
+
+    A definite absence has its own time (row 14), which the site may shorten.
+    """
+    base = SIX_HOURS if kept is Kept.SIX_HOURS else cache.default_ttl
+    seconds = base if said.seconds is None else said.seconds
+    if kept is not Kept.FRESH:
+        seconds = min(seconds, base)
+    if said.brief:
+        seconds = 0.0
+    return min(max(seconds, cache.min_ttl), cache.max_ttl)
+
+
+def soft_expiry(fresh: float, rng: random.Random) -> float:
+    """When to refresh in the background: early, and never two origins in step."""
+    return fresh * rng.uniform(0.75, 0.95)
+
+
+def _directives(value: str) -> dict[str, str]:
+    """Cache-Control as a dictionary; of duplicates the first one counts (HTTP-06)."""
+    found: dict[str, str] = {}
+    for part in value.split(","):
+        name, _, argument = part.partition("=")
+        found.setdefault(name.strip(" \t").lower(), argument.strip(' \t"'))
+    return found
+
+
+def _age(headers: Mapping[str, str]) -> float:
+    value = headers.get("Age", "").partition(",")[0].strip(" \t")
+    return delta_seconds(value) or 0.0
+
+
+DAY: Final = 86_400.0
+HALF_DAY: Final = 43_200.0
+MONTH: Final = 30 * DAY
+
+_MINUTES: Final = (1, 2, 4, 8, 15, 30, 60, 120, 240, 360)
+_RUNGS: Final = {
+    Kept.LADDER: tuple(60.0 * minutes for minutes in _MINUTES),
+    Kept.LONG_LADDER: tuple(60.0 * minutes for minutes in (*_MINUTES, 720, 1440)),
+    Kept.SLOW_LADDER: tuple(3600.0 * hours for hours in (1, 2, 4, 8, 16, 24)),
+    Kept.DAY: (DAY,),
+    Kept.SIX_HOURS: (HALF_DAY / 2,),
+}
+_JITTER: Final = 0.2
+
+
+def next_try(
+    kept: Kept, step: int, rng: random.Random, *, retry_after: float | None = None
+) -> float:
+    """Seconds until the next attempt; `step` counts the failures in a row, from 0.
+
+    Jittered by 20 % so that two origins never stay in step. A Retry-After replaces the
+    rung, up to 24 hours; being a minimum (HTTP-08) it is only ever jittered upwards, and
+    it is no shorter than the first rung: an error never speeds us up.
+    """
+    rungs = _RUNGS[kept]
+    if retry_after is not None:
+        asked = min(max(retry_after, rungs[0]), DAY)
+        return min(asked * rng.uniform(1.0, 1.0 + _JITTER), DAY)
+    rung = rungs[min(step, len(rungs) - 1)]
+    return rung * rng.uniform(1.0 - _JITTER, 1.0 + _JITTER)
+
+
+class Holds(Enum):
+    """What answers while the file can't be had."""
+
+    NOTHING = auto()
+    """Complete disallow (RFC-37), as a deferral."""
+    LAST_GOOD = auto()
+    """The old copy (RFC-40)."""
+    WELCOME = auto()
+    """As if there were no file (RFC-38)."""
+
+
+def holds_meanwhile(
+    config: FetchConfig,
+    *,
+    unreachable_for: float,
+    has_last_good: bool,
+    page_ok_ago: float | None,
+) -> Holds:
+    """What answers, after so many seconds without the file.
+
+    `page_ok_ago`: seconds since a page of the origin was last reported 2xx or 3xx, None if
+    never. With an old copy: 12 hours of nothing, then the copy (at once with
+    `stale_if_unreachable` or the archival profile). Google's profile drops the copy after
+    30 days (VND-05), the others keep it. Without one: nothing; after 30 days welcome if the
+    site is generally up, and with `unseen_unreachable` as after 12 hours.
+    """
+    generally_up = page_ok_ago is not None and page_ok_ago <= DAY
+    long_gone = unreachable_for >= MONTH
+    if has_last_good and not (long_gone and config.profile == "google"):
+        at_once = config.stale_if_unreachable or config.profile == "archival"
+        return Holds.LAST_GOOD if at_once or unreachable_for >= HALF_DAY else Holds.NOTHING
+    if long_gone and generally_up:
+        return Holds.WELCOME
+    if (
+        not has_last_good
+        and config.unseen_unreachable == "allow_after_12h"
+        and unreachable_for >= HALF_DAY
+    ):
+        return Holds.WELCOME
+    return Holds.NOTHING
+
+
+ANSWERED: Final = 0
+STRANGER: Final = 1
+FAILED: Final = 2
+precedence: ContextVar[int] = ContextVar("gatekeeper_precedence", default=STRANGER)
+"""Who goes first where retrievals wait for a slot: origins that answered before, then those
+never met, then those that failed."""
+
+
+class Hurry(msgspec.Struct, frozen=True):
+    """What is different about a retrieval that only finds out whether anybody answers."""
+
+    seconds: float
+    """How long it may take to connect, and then to the head, where that is less than usual."""
+    on_request: Callable[[], object]
+    """Called before each of its requests: it has waited for its turn and its slot then."""
+
+
+hurried: ContextVar[Hurry | None] = ContextVar("gatekeeper_hurried", default=None)
+"""Set where the retrievals of this context are in a hurry."""
+
+
+class Validators(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What makes a request conditional (HTTP-01)."""
+
+    url: str
+    """The URL that gave them: only a request for that one carries them."""
+    etag: str | None = None
+    last_modified: str | None = None
+
+
+class Retrieval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one retrieval came to."""
+
+    outcome: Outcome
+    status: int | None = None
+    """Of the last answer; None where no answer came."""
+    hops: tuple[str, ...] = ()
+    """The URLs that it was redirected to, the last one answered."""
+    url: str = ""
+    """The last URL that was asked."""
+    body: bytes | None = None
+    """Decoded octets of a text, else None. One octet more than `fetch.max_body` where the
+    text goes on: so the parser sees for itself that it was cut, and drops the last line."""
+    etag: str | None = None
+    last_modified: str | None = None
+    lifetime: Lifetime = Lifetime()
+    retry_after: float | None = None
+    """Seconds that the site asks to wait, as it said it (not capped)."""
+    took: float = 0.0
+    """Seconds on the network, all hops; waiting for turns not counted."""
+    truncated: bool = False
+    received: int = 0
+    """Octets of the body on the wire."""
+    detail: str = ""
+    """For the log: what was raised. Never shown to a client (T2)."""
+    addresses: tuple[str, ...] = ()
+    """Those that were dialled for the last hop, as far as our own connector saw it."""
+
+
+class Turn(Protocol):
+    """The right to send one request to a host."""
+
+    def report(
+        self,
+        *,
+        status: int | None = None,
+        elapsed: float | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        """What came of it: the status, None for none; seconds to the head; Retry-After."""
+
+
+class RobotsSource(Protocol):
+    """Where the directory gets its files: `Fetcher`, or a test's stand-in."""
+
+    async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
+        """Ask for the origin's robots.txt. A failure is an outcome, not an exception."""
+
+    async def reach(self, origin: str) -> bool | None:
+        """Whether a new connection to the origin comes about; nothing is requested over it.
+
+        False: it failed as a lost uplink would make it fail. None: it can't be told.
+        """
+
+
+TakeTurn = Callable[[str], AbstractAsyncContextManager[Turn]]
+"""Waits for the turn of a URL's host and gives it back on leaving."""
+
+Refuse = Callable[[str], object | None]
+"""The guard's word about a URL: None, or what is wrong with it."""
+
+Known = Callable[[str], Retrieval | None]
+"""What is known and fresh about an origin, as if it had just been asked."""

@@ -1,29 +1,183 @@
-"""What is kept of one origin, and how it reads at a moment.
+"""What is kept of one origin: its record, the text of its file, and both as storage keeps them.
 
 A `Record` has two slots: `current`, what the latest attempt came to, and `good`, the last
-answer that was a file or a definite absence. A failure never overwrites the good one.
+answer that was a file or a definite absence. A failure never overwrites the good one. Each
+distinct text is kept once, however many origins serve it, packed with a zlib dictionary of the
+words that robots.txt files are made of.
 
-Records are confined to the event loop. Their lifetimes are monotonic seconds; wall seconds
-are kept beside them only for what is shown and stored.
+Records are confined to the event loop. Their lifetimes are monotonic seconds; wall seconds are
+kept beside them for what is shown and stored. How old a stored record is says its stamp: on the
+same start of the machine no wall clock that was set meanwhile makes it older or younger.
 """
 
 from __future__ import annotations
 
+import hashlib
+import weakref
+import zlib
 from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
-from gatekeeper.clock import Clock
+from gatekeeper.clock import Clock, Stamp, stamp
 from gatekeeper.config import Config
 from gatekeeper.decision import Reason, State, Verdict
-from gatekeeper.fetching.ladder import Holds, holds_meanwhile
-from gatekeeper.fetching.outcomes import Outcome
-from gatekeeper.fetching.texts import Text
+from gatekeeper.fetching.outcomes import DAY, OURS, Holds, Outcome, holds_meanwhile, readable
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.quick import QuickAnswer
+from gatekeeper.storage.base import OriginRecord, pack_body, unpack_body
 
-__all__ = ["NO_TEXT", "Answer", "Record", "Standing"]
+__all__ = [
+    "NO_TEXT",
+    "PRIMER",
+    "Answer",
+    "Record",
+    "Standing",
+    "Text",
+    "Texts",
+    "deflate",
+    "digest_of",
+    "from_stored",
+    "inflate",
+    "to_stored",
+    "tombstone",
+]
+
+
+_FIELDS = "host clean-param license noindex request-rate visit-time robot-version crawl-delay"
+
+_AGENTS = """
+AdsBot-Google AhrefsBot Amazonbot anthropic-ai Applebot Applebot-Extended Baiduspider Bingbot
+Bytespider CCBot ChatGPT-User Claude-Web ClaudeBot cohere-ai DotBot DuckDuckBot FacebookBot
+facebookexternalhit Google-Extended Googlebot Googlebot-Image Googlebot-Mobile Googlebot-News
+GPTBot ia_archiver Mediapartners-Google meta-externalagent MJ12bot msnbot OAI-SearchBot omgili
+PerplexityBot PetalBot Scrapy SemrushBot Slurp Teoma Twitterbot wget Yandex YandexBot
+"""
+
+_ALLOWED = """
+/core/*.css$ /core/*.css? /core/*.gif /core/*.jpeg /core/*.jpg /core/*.js$ /core/*.js?
+/core/*.png /core/*.svg /profiles/*.css$ /misc/*.js$ /modules/*.js? /themes/*.png
+/wp-content/uploads/ /ads.txt /sitemap.xml
+"""
+
+_DISALLOWED = """
+/*.php$ /*.pdf$ /*/print/ /*?*sort= /*?*ls=*&ls=* /*?utm_source= /?q=admin/ /?s= /CHANGELOG.txt
+/INSTALL.mysql.txt /LICENSE.txt /README.txt /a/downloads/-/* /account/ /administrator/
+/ajax/ /api/ /app/ /assets/ /author/ /blogs/*+* /cache/ /carts /catalog/product_compare/
+/catalogsearch/ /category/ /cgi-bin/ /checkout/ /checkouts/ /collections/*sort_by* /comments/
+/components/ /contact/ /cron.php /css/ /customer/ /download/ /en/ /error/ /feed/ /files/
+/filter/tips /forum/ /images/ /img/ /includes/ /index.php/admin/ /install.php /js/ /language/
+/lib/ /login/ /logout/ /mail/ /media/ /members/ /modules/ /news/ /node/add/ /orders /page/
+/plugins/ /policies/ /preview/ /print/ /private/ /products/ /profiles/ /readme.html
+/register/ /review/ /scripts/ /share/ /static/ /tag/ /templates/ /test/ /themes/ /tmp/
+/trackback/ /update.php /user/login/ /user/logout/ /user/password/ /user/register/ /users/
+/web.config /wishlist/ /wp-admin/ /wp-content/plugins/ /wp-includes/ /wp-json/ /wp-login.php
+/xmlrpc.php /comment/reply/ /admin/ /search/ /search? /search /cart /*?
+"""
+
+_LAST = (
+    "# robots.txt for https://www.example.com/\r\n# Directories\n# Files\n# Paths (clean URLs)\n"
+    "Content-Signal: search=yes,ai-train=no\nAllow: /wp-admin/admin-ajax.php\r\n"
+    "Sitemap: https://www.example.com/sitemap_index.xml\nSitemap: http://www."
+    "\n\nsitemap: https://www./sitemap.xml\n\nUser-Agent: *\nCrawl-Delay: 10\n"
+    "Crawl-delay: 1\n\nDisallow:\n\nAllow: /\n\nUser-agent: *\nDisallow: /\n"
+)
+
+
+def _primer() -> bytes:
+    lines = [f"{field}: " for field in _FIELDS.split()]
+    lines += [f"User-agent: {agent}" for agent in _AGENTS.split()]
+    lines += [f"Allow: {path}" for path in _ALLOWED.split()]
+    lines += [f"Disallow: {path}" for path in _DISALLOWED.split()]
+    return "\n".join(lines).encode() + b"\n" + _LAST.encode()
+
+
+PRIMER: Final = _primer()
+
+
+def deflate(body: bytes) -> bytes:
+    """A body as it is kept in memory while nobody asks: a fifth smaller than by plain zlib."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, -15, 8, zlib.Z_DEFAULT_STRATEGY, PRIMER)
+    return packer.compress(body) + packer.flush()
+
+
+def inflate(packed: bytes) -> bytes:
+    """The body again."""
+    unpacker = zlib.decompressobj(-15, PRIMER)
+    return unpacker.decompress(packed) + unpacker.flush()
+
+
+def digest_of(body: bytes) -> bytes:
+    """What a body is known by in memory; the storage has a hash of its own."""
+    return hashlib.blake2b(body, digest_size=32).digest()
+
+
+class Text:
+    """One distinct text: parsed, and with the policies compiled so far.
+
+    The octets as they were fetched are not kept where the parsed text gives them back, which
+    is all but always: the file is in memory once.
+    """
+
+    __slots__ = ("__weakref__", "_crlf", "_packed", "digest", "policies", "robots", "size")
+
+    def __init__(
+        self, digest: bytes, body: bytes, robots: RobotsTxt, packed: bytes | None = None
+    ) -> None:
+        self.digest = digest
+        self.size = len(body)
+        self.robots = robots
+        self.policies: dict[str, Policy] = {}
+        self._crlf = b"\r" in body
+        self._packed = packed
+        if packed is None and self._restored() != body:
+            self._packed = deflate(body)  # a mark, tags, or the end of it went in parsing
+
+    def packed(self) -> bytes:
+        """The body as it is kept while nobody asks; packed once."""
+        if self._packed is None:
+            self._packed = deflate(self._restored())
+        return self._packed
+
+    def body(self) -> bytes:
+        """The octets as they were fetched."""
+        return self._restored() if self._packed is None else inflate(self._packed)
+
+    def _restored(self) -> bytes:
+        octets = self.robots.octets.encode("latin-1")
+        return octets.replace(b"\n", b"\r\n") if self._crlf else octets
+
+
+class Texts:
+    """Every text in use, by its digest. One lives as long as some record holds it."""
+
+    def __init__(self, config: Config) -> None:
+        self._dialect = config.robots.dialect
+        self._limit = config.fetch.max_body
+        self._texts: weakref.WeakValueDictionary[bytes, Text] = weakref.WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def of(self, body: bytes, packed: bytes | None = None) -> Text:
+        """The text with that body, parsed now unless it is in use already."""
+        digest = digest_of(body)
+        text = self._texts.get(digest)
+        return self.add(self._read(digest, body, packed)) if text is None else text
+
+    def read(self, body: bytes) -> Text:
+        """Parse a body; touches nothing shared, so it may run in a thread."""
+        return self._read(digest_of(body), body, None)
+
+    def _read(self, digest: bytes, body: bytes, packed: bytes | None) -> Text:
+        robots = RobotsTxt.parse(readable(body), dialect=self._dialect, limit=self._limit)
+        return Text(digest, body, robots, packed)
+
+    def add(self, text: Text) -> Text:
+        """The one text with that body: this one, unless it is in use already."""
+        return self._texts.setdefault(text.digest, text)
+
 
 NO_TEXT: Final = RobotsTxt.parse(b"")
 """What an origin without a file says: nothing, so everything is welcome."""
@@ -226,3 +380,153 @@ class Record:
 
     def __repr__(self) -> str:
         return f"Record({self.origin!r}, {self.current.outcome.row.name}, step={self.step})"
+
+
+_FORGOTTEN: Final = "forgotten"
+_SKEW: Final = 60.0
+"""Seconds that a stored moment may lie in the future before the clock is doubted."""
+
+
+def tombstone(origin: str) -> OriginRecord:
+    """What is stored of an origin of which nothing is to be known any more."""
+    return OriginRecord(
+        origin=origin,
+        outcome=_FORGOTTEN,
+        state=State.UNREACHABLE,
+        fetched_at=0.0,
+        soft_expires_at=0.0,
+        expires_at=0.0,
+    )
+
+
+def to_stored(record: Record, clock: Clock) -> OriginRecord:
+    """The record with its moments in wall seconds, as the clock stands now."""
+    made = stamp(clock)
+    offset = made.wall - clock.monotonic()
+    current, good = record.current, record.good
+    down_for = record.unreachable_for(clock.monotonic())
+    body, body_hash = (None, None) if record.text is None else pack_body(record.text.body())
+    return OriginRecord(
+        origin=record.origin,
+        outcome=current.outcome.row.name,
+        state=current.outcome.row.state,
+        status=current.status,
+        fetched_at=current.wall,
+        soft_expires_at=record.fresh_until + offset,
+        expires_at=record.expires + offset,
+        first_unreachable_at=None if record.reachable else made.wall - down_for,
+        ladder_step=record.step,
+        hops=current.hops,
+        etag=None if good is None else good.etag,
+        last_modified=None if good is None else good.last_modified,
+        good_outcome=None if good is None else good.outcome.row.name,
+        good_status=None if good is None else good.status,
+        good_fetched_at=None if good is None else good.wall,
+        good_hops=() if good is None else good.hops,
+        body=body,
+        body_hash=body_hash,
+        took=None if good is None else good.took,
+        last_page_ok_at=None if record.page_ok is None else record.page_ok + offset,
+        made_at=made.wall,
+        boot_id=made.boot_id,
+        boot_at=made.boot_at,
+    )
+
+
+def from_stored(
+    stored: OriginRecord,
+    *,
+    config: Config,
+    clock: Clock,
+    texts: Texts,
+    uptime: Callable[[float], float],
+) -> Record | None:
+    """The record again; None for a tombstone.
+
+    Raises ValueError or zlib.error for one that is damaged: a text that is lost must not
+    be taken for an empty one, which would be a welcome.
+    """
+    if stored.outcome == _FORGOTTEN:
+        return None
+    now = clock.monotonic()
+    then, doubtful = _wall_of(stored, clock)
+    soft, hard = stored.soft_expires_at - then, stored.expires_at - then
+    current = Answer(
+        Outcome.named(stored.outcome),
+        stored.status,
+        stored.fetched_at,
+        stored.hops,
+        stored.took or 0.0,
+        stored.etag,
+        stored.last_modified,
+    )
+    good = _good_of(stored, current)
+    if current.outcome.good and doubtful:
+        soft = hard = 0.0
+    if current.outcome in OURS:
+        # The guard's verdict, not the site's word: this process may have another guard.allow.
+        soft = hard = 0.0
+    cap = config.cache.max_ttl if current.outcome.good else DAY
+    return Record(
+        stored.origin,
+        config,
+        current=current,
+        good=good,
+        text=_text_of(stored, good, texts),
+        fresh_until=now + min(soft, cap),
+        expires=now + min(hard, cap),
+        unreachable_since=_ago(stored.first_unreachable_at, then, uptime(now)),
+        step=stored.ladder_step,
+        page_ok=_ago(stored.last_page_ok_at, then, now),
+        uptime=uptime,
+    )
+
+
+def _wall_of(stored: OriginRecord, clock: Clock) -> tuple[float, bool]:
+    """What a wall clock that nobody had set since would show now; and whether that is a guess.
+
+    A guess it is where the wall clock decides and stands before the record: it was set back.
+    How old the record is nobody knows then, so a good one has expired, and a pause on the
+    ladder begins anew.
+    """
+    wall = clock.wall()
+    if stored.made_at is None:
+        doubtful = stored.fetched_at > wall + _SKEW
+        return (stored.fetched_at if doubtful else wall), doubtful
+    made = Stamp(stored.made_at, stored.boot_id, stored.boot_at)
+    doubtful = not made.counted(clock) and made.wall > wall + _SKEW
+    return made.wall + made.age(clock), doubtful
+
+
+def _good_of(stored: OriginRecord, current: Answer) -> Answer | None:
+    if current.outcome.good:
+        return current
+    if stored.good_outcome is None or stored.good_fetched_at is None:
+        return None
+    outcome = Outcome.named(stored.good_outcome)
+    if not outcome.good:
+        return None
+    return Answer(
+        outcome,
+        stored.good_status,
+        stored.good_fetched_at,
+        stored.good_hops,
+        stored.took or 0.0,
+        stored.etag,
+        stored.last_modified,
+    )
+
+
+def _text_of(stored: OriginRecord, good: Answer | None, texts: Texts) -> Text | None:
+    if good is None or not good.outcome.has_text:
+        return None
+    if stored.body is None:
+        if good.outcome is Outcome.EMPTY:  # 204: there was no body
+            return None
+        raise ValueError("the text is missing")
+    return texts.of(unpack_body(stored.body))
+
+
+def _ago(then: float | None, wall: float, now: float) -> float | None:
+    """A wall moment as a monotonic one; a moment in the future counts as now."""
+    return None if then is None else now - max(0.0, wall - then)

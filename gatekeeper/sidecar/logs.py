@@ -21,7 +21,7 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Decision, Verdict
-from gatekeeper.fetching.retrieval import Retrieval
+from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.prepared import Given
 from gatekeeper.sidecar.exchange import METHODS, Problem, Route, Router
 from gatekeeper.sidecar.metrics import Sample

@@ -54,7 +54,7 @@ from gatekeeper.sidecar.security import Clients, Door, Networks, Tokens, accepte
 from gatekeeper.sidecar.waiting import Underway
 
 if TYPE_CHECKING:
-    from gatekeeper.fetching.retrieval import Retrieval
+    from gatekeeper.fetching.outcomes import Retrieval
     from gatekeeper.gate import Gatekeeper
     from gatekeeper.sidecar.metrics import Sample
     from gatekeeper.sidecar.security import Certificates

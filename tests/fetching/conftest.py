@@ -14,7 +14,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import Guard, guarded_connector
-from gatekeeper.fetching.retrieval import Retrieval, Validators
+from gatekeeper.fetching.outcomes import Retrieval, Validators
 from tests.internet import FakeInternet
 
 

@@ -11,9 +11,7 @@ from typing import Any
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.directory import Directory, Record
-from gatekeeper.fetching.freshness import Lifetime
-from gatekeeper.fetching.outcomes import Outcome
-from gatekeeper.fetching.retrieval import Retrieval, Validators
+from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators
 from gatekeeper.storage.base import Storage
 
 ORIGIN = "https://a.test"

@@ -11,8 +11,7 @@ import pytest
 from yarl import URL
 
 from gatekeeper.config import Config
-from gatekeeper.fetching.asking import _url_of
-from gatekeeper.fetching.fetcher import Fetcher
+from gatekeeper.fetching.fetcher import Fetcher, _url_of
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.urls import parse
 from tests.internet import FakeInternet, Page

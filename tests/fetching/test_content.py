@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from gatekeeper.fetching.content import is_binary, is_media, judge, readable
-from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.outcomes import Outcome, is_binary, is_media, judge, readable
 
 
 def judged(body: bytes) -> Outcome:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatekeeper.fetching import decoding
-from gatekeeper.fetching.decoding import BadEncoding, Decoder
+from gatekeeper.fetching import fetcher
+from gatekeeper.fetching.fetcher import BadEncoding, Decoder
 
 TEXT = b"User-agent: *\nDisallow: /private\n" * 40
 ROOM = 1_000_000
@@ -128,7 +128,7 @@ def test_many_members_cost_no_more_than_one_of_their_length(
     member, most = gzip.compress(MEMBERS[kind]), 300_000
     data = member * (most // len(member)) + gzip.compress(TEXT)
     counting = Counting()
-    monkeypatch.setattr(decoding, "zlib", counting)
+    monkeypatch.setattr(fetcher, "zlib", counting)
     text = decoded("gzip", data, piece=piece)
 
     assert text.endswith(TEXT)

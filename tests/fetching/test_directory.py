@@ -11,8 +11,7 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import GateClosed
-from gatekeeper.fetching.outcomes import Outcome
-from gatekeeper.fetching.retrieval import Retrieval
+from gatekeeper.fetching.outcomes import Outcome, Retrieval
 from gatekeeper.robots import RobotsTxt
 from tests.fetching.directories import (
     DAY,

@@ -14,9 +14,7 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.freshness import Lifetime
-from gatekeeper.fetching.outcomes import Outcome
-from gatekeeper.fetching.retrieval import Retrieval, Validators
+from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators
 from tests.fetching.conftest import Asker
 from tests.internet import (
     Bomb,

@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatekeeper.config import CacheConfig
-from gatekeeper.fetching.freshness import (
-    Lifetime,
-    fresh_for,
-    lifetime,
-    soft_expiry,
-)
-from gatekeeper.fetching.outcomes import Kept
+from gatekeeper.fetching.outcomes import Kept, Lifetime, fresh_for, lifetime, soft_expiry
 from gatekeeper.http_fields import parse_http_date, parse_rate_limit, parse_retry_after, wait_of
 
 NOW = datetime(2026, 11, 20, 10, 0, 0, tzinfo=UTC).timestamp()

@@ -11,8 +11,8 @@ from gatekeeper import urls
 from gatekeeper.config import Config, GuardConfig
 from gatekeeper.decision import BLOCKED_NOTE
 from gatekeeper.errors import AddressRefused, ConfigError
-from gatekeeper.fetching.addresses import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, USERINFO_NOTE
 from gatekeeper.fetching.guard import Guard, Kind, Refusal, refuse_proxy
+from gatekeeper.fetching.guard_policy import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, USERINFO_NOTE
 
 
 def guard_with(**settings: object) -> Guard:
@@ -98,7 +98,7 @@ def test_a_seen_authority_excuses_nothing_else(url: str) -> None:
 
 
 def test_the_memory_of_verdicts_is_bounded(monkeypatch) -> None:
-    monkeypatch.setattr("gatekeeper.fetching.judging._MAX_REMEMBERED", 10)
+    monkeypatch.setattr("gatekeeper.fetching.guard_policy._MAX_REMEMBERED", 10)
     guard = Guard()
     for number in range(100):
         assert guard.refuses_url(f"http://h{number}.example.com/") is None
@@ -329,7 +329,7 @@ def test_credentials_and_control_characters_stay_out_of_the_log(caplog) -> None:
 
 
 def test_the_memory_of_logged_refusals_is_bounded(monkeypatch) -> None:
-    monkeypatch.setattr("gatekeeper.fetching.judging._MAX_LOGGED", 10)
+    monkeypatch.setattr("gatekeeper.fetching.guard_policy._MAX_LOGGED", 10)
     guard = Guard()
     for number in range(100):
         guard.refuses_url(f"http://10.0.0.{number}/")

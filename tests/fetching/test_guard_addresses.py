@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatekeeper.config import Config, GuardConfig
-from gatekeeper.fetching.addresses import (
+from gatekeeper.fetching.guard import Guard
+from gatekeeper.fetching.guard_policy import (
     BAD_PORTS,
     IPV4_TABLE,
     IPV6_TABLE,
@@ -17,7 +18,6 @@ from gatekeeper.fetching.addresses import (
     address_kind,
     inner_name,
 )
-from gatekeeper.fetching.guard import Guard
 
 EDGES: list[tuple[str, Kind | None]] = [
     ("0.0.0.0", Kind.THIS_NETWORK),

@@ -7,8 +7,7 @@ import random
 import pytest
 
 from gatekeeper.config import FetchConfig
-from gatekeeper.fetching.ladder import Holds, holds_meanwhile, next_try
-from gatekeeper.fetching.outcomes import Kept
+from gatekeeper.fetching.outcomes import Holds, Kept, holds_meanwhile, next_try
 
 HOUR = 3600.0
 DAY = 86_400.0

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatekeeper.decision import Reason, State, Verdict
-from gatekeeper.fetching.outcomes import Outcome
-from gatekeeper.fetching.retrieval import Retrieval
+from gatekeeper.fetching.outcomes import Outcome, Retrieval
 from gatekeeper.storage.memory import MemoryStorage
 from tests.fetching.directories import DAY, House, file, house
 

@@ -11,8 +11,7 @@ from aioresponses import aioresponses as Mocked
 from gatekeeper.clock import SystemClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.outcomes import Outcome
-from gatekeeper.fetching.retrieval import Retrieval
+from gatekeeper.fetching.outcomes import Outcome, Retrieval
 
 URL = "https://a.test/robots.txt"
 

@@ -15,9 +15,8 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, FetchConfig
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.outcomes import Outcome
-from gatekeeper.fetching.resolving import SystemResolver, system_resolver
-from gatekeeper.fetching.retrieval import Retrieval
+from gatekeeper.fetching.guard import SystemResolver, system_resolver
+from gatekeeper.fetching.outcomes import Outcome, Retrieval
 
 ANSWER = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))]
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from gatekeeper.decision import Reason, State, Verdict
-from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.outcomes import Outcome, Retrieval
 from gatekeeper.fetching.records import Record, Standing
-from gatekeeper.fetching.retrieval import Retrieval
 from tests.fetching.directories import DAY, HOUR, NEW, OLD, ORIGIN, House, Source, file, house
 
 MINUTE = 60.0

@@ -10,11 +10,9 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.decision import Verdict
-from gatekeeper.fetching.outcomes import Outcome
-from gatekeeper.fetching.records import Answer, Record
-from gatekeeper.fetching.retrieval import Retrieval
-from gatekeeper.fetching.shelf import Shelf
-from gatekeeper.fetching.texts import deflate, inflate
+from gatekeeper.fetching.cache import Shelf
+from gatekeeper.fetching.outcomes import Outcome, Retrieval
+from gatekeeper.fetching.records import Answer, Record, deflate, inflate
 from gatekeeper.storage.memory import MemoryStorage
 from tests.fetching.directories import DAY, OLD, House, file, house
 

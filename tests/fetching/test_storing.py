@@ -8,8 +8,7 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import StorageError
-from gatekeeper.fetching.outcomes import Outcome
-from gatekeeper.fetching.retrieval import Retrieval
+from gatekeeper.fetching.outcomes import Outcome, Retrieval
 from gatekeeper.storage.base import OriginRecord
 from gatekeeper.storage.memory import MemoryStorage
 from tests.fetching.directories import DAY, HOUR, NEW, OLD, ORIGIN, Source, file, house, lasting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gatekeeper.config import Config
-from gatekeeper.fetching.texts import Texts, deflate, inflate
+from gatekeeper.fetching.records import Texts, deflate, inflate
 from gatekeeper.robots import RobotsTxt
 
 BODIES = {

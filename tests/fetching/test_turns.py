@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.fetching.retrieval import ANSWERED, FAILED, STRANGER, precedence
-from gatekeeper.fetching.turns import SLOW_LANE, HostTurns, Slots
+from gatekeeper.fetching.limits import SLOW_LANE, HostTurns, Slots
+from gatekeeper.fetching.outcomes import ANSWERED, FAILED, STRANGER, precedence
 
 
 async def test_one_request_at_a_time_for_a_host_and_an_interval_between() -> None:

@@ -11,9 +11,7 @@ import pytest
 
 from gatekeeper.config import Config
 from gatekeeper.decision import Verdict
-from gatekeeper.fetching.freshness import lifetime
-from gatekeeper.fetching.outcomes import Outcome, classify
-from gatekeeper.fetching.retrieval import Retrieval
+from gatekeeper.fetching.outcomes import Outcome, Retrieval, classify, lifetime
 from gatekeeper.http_fields import wait_of
 from tests.fetching.directories import DAY, House, house
 

@@ -8,7 +8,7 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import FetchConfig
-from gatekeeper.fetching.watching import Alarm, Watch
+from gatekeeper.fetching.limits import Alarm, Watch
 
 
 class One:

@@ -22,7 +22,7 @@ from gatekeeper import (
     polite_session,
 )
 from gatekeeper.clock import VirtualClock
-from gatekeeper.fetching.whereabouts import LASTING, Whereabouts
+from gatekeeper.fetching.guard import LASTING, Whereabouts
 from gatekeeper.session import session_gate
 from tests.internet import Fail, FakeInternet, Page
 from tests.politeness.conftest import MakeGate

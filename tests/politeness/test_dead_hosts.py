@@ -128,7 +128,7 @@ async def test_embedded_with_two_thousand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Whatever this machine's limit of open files: these dials open none.
-    monkeypatch.setattr("gatekeeper.fetching.turns.within_files", lambda wanted: wanted)
+    monkeypatch.setattr("gatekeeper.fetching.limits.within_files", lambda wanted: wanted)
     hosts = dead_hosts(internet, kind, 2000)
     await internet.drive(keeps_its_pace(internet, clock, hosts))
 

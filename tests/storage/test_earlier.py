@@ -14,10 +14,9 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
+from gatekeeper.fetching.cache import Shelf
 from gatekeeper.fetching.faults import LocalFaults
-from gatekeeper.fetching.records import Record
-from gatekeeper.fetching.shelf import Shelf
-from gatekeeper.fetching.storing import from_stored
+from gatekeeper.fetching.records import Record, from_stored
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.sidecar.leases import LeaseBook
 from gatekeeper.storage import SqliteStorage

@@ -29,7 +29,7 @@ from gatekeeper.clock import Clock, Timer, deadline, utc
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
 from gatekeeper.fetching.guard import connecting
-from gatekeeper.fetching.turns import within_files
+from gatekeeper.fetching.limits import within_files
 
 if TYPE_CHECKING:
     from gatekeeper.queue import PoliteQueue, Turn

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from gatekeeper import urls
 from gatekeeper.clock import utc
 from gatekeeper.decision import Decision, Reason, State, Verdict
-from gatekeeper.fetching.content import is_binary, judge, readable
-from gatekeeper.fetching.outcomes import Outcome, Row
+from gatekeeper.fetching.outcomes import Outcome, Row, is_binary, judge, readable
 from gatekeeper.operating import token_of
 from gatekeeper.robots import Candidate, Finding, Group, Policy, RobotsTxt
 from gatekeeper.robots.normal import is_robots_txt

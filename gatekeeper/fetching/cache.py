@@ -1,0 +1,707 @@
+"""The record cache: hot records ready to answer, cold ones packed small, bounded by bytes.
+
+A record asked about is hot. Beyond `cache.hot_records`, or two thirds of
+`cache.max_bytes`, the one least recently asked for goes cold: its moments and its text as
+one string of octets. Cold ones are dropped, least recently asked first, beyond the rest of
+the bytes. One that can't be had now is a promise not to ask again too soon, so it is
+dropped only where a storage has it. Without a storage such promises have `max_bytes` for
+themselves, which is a million dead origins; beyond that the oldest is given up.
+
+One timer takes records out of `warm` when their soft life is over, so that no reader of it needs
+a clock: cheaper than a heap for what is read a million times a second and expires once a day. It
+is late by a second, or by a little more where there are many: soft expiry comes long before the
+hard one, which `Directory.get` keeps to the moment.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+import cachetools
+import msgspec
+
+from gatekeeper.clock import Clock, Timer
+from gatekeeper.config import Config
+from gatekeeper.errors import StorageError
+from gatekeeper.fetching.faults import LocalFaults
+from gatekeeper.fetching.outcomes import (
+    OURS,
+    Lifetime,
+    Outcome,
+    Retrieval,
+    fresh_for,
+    next_try,
+    soft_expiry,
+)
+from gatekeeper.fetching.records import (
+    Answer,
+    Record,
+    Text,
+    Texts,
+    from_stored,
+    inflate,
+    to_stored,
+    tombstone,
+)
+from gatekeeper.robots import RobotsTxt
+from gatekeeper.storage.base import OriginRecord, Storage
+
+__all__ = ["Absorber", "Shelf", "Sweeper", "answered"]
+
+
+_LEAST = 1.0
+"""Seconds between two looks."""
+_AT_ONCE = 10_000
+"""Records whose look costs about half a millisecond: a second more between two for each."""
+
+
+class Sweeper:
+    """Empties a dictionary of what is no longer fresh."""
+
+    def __init__(self, warm: dict[str, Record], clock: Clock) -> None:
+        self._warm = warm
+        self._clock = clock
+        self._timer: Timer | None = None
+        self._at = 0.0
+
+    def expect(self, moment: float) -> None:
+        """Something is no longer fresh at that monotonic moment."""
+        if self._timer is not None:
+            if moment >= self._at - _LEAST:
+                return
+            self._timer.cancel()
+        self._at = max(moment, self._clock.monotonic() + _LEAST)
+        self._timer = self._clock.call_at(self._at, self._sweep)
+
+    def close(self) -> None:
+        """Forget everything, and the timer."""
+        while self._warm:
+            self._warm.popitem()[1].retire()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _sweep(self) -> None:
+        self._timer = None
+        now = self._clock.monotonic()
+        for origin in [o for o, record in self._warm.items() if record.fresh_until <= now]:
+            self._warm.pop(origin).retire()
+        if self._warm:
+            earliest = min(record.fresh_until for record in self._warm.values())
+            self.expect(max(earliest, now + _LEAST * (1 + len(self._warm) // _AT_ONCE)))
+
+
+_OUTCOMES: Final = tuple(Outcome)
+_CODES: Final = {outcome: code for code, outcome in enumerate(_OUTCOMES)}
+_ENTRY: Final = 160
+"""Bytes of bookkeeping that a cold record costs: its key, its place in a dictionary."""
+_RECORD: Final = 1_200
+_TEXT: Final = 1_800
+_PER_OCTET: Final = 3
+"""A hot record is counted as `_RECORD`, and with a text as `_TEXT` and so many times its
+octets more: parsed, packed, and compiled for an agent. Measured over real files."""
+_SHARED_FROM: Final = 512
+"""Octets of packed text from which cold records share identical ones. Below, a copy inside
+the record costs less than what it takes to keep count of a shared one."""
+
+
+class _PackedAnswer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    outcome: int
+    status: int | None
+    wall: float
+    hops: tuple[str, ...]
+    took: int
+    etag: str | None
+    last_modified: str | None
+
+
+class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A record as it is written down; outcomes as their place in the table.
+
+    Monotonic moments and durations are whole milliseconds: half the octets of a float.
+    """
+
+    outcome: int
+    status: int | None
+    wall: float
+    took: int
+    fresh_until: int
+    expires: int
+    text: bytes | None
+    hops: tuple[str, ...] = ()
+    etag: str | None = None
+    last_modified: str | None = None
+    unreachable_since: int | None = None
+    step: int = 0
+    page_ok: int | None = None
+    good: _PackedAnswer | None = None
+    """None: the current answer is the good one, or there is none."""
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(_Packed)
+
+_Cold = bytes | tuple[bytes, bytes]
+"""A packed record with its text inside, or beside it where several share that text."""
+
+
+class _Hot(cachetools.LRUCache[str, Record]):
+    """The hot records; what leaves for want of room is handed on, not lost."""
+
+    def __init__(self, maxsize: int, on_leave: Callable[[Record], None]) -> None:
+        super().__init__(maxsize, getsizeof=lambda record: min(_weight(record), maxsize))
+        self._on_leave = on_leave
+
+    def popitem(self) -> tuple[str, Record]:
+        origin, record = super().popitem()
+        self._on_leave(record)
+        return origin, record
+
+
+class Shelf:
+    """Every record in memory. `warm` is the part that the gate reads by itself."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        stored: bool,
+        uptime: Callable[[float], float] = float,
+        on_evict: Callable[[str], object] | None = None,
+        warm: dict[str, Record] | None = None,
+        on_warm: Callable[[float], object] | None = None,
+    ) -> None:
+        """`on_warm` is told until when each record that is put into `warm` is fresh."""
+        self.warm: dict[str, Record] = {} if warm is None else warm
+        self._on_warm = on_warm
+        self.texts = Texts(config)
+        self.evicted = 0
+        """Cold records dropped so far."""
+        self._config = config
+        self._stored = stored
+        self._uptime = uptime
+        self._on_evict = on_evict
+        self._hot = _Hot(max(1, config.cache.max_bytes * 2 // 3), self._cool)
+        self._cold: dict[str, _Cold] = {}
+        """In the order in which they went cold, which is the order of last use: asking
+        about one takes it out."""
+        self._promises: dict[str, _Cold] = {}
+        self._shared: dict[bytes, tuple[bytes, int]] = {}
+        """Packed text -> (that very object, how many cold records hold it)."""
+        self._void_until = float("-inf")
+        """Refusals of the guard until then (wall seconds) are as if they were not known."""
+        self._cold_bytes = 0
+        self._promise_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._hot) + len(self._cold) + len(self._promises)
+
+    @property
+    def hot(self) -> int:
+        """Records ready to answer."""
+        return len(self._hot)
+
+    @property
+    def bytes(self) -> int:
+        """An estimate of what the records cost."""
+        return int(self._hot.currsize) + self._cold_bytes + self._promise_bytes
+
+    def get(self, origin: str) -> Record | None:
+        """The record, made hot; None if there is none."""
+        record = self._hot.get(origin)
+        if record is None and (origin in self._cold or origin in self._promises):
+            record = self._thaw(origin)
+            if record is not None:
+                self.put(record)
+        return record
+
+    def put(self, record: Record) -> None:
+        """Keep it, in place of what was there."""
+        origin = record.origin
+        self._take_cold(origin)
+        if self.warm.get(origin) is not record:
+            self._chill(origin)
+        if record.policy_only:
+            self.warm[origin] = record
+            if self._on_warm is not None:
+                self._on_warm(record.fresh_until)
+        self._hot[origin] = record
+        while len(self._hot) > self._config.cache.hot_records:
+            self._hot.popitem()
+
+    def drop(self, origin: str) -> None:
+        """Forget it."""
+        self._chill(origin)
+        self._hot.pop(origin, None)
+        self._take_cold(origin)
+
+    def void_refusals(self, wall: float) -> None:
+        """Forget every file that our guard refused to fetch until then: it may think otherwise."""
+        self._void_until = wall
+        for origin, record in list(self._hot.items()):
+            if record.current.outcome in OURS:
+                self.drop(origin)
+
+    def _chill(self, origin: str) -> None:
+        record = self.warm.pop(origin, None)
+        if record is not None:
+            record.retire()
+
+    def _cool(self, record: Record) -> None:
+        """A record leaves the hot ones: nobody but the cold ones has it from here on."""
+        self._chill(record.origin)
+        packed = self._pack(record)
+        if record.reachable or self._stored:
+            self._cold[record.origin] = packed
+            self._cold_bytes += _size(packed)
+        else:
+            self._promises[record.origin] = packed
+            self._promise_bytes += _size(packed)
+        if self._on_evict is not None:
+            self._on_evict(record.origin)
+        bound = self._config.cache.max_bytes
+        while self._cold and self._cold_bytes > bound // 3:
+            self._drop_oldest(self._cold)
+        while self._promises and self._promise_bytes > bound:
+            self._drop_oldest(self._promises)
+
+    def _drop_oldest(self, tier: dict[str, _Cold]) -> None:
+        # Some at once: finding the first key of a dictionary passes over all that were
+        # taken out before it, which one by one would cost the square.
+        for origin in list(itertools.islice(tier, len(tier) // 64 + 1)):
+            self._take_cold(origin)
+            self.evicted += 1
+
+    def _take_cold(self, origin: str) -> _Packed | None:
+        packed = self._cold.pop(origin, None)
+        if packed is not None:
+            self._cold_bytes -= _size(packed)
+        elif (packed := self._promises.pop(origin, None)) is not None:
+            self._promise_bytes -= _size(packed)
+        else:
+            return None
+        if isinstance(packed, bytes):
+            return _DECODER.decode(packed)
+        head, text = packed
+        held, count = self._shared[text]
+        if count > 1:
+            self._shared[text] = (held, count - 1)
+        else:
+            del self._shared[text]
+            self._cold_bytes -= len(text)
+        return msgspec.structs.replace(_DECODER.decode(head), text=text)
+
+    def _pack(self, record: Record) -> _Cold:
+        text = None if record.text is None else record.text.packed()
+        if text is None or len(text) < _SHARED_FROM:
+            return _encoded(_packed(record, text))
+        held, count = self._shared.get(text, (text, 0))
+        if not count:
+            self._cold_bytes += len(text)
+        self._shared[held] = (held, count + 1)
+        return _encoded(_packed(record, None)), held
+
+    def _thaw(self, origin: str) -> Record | None:
+        packed = self._take_cold(origin)
+        if packed is None:
+            return None
+        if packed.wall <= self._void_until and _OUTCOMES[packed.outcome] in OURS:
+            return None
+        text: Text | None = None
+        if packed.text is not None:
+            text = self.texts.of(inflate(packed.text), packed.text)
+        current = Answer(
+            _OUTCOMES[packed.outcome],
+            packed.status,
+            packed.wall,
+            packed.hops,
+            packed.took / 1000,
+            packed.etag,
+            packed.last_modified,
+        )
+        good: Answer | None = current if current.outcome.good else None
+        if packed.good is not None:
+            old = packed.good
+            good = Answer(
+                _OUTCOMES[old.outcome],
+                old.status,
+                old.wall,
+                old.hops,
+                old.took / 1000,
+                old.etag,
+                old.last_modified,
+            )
+        return Record(
+            origin,
+            self._config,
+            current=current,
+            good=good,
+            text=text,
+            fresh_until=packed.fresh_until / 1000,
+            expires=packed.expires / 1000,
+            unreachable_since=_seconds(packed.unreachable_since),
+            step=packed.step,
+            page_ok=_seconds(packed.page_ok),
+            uptime=self._uptime,
+        )
+
+
+def _packed(record: Record, text: bytes | None) -> _Packed:
+    current, good = record.current, record.good
+    return _Packed(
+        outcome=_CODES[current.outcome],
+        status=current.status,
+        wall=current.wall,
+        took=round(current.took * 1000),
+        fresh_until=int(record.fresh_until * 1000),
+        expires=int(record.expires * 1000),
+        text=text,
+        hops=current.hops,
+        etag=current.etag,
+        last_modified=current.last_modified,
+        unreachable_since=_milliseconds(record.unreachable_since),
+        step=record.step,
+        page_ok=_milliseconds(record.page_ok),
+        good=None if good is None or good is current else _packed_answer(good),
+    )
+
+
+def _encoded(packed: _Packed) -> bytes:
+    # The encoder's own result keeps the buffer it grew in, half as large again as needed.
+    return bytes(memoryview(_ENCODER.encode(packed)))
+
+
+def _packed_answer(answer: Answer) -> _PackedAnswer:
+    return _PackedAnswer(
+        _CODES[answer.outcome],
+        answer.status,
+        answer.wall,
+        answer.hops,
+        round(answer.took * 1000),
+        answer.etag,
+        answer.last_modified,
+    )
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1000)
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _weight(record: Record) -> int:
+    return _RECORD + (0 if record.text is None else _TEXT + _PER_OCTET * record.text.size)
+
+
+def _size(packed: _Cold) -> int:
+    """Bytes of a cold record, a shared text not counted."""
+    return _ENTRY + len(packed if isinstance(packed, bytes) else packed[0])
+
+
+log: Final = logging.getLogger("gatekeeper.fetching")
+
+_SOON: Final = 1.0
+_PAGE_NOTED_EVERY: Final = 3_600.0
+
+_NOT_RECORDED: Final = frozenset({Outcome.OURS, Outcome.OVERLOADED, Outcome.STORAGE})
+_ANSWERED: Final = frozenset({Outcome.TLS, Outcome.INVALID_RESPONSE, Outcome.BAD_ENCODING})
+"""Failures with which something came from the site, though it was no head."""
+
+
+def answered(retrieval: Retrieval) -> bool:
+    """Whether something came from the network that contradicts a fault of our own.
+
+    Not a refused connection or a name that does not exist: they say nothing, either way.
+    """
+    outcome = retrieval.outcome
+    if retrieval.hops:  # whoever redirected us answered, whatever came of it
+        return True
+    if outcome.row.local:
+        return False  # 511 is the captive portal's answer
+    return outcome.good or retrieval.status is not None or outcome in _ANSWERED
+
+
+class Absorber:
+    """Turns retrievals into records, keeps them, stores them, and tells of changes.
+
+    No method awaits: what is checked still holds when it is acted upon.
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        faults: LocalFaults,
+        *,
+        config: Config,
+        clock: Clock,
+        rng: random.Random,
+        storage: Storage | None,
+        on_learnt: Callable[[Record], object],
+    ) -> None:
+        self._shelf = shelf
+        self._faults = faults
+        self._config = config
+        self._clock = clock
+        self._rng = rng
+        self._storage = storage
+        self._on_learnt = on_learnt
+        self._callbacks: list[Callable[[str, RobotsTxt | None, RobotsTxt | None], object]] = []
+        self.storage_errors = 0
+
+    def absorb(self, origin: str, retrieval: Retrieval, *, began: float) -> Record:
+        """Keep what a retrieval, begun at that monotonic moment, came to."""
+        outcome = retrieval.outcome
+        old = self._shelf.get(origin)
+        if outcome is Outcome.NOT_MODIFIED and (old is None or old.good is None):
+            outcome = Outcome.NOT_MODIFIED_NOTHING  # forgotten while it was being asked for
+        now = self._clock.monotonic()
+        if outcome in _NOT_RECORDED:
+            return self._not_recorded(origin, old, outcome, now + _SOON)  # row 28
+        if answered(retrieval):
+            self._faults.answered(origin, now)
+        if outcome.row.local and self._faults.failed(
+            origin,
+            began=began,
+            now=now,
+            undo=lambda: self._restore(origin, old),
+            addresses=retrieval.addresses,
+        ):
+            return self.postponed(origin)
+        if outcome.good:
+            record = self._good(origin, retrieval, outcome, old, now)
+        else:
+            record = self._failure(origin, retrieval, outcome, old, now)
+        self._keep(record)
+        self._fill_authority(origin, retrieval)
+        self._tell(origin, old, record)
+        return record
+
+    def _good(
+        self, origin: str, said: Retrieval, outcome: Outcome, old: Record | None, now: float
+    ) -> Record:
+        text = None
+        wall = self._clock.wall()
+        if outcome is Outcome.NOT_MODIFIED and old is not None and old.good is not None:
+            # Row 9. RFC 9111 4.3.4: the stored answer stands, its metadata are renewed.
+            text = old.text
+            current = Answer(
+                old.good.outcome,
+                old.good.status,
+                wall,
+                said.hops,
+                said.took,
+                said.etag or old.good.etag,
+                said.last_modified or old.good.last_modified,
+            )
+        else:
+            if outcome.has_text and said.body is not None:
+                text = self._shelf.texts.of(said.body)
+            current = Answer(
+                outcome, said.status, wall, said.hops, said.took, said.etag, said.last_modified
+            )
+        fresh = fresh_for(current.outcome.row.kept, said.lifetime, self._config.cache)
+        return Record(
+            origin,
+            self._config,
+            current=current,
+            good=current,
+            text=text,
+            fresh_until=now + soft_expiry(fresh, self._rng),
+            expires=now + fresh,
+            page_ok=None if old is None else old.page_ok,
+            uptime=self._faults.uptime,
+        )
+
+    def _failure(
+        self, origin: str, said: Retrieval, outcome: Outcome, old: Record | None, now: float
+    ) -> Record:
+        again = old is not None and not old.reachable
+        step = old.step + 1 if old is not None and again else 0
+        pause = next_try(outcome.row.kept, step, self._rng, retry_after=said.retry_after)
+        since = old.unreachable_since if old is not None and again else None
+        return Record(
+            origin,
+            self._config,
+            current=Answer(outcome, said.status, self._clock.wall(), said.hops, said.took),
+            # A failure never overwrites the last good copy.
+            good=None if old is None else old.good,
+            text=None if old is None else old.text,
+            fresh_until=now + pause,
+            expires=now + pause,
+            unreachable_since=self._faults.uptime(now) if since is None else since,
+            step=step,
+            page_ok=None if old is None else old.page_ok,
+            uptime=self._faults.uptime,
+        )
+
+    def passing(self, origin: str, outcome: Outcome, seconds: float) -> Record:
+        """A record for one answer, not kept: the failure is ours, not the site's."""
+        until = self._clock.monotonic() + seconds
+        return Record(
+            origin,
+            self._config,
+            current=Answer(outcome, None, self._clock.wall()),
+            fresh_until=until,
+            expires=until,
+        )
+
+    def postponed(self, origin: str) -> Record:
+        """The answer during a local fault: nothing recorded, ask again soon (section 6)."""
+        now = self._clock.monotonic()
+        retry_at = self._faults.retry_at(now)
+        return self._not_recorded(origin, self._shelf.get(origin), Outcome.LOCAL_FAULT, retry_at)
+
+    def _not_recorded(
+        self, origin: str, old: Record | None, outcome: Outcome, retry_at: float
+    ) -> Record:
+        now = self._clock.monotonic()
+        if old is not None and old.usable(now):
+            # It may go on answering; it need not launch a flight with every question.
+            old.fresh_until = min(max(old.fresh_until, retry_at), max(old.expires, now))
+            return old
+        return self.passing(origin, outcome, retry_at - now)
+
+    def _keep(self, record: Record) -> None:
+        self._on_learnt(record)  # it may lengthen the record's life
+        self._shelf.put(record)
+        self._store(record)
+
+    def _restore(self, origin: str, old: Record | None) -> None:
+        """Undo what was recorded of a failure that turned out to be ours."""
+        if old is None:
+            self._shelf.drop(origin)
+            self.forget(origin)
+        else:
+            self._keep(old)
+
+    def _fill_authority(self, origin: str, said: Retrieval) -> None:
+        """A redirect that ended at another origin's own /robots.txt answered for it too.
+
+        Only what that URL itself answered, and only a file or a definite absence: B's
+        record is never made of a text that A chose to name (T14).
+        """
+        if not said.hops or said.outcome is Outcome.NOT_MODIFIED or not said.outcome.good:
+            return
+        other = _authority_of(said.url)
+        if other is None or other == origin or said.outcome is Outcome.TOO_MANY_REDIRECTS:
+            return
+        now = self._clock.monotonic()
+        old = self._shelf.get(other)
+        if old is not None and now < old.fresh_until:
+            return
+        direct = Retrieval(
+            outcome=said.outcome,
+            status=said.status,
+            body=said.body,
+            etag=said.etag,
+            last_modified=said.last_modified,
+            lifetime=said.lifetime,
+            took=said.took,
+        )
+        record = self._good(other, direct, said.outcome, old, now)
+        self._keep(record)
+        self._tell(other, old, record)
+
+    def known(self, origin: str) -> Retrieval | None:
+        """What is fresh about an origin, as if it had just been asked; else None."""
+        record = self._shelf.get(origin)
+        now = self._clock.monotonic()
+        if record is None or now >= record.fresh_until:
+            return None
+        current = record.current
+        left = record.expires - now
+        return Retrieval(
+            outcome=current.outcome,
+            status=current.status,
+            hops=current.hops,
+            body=None if record.text is None or not record.reachable else record.text.body(),
+            etag=current.etag,
+            last_modified=current.last_modified,
+            lifetime=Lifetime(left),
+            # Its ladder, and its Retry-After, hold for whoever is redirected there.
+            retry_after=None if record.reachable else left,
+        )
+
+    def note_page(self, origin: str) -> None:
+        """A page of the origin was had. Matters, and is stored, while its file can't be."""
+        record = self._shelf.get(origin)
+        if record is None or record.reachable:
+            return
+        now = self._clock.monotonic()
+        noted = record.page_ok
+        record.page_ok = now
+        if noted is None or now - noted >= _PAGE_NOTED_EVERY:
+            self._store(record)
+
+    def subscribe(
+        self, callback: Callable[[str, RobotsTxt | None, RobotsTxt | None], object]
+    ) -> Callable[[], None]:
+        """Add a callback; the result takes it away again."""
+        self._callbacks.append(callback)
+
+        def unsubscribe() -> None:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+        return unsubscribe
+
+    def _tell(self, origin: str, old: Record | None, new: Record) -> None:
+        if not self._callbacks or not new.reachable or old is None or old.good is None:
+            return
+        before, after = old.text, new.text
+        if before is after or (before and after and before.digest == after.digest):
+            return
+        for callback in tuple(self._callbacks):
+            try:
+                callback(
+                    origin,
+                    None if before is None else before.robots,
+                    None if after is None else after.robots,
+                )
+            except Exception:
+                log.exception("a subscriber failed on the change of %s", origin)
+
+    def _store(self, record: Record) -> None:
+        if self._storage is None:
+            return
+        try:
+            self._storage.put_origin(to_stored(record, self._clock))
+        except StorageError as error:
+            self.storage_errors += 1
+            log.warning("the record of %s can't be stored: %s", record.origin, error)
+
+    def forget(self, origin: str) -> None:
+        """Store that nothing is known of the origin."""
+        if self._storage is not None:
+            self._storage.put_origin(tombstone(origin))
+
+    def restore(self, stored: OriginRecord) -> Record | None:
+        """A record as it was stored, and kept from here on; None if it can't be used."""
+        try:
+            record = from_stored(
+                stored,
+                config=self._config,
+                clock=self._clock,
+                texts=self._shelf.texts,
+                uptime=self._faults.uptime,
+            )
+        except (zlib.error, ValueError) as error:
+            self.storage_errors += 1
+            log.warning("the stored record of %s is damaged: %s", stored.origin, error)
+            return None
+        if record is not None:
+            self._shelf.put(record)
+        return record
+
+
+def _authority_of(url: str) -> str | None:
+    """The origin whose own /robots.txt the URL is, or None."""
+    origin, sep, rest = url.rpartition("/robots.txt")
+    return origin if sep and not rest and origin.count("/") == 2 else None
