@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from gatekeeper.lazy import lazily
 
 if TYPE_CHECKING:
-    from gatekeeper.client import RemoteGatekeeper, RemoteStats
     from gatekeeper.clock import Clock, SystemClock, VirtualClock
     from gatekeeper.config import Config, GroupRule, HostRule
     from gatekeeper.decision import Decision, Reason, State, Verdict
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from gatekeeper.pacing.explain import ClockView
     from gatekeeper.pacing.ledger import ClockState, Ledger, MemoryLedger, Reservation
     from gatekeeper.queue import PoliteQueue
+    from gatekeeper.remote.client import RemoteGatekeeper, RemoteStats
     from gatekeeper.robots import (
         Candidate,
         CleanParam,
@@ -60,7 +60,7 @@ else:  # each when it is first asked for: a parser alone need not wait for an HT
     __getattr__, __dir__ = lazily(
         __name__,
         {
-            "gatekeeper.client": ["RemoteGatekeeper", "RemoteStats"],
+            "gatekeeper.remote.client": ["RemoteGatekeeper", "RemoteStats"],
             "gatekeeper.clock": ["Clock", "SystemClock", "VirtualClock"],
             "gatekeeper.config": ["Config", "GroupRule", "HostRule"],
             "gatekeeper.decision": ["Decision", "Reason", "State", "Verdict"],

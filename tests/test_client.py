@@ -23,8 +23,7 @@ from gatekeeper import (
     SidecarError,
     Verdict,
 )
-from gatekeeper.remote.line import Answer
-from gatekeeper.remote.wire import problem
+from gatekeeper.remote.connection import SidecarResponse, problem
 from gatekeeper.sidecar.security import Tokens
 from tests.conformance.ways import World, decided, until
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page, redirect
@@ -39,9 +38,9 @@ async def world(virtual_internet: FakeInternet) -> AsyncIterator[World]:
         yield World(virtual_internet, stack)
 
 
-def told(status: int, kind: str, **fields: Any) -> Answer:
+def told(status: int, kind: str, **fields: Any) -> SidecarResponse:
     document = {"type": f"urn:gatekeeper:problem:{kind}", "detail": "so it is"} | fields
-    return Answer(status, msgspec.json.encode(document), None)
+    return SidecarResponse(status, msgspec.json.encode(document), None)
 
 
 async def test_it_fails_closed(world: World) -> None:
@@ -134,11 +133,13 @@ async def test_a_busy_sidecar_is_asked_again_when_it_says_so(world: World) -> No
         (told(401, "unauthorized"), SidecarError),
         (told(404, "no-lease"), SidecarError),
         (told(500, "internal"), SidecarError),
-        (Answer(502, b"<html>bad gateway</html>", None), SidecarError),
+        (SidecarResponse(502, b"<html>bad gateway</html>", None), SidecarError),
     ],
     ids=lambda value: "" if isinstance(value, type) else str(value.status),
 )
-def test_problems_become_the_gate_s_own_errors(answer: Answer, kind: type[Exception]) -> None:
+def test_problems_become_the_gate_s_own_errors(
+    answer: SidecarResponse, kind: type[Exception]
+) -> None:
     error = problem(answer, "http://a.test/")
     assert type(error) is kind
     assert str(error)

@@ -11,20 +11,34 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Protocol
 
 import msgspec
 
-from gatekeeper.clock import Clock
-from gatekeeper.decision import Decision
-from gatekeeper.errors import GateClosed, GatekeeperError
-from gatekeeper.remote.answers import Answers, Key
-from gatekeeper.remote.batches import Batches
-from gatekeeper.remote.line import Unreached
-from gatekeeper.remote.tasks import Tasks
+from gatekeeper.clock import Clock, utc
+from gatekeeper.decision import Decision, State, Verdict
+from gatekeeper.errors import GateClosed, GatekeeperError, SidecarError
+from gatekeeper.remote.connection import (
+    OwnedTasks,
+    SidecarConnection,
+    SidecarUnreachable,
+    bound_in,
+    read,
+)
+from gatekeeper.wire import MAX_BATCH, Batch, Decisions, encode
 
-__all__ = ["Question", "Questions"]
+__all__ = [
+    "BatchSender",
+    "DecisionLifetimes",
+    "Key",
+    "Question",
+    "Questions",
+    "RememberedDecisions",
+]
+
 
 _MOST_TEXT = 150_000
 """Characters of URLs in a batch: six bytes each at the worst, within the sidecar's 1 MiB."""
@@ -48,24 +62,24 @@ class Question(msgspec.Struct, eq=False):
         return any(not waiter.done() for waiter in self.waiters)
 
 
-LaneKey = tuple[str, str | None]
+BatchKey = tuple[str, str | None]
 """Origin, or empty for all those that answer at once; and agent."""
 
 
-class _Lane:
+class _BatchQueues:
     """Questions that wait, by the batch they may travel in: (origin, agent)."""
 
     __slots__ = ("at_once", "busy", "most", "queues")
 
     def __init__(self, most: int, at_once: int) -> None:
         self.most = most
-        """Batches under way."""
+        """BatchSender under way."""
         self.at_once = at_once
         """The same, for one key."""
-        self.busy: dict[LaneKey, int] = {}
-        self.queues: dict[LaneKey, deque[Question]] = {}
+        self.busy: dict[BatchKey, int] = {}
+        self.queues: dict[BatchKey, deque[Question]] = {}
 
-    def next(self) -> LaneKey | None:
+    def next(self) -> BatchKey | None:
         """Whose batch may leave."""
         if sum(self.busy.values()) >= self.most:
             return None
@@ -86,10 +100,10 @@ class _Lane:
             return longest
         return min(longest, max(_SHORT, -(-waiting // free)))
 
-    def left(self, key: LaneKey) -> None:
+    def left(self, key: BatchKey) -> None:
         self.busy[key] = self.busy.get(key, 0) + 1
 
-    def came_back(self, key: LaneKey) -> None:
+    def came_back(self, key: BatchKey) -> None:
         self.busy[key] -= 1
         if not self.busy[key]:
             del self.busy[key]
@@ -100,9 +114,9 @@ class Questions:
 
     def __init__(
         self,
-        post: Batches,
-        answers: Answers,
-        tasks: Tasks,
+        post: BatchSender,
+        answers: RememberedDecisions,
+        tasks: OwnedTasks,
         unanswered: Callable[[Question, str], Decision],
         clock: Clock,
     ) -> None:
@@ -114,8 +128,8 @@ class Questions:
         self._tasks = tasks
         self._unanswered = unanswered
         self._asked: dict[Key, Question] = {}
-        self._prompt = _Lane(_PROMPT_AT_ONCE, _PROMPT_AT_ONCE)
-        self._cold = _Lane(_COLD_AT_ONCE, 1)
+        self._prompt = _BatchQueues(_PROMPT_AT_ONCE, _PROMPT_AT_ONCE)
+        self._cold = _BatchQueues(_COLD_AT_ONCE, 1)
         self._scheduled = False
         self.batches = 0
         self.urls = 0
@@ -154,7 +168,7 @@ class Questions:
         self._let_go(self._prompt)
         self._let_go(self._cold)
 
-    def _let_go(self, lane: _Lane) -> None:
+    def _let_go(self, lane: _BatchQueues) -> None:
         length = lane.length(self._batches.longest)
         while (key := lane.next()) is not None:
             batch = self._take(lane.queues[key], length)
@@ -183,10 +197,10 @@ class Questions:
             queue.popleft()
         return batch
 
-    async def _travel(self, lane: _Lane, key: LaneKey, batch: list[Question]) -> None:
+    async def _travel(self, lane: _BatchQueues, key: BatchKey, batch: list[Question]) -> None:
         try:
             decisions = await self._batches.post([question.key[0] for question in batch], key[1])
-        except Unreached as error:
+        except SidecarUnreachable as error:
             why = str(error)
             self._settle(batch, [self._unanswered(question, why) for question in batch])
         except Exception as error:  # noqa: BLE001 - whoever asked is told
@@ -221,3 +235,150 @@ class Questions:
             lane.queues.clear()
         left = list(self._asked.values())
         self._fail(left, GateClosed("the gate was closed before the answer came"))
+
+
+# --- `BatchSender`: many questions in one request, no more of them than the sidecar takes.
+
+
+class BatchSender:
+    """Sends batches, and learns from a refusal how long they may be."""
+
+    def __init__(self, line: SidecarConnection) -> None:
+        self._line = line
+        self.longest = MAX_BATCH
+        """URLs that a batch may have, as far as is known: server.max_batch may be less."""
+
+    async def post(self, urls: list[str], agent: str | None) -> list[Decision]:
+        """The decisions in the order of the URLs. Raises SidecarError, or SidecarUnreachable."""
+        answer = await self._line.ask("POST", "/v1/check", encode(Batch(urls, agent)))
+        if answer.status == 413 and len(urls) > 1:
+            most = bound_in(answer)
+            if most is not None:
+                self.longest = max(1, min(self.longest, int(most)))
+            # Without a number it was the octets: server.max_body.
+            length = min(self.longest, len(urls) - 1) if most is not None else len(urls) // 2
+            parts = [urls[at : at + length] for at in range(0, len(urls), length)]
+            return [decision for part in parts for decision in await self.post(part, agent)]
+        decisions = read(answer, Decisions).decisions
+        if len(decisions) != len(urls):
+            raise SidecarError(
+                answer.status,
+                "unreadable",
+                f"{len(decisions)} answers to {len(urls)} questions",
+            )
+        return decisions
+
+
+# --- What a client remembers: decisions while they hold, and which origins answer at once.
+
+
+_OPERATORS_WORD = 5.0
+"""Seconds that a word of the operator or of the guard is kept: it can change at any time,
+and nobody tells the clients."""
+_MINUTE = 60.0
+_ORIGINS = 65_536
+Key = tuple[str, str | None]
+"""URL and agent."""
+
+
+class AnsweredQuestion(Protocol):
+    """The question that a decision answers."""
+
+    key: Key
+    origin: str
+
+
+class DecisionLifetimes:
+    """For how many seconds decisions of this moment may be repeated without asking.
+
+    Never beyond their own end: DEFER until `retry_at`. ALLOW and DENY by the file until
+    `expires_at`, and `cap` seconds at most, as the file may be asked for again before that;
+    ALLOW to the end of the minute at most: a decision does not say whether the file has a
+    Visit-time, whose windows end with a minute (V2-24). An operator's or the guard's word
+    for a few seconds.
+    """
+
+    __slots__ = ("_cap", "_minute", "_short", "_soon", "_wall")
+
+    def __init__(self, wall: float, cap: float) -> None:
+        self._wall = wall
+        self._cap = cap
+        self._soon = utc(wall + cap)  # two moments are compared faster than subtracted
+        self._minute = min(cap, _MINUTE - wall % _MINUTE)
+        self._short = min(cap, _OPERATORS_WORD)
+
+    def of(self, decision: Decision) -> float:
+        """Seconds; none, or fewer, where it may not be repeated."""
+        verdict, end = decision.verdict, decision.expires_at
+        if verdict is Verdict.DEFER:
+            return self.left(decision.retry_at)
+        if decision.state is None or decision.state is State.OVERRIDE:
+            return self._short
+        seconds = self._minute if verdict is Verdict.ALLOW else self._cap
+        if end is not None and end > self._soon:
+            return seconds
+        return min(seconds, self.left(end))
+
+    def left(self, end: datetime | None) -> float:
+        """Seconds until then."""
+        return 0.0 if end is None else end.timestamp() - self._wall
+
+
+class RememberedDecisions:
+    """Decisions by URL and agent, at most `size` of them; 0 keeps none."""
+
+    def __init__(self, clock: Clock, *, size: int, cap: float) -> None:
+        self._clock = clock
+        self._cap = cap
+        self._size = size
+        # The one not asked about for longest first. An LRUCache takes five calls where this
+        # one takes none, on the way of every question.
+        self._kept: OrderedDict[Key, tuple[float, Decision]] = OrderedDict()
+        self.prompt: dict[str, float] = {}
+        """Origins that the sidecar knows, as far as is known here, until a monotonic moment.
+        Emptied when full, which costs a batch of its own an origin; to move each origin to
+        the end of a row would cost every question a write."""
+        self._monotonic = clock.monotonic
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, key: Key) -> Decision | None:
+        """The decision, if it still holds."""
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        if self._monotonic() < found[0]:
+            self._kept.move_to_end(key)
+            return found[1]
+        del self._kept[key]
+        return None
+
+    def keep(self, answered: Iterable[tuple[AnsweredQuestion, Decision]]) -> None:
+        """Remember each for as long as it holds, and that its origin answers at once.
+
+        All are of this moment.
+        """
+        lifetimes, now = DecisionLifetimes(self._clock.wall(), self._cap), self._monotonic()
+        kept, prompt = self._kept if self._size else None, self.prompt
+        for question, decision in answered:
+            seconds = lifetimes.of(decision)
+            if seconds <= 0:
+                continue
+            if kept is not None:
+                kept[question.key] = (now + seconds, decision)
+            origin = question.origin
+            if now >= prompt.get(origin, 0.0):
+                if decision.verdict is not Verdict.DEFER:
+                    # Longer than the answer itself: the sidecar keeps the whole file.
+                    seconds = max(seconds, lifetimes.left(decision.expires_at))
+                if len(prompt) >= _ORIGINS:
+                    prompt.clear()
+                prompt[origin] = now + seconds
+        while len(self._kept) > self._size:
+            self._kept.popitem(last=False)
+
+    def forget(self) -> None:
+        """Forget everything: somebody changed something."""
+        self._kept.clear()
+        self.prompt.clear()

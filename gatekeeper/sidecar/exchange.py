@@ -23,6 +23,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 
 from gatekeeper.decision import Decision
+from gatekeeper.wire import ProblemDocument
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
@@ -43,7 +44,6 @@ __all__ = [
     "Holder",
     "Nothing",
     "Problem",
-    "ProblemDocument",
     "QuickAnswer",
     "Role",
     "Route",
@@ -221,27 +221,6 @@ SANDBOXED = {
     "X-Content-Type-Options": "nosniff",
 }
 """On every answer that may quote what a site says: a browser runs nothing of it (T12)."""
-
-
-class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The body of every error."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    instance: str | None = None
-    """The id of the request, as in the log."""
-    decision: Decision | None = None
-    """With a lease that was denied or deferred: why."""
-    most: float | None = None
-    """Where too much was asked at once: the most that may be, of what `detail` speaks of."""
-    held_since: datetime | None = None
-    """Where a turn did not come in time: since when a lease holds the host."""
-    held_until: datetime | None = None
-    """When that lease ends at the latest, unless it is renewed."""
-    held_by: str | None = None
-    """The client that has it: told to that client, and to the role `admin`."""
 
 
 class Holder(NamedTuple):

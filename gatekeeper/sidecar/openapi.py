@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from gatekeeper.sidecar.exchange import ANY, ProblemDocument, Route
+from gatekeeper.sidecar.exchange import ANY, Route
+from gatekeeper.wire import ProblemDocument
 
 __all__ = ["document"]
 

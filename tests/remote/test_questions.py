@@ -12,7 +12,7 @@ from gatekeeper import (
     State,
     Verdict,
 )
-from gatekeeper.remote.answers import Lifetimes
+from gatekeeper.remote.questions import DecisionLifetimes
 from tests.conformance.ways import World, decided
 from tests.internet import Hold, Page
 
@@ -157,7 +157,7 @@ def ends(verdict: Verdict, seconds: float) -> Decision:
     ],
 )
 def test_how_long_a_decision_is_repeated(decision: Decision, seconds: float) -> None:
-    assert Lifetimes(NOON.timestamp(), 60.0).of(decision) == seconds
+    assert DecisionLifetimes(NOON.timestamp(), 60.0).of(decision) == seconds
 
 
 async def test_a_decision_is_repeated_without_asking(world: World) -> None:

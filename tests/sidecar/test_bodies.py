@@ -13,7 +13,7 @@ from aiohttp import web
 
 from gatekeeper.sidecar.exchange import Problem, read_body
 from gatekeeper.sidecar.listening import Server
-from gatekeeper.sidecar.routes.check import Batch
+from gatekeeper.wire import Batch
 
 QUESTION = b'{"urls":[]}'
 

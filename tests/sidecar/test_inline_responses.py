@@ -16,8 +16,8 @@ from aiohttp import web
 from gatekeeper.sidecar import inline_responses
 from gatekeeper.sidecar import listening as serving
 from gatekeeper.sidecar.listening import Server
-from gatekeeper.sidecar.routes.check import Decisions
 from gatekeeper.sidecar.security import Tokens
+from gatekeeper.wire import Decisions
 from tests.internet import FakeInternet
 
 TOKEN = "a" * 40

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
@@ -17,18 +17,16 @@ from gatekeeper.sidecar.exchange import (
     Problem,
     Route,
     decode,
-    encode,
     quick_json,
     read_body,
     read_query,
 )
+from gatekeeper.wire import Batch, Decisions, UserAgent, encode
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["ROUTES", "Batch", "CheckQuery", "Decisions", "UserAgent"]
-
-UserAgent = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+__all__ = ["ROUTES", "CheckQuery"]
 
 
 class CheckQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,19 +34,6 @@ class CheckQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     url: str
     user_agent: UserAgent | None = None
-
-
-class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `POST /v1/check` asks."""
-
-    urls: Annotated[list[str], msgspec.Meta(max_length=1000)]
-    user_agent: UserAgent | None = None
-
-
-class Decisions(msgspec.Struct, frozen=True):
-    """The answers to a batch, in its order."""
-
-    decisions: list[Decision]
 
 
 async def check(service: Service, call: Call) -> web.StreamResponse:

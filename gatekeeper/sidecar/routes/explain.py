@@ -14,7 +14,7 @@ from gatekeeper.clock import utc
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.fetching.outcomes import Outcome, Row, is_binary, judge, readable
 from gatekeeper.operating import token_of
-from gatekeeper.robots import Candidate, Finding, Group, Policy, RobotsTxt
+from gatekeeper.robots import Finding, Group, Policy, RobotsTxt
 from gatekeeper.robots.normal import is_robots_txt
 from gatekeeper.sidecar.exchange import (
     CHECK,
@@ -25,12 +25,13 @@ from gatekeeper.sidecar.exchange import (
     read_body,
     read_query,
 )
-from gatekeeper.sidecar.routes.check import CheckQuery, UserAgent
+from gatekeeper.sidecar.routes.check import CheckQuery
+from gatekeeper.wire import Explanation, FetchStory, UserAgent
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["ROUTES", "Explanation", "FetchStory", "RobotsFile", "RobotsQuery", "WhatIf"]
+__all__ = ["ROUTES", "RobotsFile", "RobotsQuery", "WhatIf"]
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,30 +40,6 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     robots_txt: str
     url: str
     user_agent: UserAgent
-
-
-class FetchStory(msgspec.Struct, frozen=True, kw_only=True):
-    """How the file came to us."""
-
-    status: int | None
-    fetched_at: datetime | None
-    expires_at: datetime | None
-    hops: tuple[str, ...]
-    size: int | None
-    """Bytes of the text; None where there is none."""
-    truncated: bool
-
-
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision with everything that led to it."""
-
-    decision: Decision
-    robots_txt: str | None
-    """The text, as it was read; None where there is none."""
-    candidates: tuple[Candidate, ...]
-    """Every rule that matched, the deciding one first."""
-    fetch: FetchStory | None
-    """None for a what-if, where nothing was fetched."""
 
 
 class RobotsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

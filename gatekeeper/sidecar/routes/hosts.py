@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -13,7 +12,6 @@ from aiohttp import web
 from gatekeeper import urls
 from gatekeeper.config import host_named
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.pacing.explain import ClockView
 from gatekeeper.sidecar.exchange import (
     CRAWL_OR_ADMIN,
     Call,
@@ -25,13 +23,13 @@ from gatekeeper.sidecar.exchange import (
     read_body,
     read_query,
 )
+from gatekeeper.wire import BlockBody, HostBody, HostState, RefreshBody
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["ROUTES", "BlockBody", "HostBody", "HostList", "HostQuery", "RefreshBody"]
+__all__ = ["ROUTES", "HostList", "HostQuery"]
 
-HostState = Literal["free", "waiting", "busy", "blocked", "paused"]
 _REFRESH = 2.0
 """Seconds that the answer waits for a refresh; it goes on without."""
 _SLICE = 2000
@@ -49,18 +47,6 @@ class HostQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     per_page: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
 
 
-class HostBody(msgspec.Struct, frozen=True, kw_only=True):
-    """One host and every clock it has."""
-
-    host: str
-    state: HostState
-    next_at: datetime | None
-    """Before this no request may start; None where nothing but an event is waited for."""
-    interval: float | None
-    """Seconds between two requests, as far as it is known."""
-    clocks: tuple[ClockView, ...]
-
-
 class HostList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of hosts."""
 
@@ -69,21 +55,6 @@ class HostList(msgspec.Struct, frozen=True, kw_only=True):
     """How many the filter leaves."""
     page: int
     pages: int
-
-
-class BlockBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """For how long, or until when; a moment in the past lifts a block."""
-
-    seconds: Annotated[float, msgspec.Meta(ge=0, le=31_536_000)] | None = None
-    until: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
-    reason: Annotated[str, msgspec.Meta(max_length=200)] = "operator"
-
-
-class RefreshBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose file: without `origin`, both schemes' at their own ports, as far as known."""
-
-    origin: Annotated[str, msgspec.Meta(max_length=300)] | None = None
-    """One of the host's origins; the way to name one at a port of its own."""
 
 
 async def list_hosts(service: Service, call: Call) -> web.StreamResponse:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.decision import Decision
 from gatekeeper.errors import Denied
 from gatekeeper.http_fields import parse_retry_after
 from gatekeeper.sidecar.exchange import (
@@ -18,7 +16,6 @@ from gatekeeper.sidecar.exchange import (
     Glance,
     Problem,
     Route,
-    encode,
     json_response,
     quick_json,
     quick_nothing,
@@ -26,60 +23,19 @@ from gatekeeper.sidecar.exchange import (
     read_body,
 )
 from gatekeeper.sidecar.leases import Held, OpenLease
-from gatekeeper.sidecar.routes.check import UserAgent
 from gatekeeper.sidecar.waiting import Wanted
+from gatekeeper.wire import (
+    LeaseBody,
+    LeaseReport,
+    LeaseRequestBody,
+    Renewal,
+    encode,
+)
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["ROUTES", "LeaseBody", "LeaseReport", "LeaseRequestBody", "Renewal"]
-
-Ttl = Annotated[float, msgspec.Meta(ge=1, le=600)]
-
-
-class LeaseRequestBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `POST /v1/leases` asks. Durations are seconds."""
-
-    url: str
-    wait: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """How long the answer may wait for the host's turn; server.max_wait at most."""
-    ttl: Ttl = 60.0
-    """When the lease ends by itself unless it is renewed or reported."""
-    priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
-    """Higher goes first among the requests of one client; clients take turns."""
-    user_agent: UserAgent | None = None
-
-
-class LeaseBody(msgspec.Struct, frozen=True):
-    """A lease: send the request between `not_before` and `expires_at`, then report."""
-
-    id: str
-    url: str
-    not_before: datetime
-    expires_at: datetime
-    decision: Decision
-
-
-class Renewal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a renewal may say: another `ttl`, else the one asked for at first."""
-
-    ttl: Ttl | None = None
-
-
-class LeaseReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What came of the request."""
-
-    status: Annotated[int, msgspec.Meta(ge=100, le=999)] | None = None
-    """The HTTP status; absent where no answer came."""
-    elapsed: Annotated[float, msgspec.Meta(ge=0, le=86_400)] | None = None
-    """Seconds to the head of the response."""
-    retry_after: (
-        Annotated[float, msgspec.Meta(ge=0)] | Annotated[str, msgspec.Meta(max_length=200)] | None
-    ) = None
-    """The Retry-After header as it came, or seconds."""
-    size: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    rate_limit: Annotated[str, msgspec.Meta(max_length=200)] | None = None
-    """The RateLimit header as it came."""
+__all__ = ["ROUTES"]
 
 
 _lease_wanted = msgspec.json.Decoder(LeaseRequestBody)

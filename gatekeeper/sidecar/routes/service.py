@@ -23,25 +23,18 @@ from gatekeeper.sidecar.exchange import (
 from gatekeeper.sidecar.metrics import CONTENT_TYPE
 from gatekeeper.sidecar.openapi import document
 from gatekeeper.sidecar.reload import Reloaded, reload
+from gatekeeper.wire import Alive
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["Alive", "Health", "Index", "Link"]
+__all__ = ["Health", "Index", "Link"]
 
 
 class Health(msgspec.Struct, frozen=True):
     """The body of `/readyz`."""
 
     status: str
-
-
-class Alive(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of `/healthz`. `user_agent` is the name whose rules apply where a question names
-    no other, and under which sites are asked: no secret, every site is told it."""
-
-    status: str
-    user_agent: str | None = None
 
 
 async def healthz(service: Service, call: Call) -> web.StreamResponse:

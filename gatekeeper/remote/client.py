@@ -4,7 +4,7 @@ What a client promises beyond passing questions on:
 
 fail closed   a sidecar that can't be asked gives DEFER, reason gate_unreachable
 batches       checks asked in one turn of the loop travel in one request
-memory        a decision is repeated while it holds: see `gatekeeper.remote.answers`
+memory        a decision is repeated while it holds: see `gatekeeper.remote.questions`
 retries       questions are put again for `patience` seconds, reports for ten minutes
 leases        renewed while they are held, given back when their caller is cancelled
 """
@@ -20,33 +20,46 @@ import secrets
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from types import TracebackType
 from typing import Literal, Self
+from urllib.parse import quote
 
 from aiohttp import ClientMiddlewareType
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, utc
-from gatekeeper.config import Config, agent_named, as_config
+from gatekeeper.config import Config, RobotsConfig, agent_named, as_config, host_named
 from gatekeeper.decision import Decision, Reason, Verdict
-from gatekeeper.errors import ConfigError, GateClosed, InvalidURL
+from gatekeeper.errors import ConfigError, GateClosed, GatekeeperError, InvalidURL, SidecarError
 from gatekeeper.middleware import gate_middleware, refuse_one_text
-from gatekeeper.remote.agents import check_agent
-from gatekeeper.remote.answers import Answers
-from gatekeeper.remote.batches import Batches
-from gatekeeper.remote.control import Controlled, identity_of
-from gatekeeper.remote.counts import RemoteStats
-from gatekeeper.remote.errands import Errands
-from gatekeeper.remote.leases import RemoteLease, RemoteLeaseRequest
-from gatekeeper.remote.line import Line
-from gatekeeper.remote.questions import Question, Questions
-from gatekeeper.remote.tasks import Tasks
-from gatekeeper.remote.turns import Turns
+from gatekeeper.pacing.explain import ClockView
+from gatekeeper.remote.connection import (
+    Outbox,
+    OwnedTasks,
+    SidecarConnection,
+    SidecarResponse,
+    SidecarUnreachable,
+    read,
+)
+from gatekeeper.remote.leases import RemoteLease, RemoteLeaseRequest, RemoteLeases
+from gatekeeper.remote.questions import BatchSender, Question, Questions, RememberedDecisions
+from gatekeeper.robots import Policy, RobotsTxt, product_token
+from gatekeeper.wire import Alive, BlockBody, Explanation, HostBody, RefreshBody, encode
 
-__all__ = ["RemoteGatekeeper", "RemoteStats"]
+__all__ = [
+    "RemoteGatekeeper",
+    "RemoteStats",
+    "check_agent",
+    "identity_of",
+    "policy_of",
+    "robots_of",
+]
 
 _log = logging.getLogger(__name__)
+
 
 _ASK_AGAIN = 5.0
 """Seconds after which a sidecar that could not be asked may be asked again."""
@@ -58,7 +71,7 @@ _WINDOW = 1000
 """URLs that `check_many` reads ahead of the one it answers."""
 
 
-class RemoteGatekeeper(Controlled):
+class RemoteGatekeeper:
     """A gate in another process: `Gatekeeper`'s methods, over TCP or a unix socket.
 
     `where` is `"http://127.0.0.1:8750"`, `"https://..."` (with `ssl` for a context of your
@@ -126,7 +139,7 @@ class RemoteGatekeeper(Controlled):
         self._fail = fail
         self._clock = clock or SystemClock()
         rng = rng or random.Random()
-        self._line = Line(
+        self._line = SidecarConnection(
             where,
             token=token,
             context=ssl,
@@ -135,13 +148,17 @@ class RemoteGatekeeper(Controlled):
             clock=self._clock,
             rng=rng,
         )
-        self._tasks = Tasks()
-        self._answers = Answers(self._clock, size=remember_most, cap=remember)
+        self._tasks = OwnedTasks()
+        self._answers = RememberedDecisions(self._clock, size=remember_most, cap=remember)
         self._questions = Questions(
-            Batches(self._line), self._answers, self._tasks, self._unanswered_question, self._clock
+            BatchSender(self._line),
+            self._answers,
+            self._tasks,
+            self._unanswered_question,
+            self._clock,
         )
-        self._errands = Errands(self._line, self._clock, rng)
-        self._turns = Turns(
+        self._errands = Outbox(self._line, self._clock, rng)
+        self._turns = RemoteLeases(
             self._line,
             self._errands,
             self._tasks,
@@ -260,6 +277,58 @@ class RemoteGatekeeper(Controlled):
         urls.split(url)
         return self._answers.find((url, user_agent or self._name))
 
+    # -- files and hosts: SidecarError where the sidecar can't be asked, as no fail mode has
+    # an answer to give here
+
+    async def robots(self, url: str) -> RobotsTxt | None:
+        """The robots.txt that speaks for the URL's origin; None where there is none to read.
+
+        The text is the sidecar's, read here. None too where guard or operator decide.
+        Raises InvalidURL.
+        """
+        return await robots_of(await self._explain(url, None), self.config.robots)
+
+    async def policy(self, url: str, *, user_agent: str | None = None) -> Policy:
+        """The file as it reads for the agent. Raises InvalidURL.
+
+        Where there is no file it allows everything, where it can't be had nothing; where
+        the operator decides, what he says.
+        """
+        agent = user_agent or self._name
+        told = await self._explain(url, agent)
+        robots = await robots_of(told, self.config.robots)
+        return policy_of(told, robots, agent or told.decision.user_agent, self.config.robots)
+
+    async def why(self, host: str) -> tuple[ClockView, ...]:
+        """Every clock of the host, each with where it came from.
+
+        `host` is a name, an address or a URL, here and below. Raises ConfigError for others.
+        """
+        answer = await self._must("GET", f"/v1/hosts/{_segment(host)}")
+        return read(answer, HostBody).clocks
+
+    async def refresh(self, origin: str) -> None:
+        """Ask the origin (or the origin of that URL) again now. Raises InvalidURL.
+
+        Where the host's turn is far off it returns before, and the sidecar goes on.
+        """
+        target = urls.parse(origin)
+        await self._control(target.host, "refresh", encode(RefreshBody(origin=target.origin)))
+        self._answers.forget()
+
+    async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
+        """No request to the host before `until` (aware datetime, or wall seconds)."""
+        moment = until if isinstance(until, datetime) else utc(until)
+        await self._control(host, "block", encode(BlockBody(until=moment, reason=reason)))
+
+    async def pause(self, host: str) -> None:
+        """No turns for the host until `resume`."""
+        await self._control(host, "pause", b"{}")
+
+    async def resume(self, host: str) -> None:
+        """Turns again; lifts a pause, not a block."""
+        await self._control(host, "resume", b"{}")
+
     # -- turns -----------------------------------------------------------------------
 
     def lease(
@@ -350,6 +419,34 @@ class RemoteGatekeeper(Controlled):
         return self._open and not self._line.down
 
     # -- inside ----------------------------------------------------------------------
+
+    def _admit(self, user_agent: str | None) -> None:
+        """Raise unless a question can be put, for that agent."""
+        if not self._open:
+            raise GateClosed("open the gate first: async with RemoteGatekeeper(...) as gate")
+        if user_agent is not None:
+            check_agent(user_agent)
+
+    async def _explain(self, url: str, agent: str | None) -> Explanation:
+        # The question is about "/": of /robots.txt itself nothing could be learnt (RFC-20).
+        query = f"url={quote(urls.parse(url).origin + '/', safe='')}"
+        if agent is not None:
+            query += f"&user_agent={quote(agent, safe='')}"
+        return read(await self._must("GET", f"/v1/explain?{query}", agent=agent), Explanation)
+
+    async def _control(self, host: str, action: str, body: bytes) -> None:
+        answer = await self._must("POST", f"/v1/hosts/{_segment(host)}/{action}", body)
+        read(answer, HostBody)
+
+    async def _must(
+        self, method: str, path: str, body: bytes | None = None, *, agent: str | None = None
+    ) -> SidecarResponse:
+        """An answer, whatever it says. Raises SidecarError where none comes."""
+        self._admit(agent)
+        try:
+            return await self._line.ask(method, path, body)
+        except SidecarUnreachable as error:
+            raise SidecarError(503, "unreachable", str(error)) from None
 
     def _ask_any(self, raw: str, agent: str | None) -> Decision | asyncio.Future[Decision]:
         """As `_ask`; text that is no URL gets its DENY here."""
@@ -447,3 +544,114 @@ def _abandon(window: Iterable[Decision | asyncio.Future[Decision]]) -> None:
     for found in window:
         if not isinstance(found, Decision) and not found.cancel() and not found.cancelled():
             found.exception()
+
+
+# --- What is asked of a sidecar one by one: files, clocks, and the operator's hand on hosts.
+
+
+_IDENTITY = 5.0
+"""Seconds in which a sidecar must say who it is: a crawl may begin without that."""
+
+
+async def identity_of(line: SidecarConnection) -> str | None:
+    """The name under which a sidecar asks; None where it can't be asked, or doesn't say."""
+    try:
+        answer = await line.request("GET", "/healthz", timeout=_IDENTITY)
+        return read(answer, Alive).user_agent
+    except (SidecarUnreachable, GatekeeperError) as error:
+        _log.info("the sidecar does not say who it is: %s", error)
+        return None
+
+
+def _segment(host: str) -> str:
+    return quote(host_named(host), safe="")
+
+
+# --- `RemoteStats`: what a client counts.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteStats:
+    """What a client counts. All counters run since it was made."""
+
+    asked: int
+    """Questions put to the client."""
+    remembered: int
+    """... answered without the sidecar."""
+    unanswered: int
+    """... for which the sidecar could not be asked: the fail mode answered."""
+    batches: int
+    urls: int
+    """URLs sent in those batches."""
+    requests: int
+    """Attempts of every kind; `failures` of them got no answer."""
+    repeated: int
+    failures: int
+    granted: int
+    held: int
+    """Leases held at this moment."""
+    told: int
+    """Reports, renewals and returns that the sidecar heard."""
+    untold: int
+    """... that are under way or wait."""
+    dropped: int
+    """... that were given up; the sidecar ends those leases by itself, as used."""
+    kept: int
+    """Decisions remembered at this moment."""
+    reachable: bool
+    """False from the moment a question was given up until an answer comes."""
+
+
+# --- The robots.txt itself, as a sidecar tells of it, read here.
+
+
+_LARGE = 65_536
+"""Characters above which a text is read beside the loop."""
+
+
+async def robots_of(told: Explanation, reading: RobotsConfig) -> RobotsTxt | None:
+    """The file, parsed; None where there is none to read."""
+    text = told.robots_txt
+    if text is None:
+        return None
+    size = max(512_000, len(text) * 4)  # the sidecar has cut it already
+    if len(text) < _LARGE:
+        return RobotsTxt.parse(text, dialect=reading.dialect, limit=size)
+    return await asyncio.to_thread(RobotsTxt.parse, text, dialect=reading.dialect, limit=size)
+
+
+def policy_of(
+    told: Explanation, robots: RobotsTxt | None, agent: str, reading: RobotsConfig
+) -> Policy:
+    """The file as it reads for the agent, or what stands for one that can't be read.
+
+    Everything is allowed where there is no file (RFC-36) or the operator says so, nothing
+    where it can't be had (RFC-37) or the guard refuses.
+    """
+    if robots is None:
+        welcome = told.decision.verdict is Verdict.ALLOW
+        robots = RobotsTxt.parse("" if welcome else "User-agent: *\nDisallow: /\n")
+    return robots.policy(
+        agent,
+        conflicts=reading.conflicts,
+        v2_semantics=reading.v2_semantics,
+        inherit_crawl_delay=reading.inherit_crawl_delay,
+    )
+
+
+# --- Names that agents give themselves, judged before they are sent.
+
+
+_LONGEST = 512
+
+
+@lru_cache(maxsize=1024)
+def check_agent(user_agent: str) -> str:
+    """The product token. Raises ConfigError for a name that holds none, or is too long."""
+    token = product_token(user_agent)
+    if not token or len(user_agent) > _LONGEST:
+        raise ConfigError(
+            f"user agent {user_agent[:_LONGEST]!r} holds no product token, or is too long; "
+            'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
+        )
+    return token

@@ -1,0 +1,450 @@
+"""The connection to a sidecar: requests, answers, and an outbox of reports.
+
+Reports, ends and renewals of leases are sent from the outbox. Each is repeated until it is
+answered or its time is over; repeating one changes nothing, and the sidecar ends a lease of
+which it hears nothing by itself, as used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import ssl
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from gatekeeper.clock import Clock, deadline
+from gatekeeper.decision import Verdict
+from gatekeeper.errors import (
+    ConfigError,
+    Deferred,
+    Denied,
+    GateClosed,
+    GatekeeperError,
+    InvalidURL,
+    SidecarError,
+)
+from gatekeeper.url_cache import url_of
+from gatekeeper.wire import ProblemDocument
+
+__all__ = [
+    "Outbox",
+    "OutboxMessage",
+    "OwnedTasks",
+    "SidecarConnection",
+    "SidecarResponse",
+    "SidecarUnreachable",
+    "backoff",
+    "bound_in",
+    "problem",
+    "read",
+]
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+_CONNECT = 5.0
+"""Seconds in which a sidecar must take the connection."""
+_JSON = {"Content-Type": "application/json"}
+_FIRST_PAUSE, _MOST_PAUSE = 0.05, 2.0
+_FORMS = (
+    'give "http://127.0.0.1:8750", "https://..." with a name, or a unix socket as '
+    '"unix:/run/gatekeeper/gatekeeper.sock"'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarResponse:
+    """What the sidecar answered, whatever it was."""
+
+    status: int
+    body: bytes
+    retry_after: float | None
+    """Seconds, where it named a number of them."""
+    token: bool = False
+    """The question came with a bearer token."""
+
+    @property
+    def busy(self) -> bool:
+        """No answer to the question: draining, full, or an error of its own."""
+        return self.status >= 500
+
+    @property
+    def detail(self) -> str:
+        """The status, for people."""
+        return f"it answers {self.status}"
+
+
+class SidecarUnreachable(Exception):
+    """No answer came. `late`: the time for it was over, so asking again has none left."""
+
+    def __init__(self, detail: str, *, late: bool = False) -> None:
+        super().__init__(detail)
+        self.late = late
+
+
+def backoff(attempt: int, rng: random.Random) -> float:
+    """Seconds before the next attempt: doubled each time, half of it by chance."""
+    pause = min(_MOST_PAUSE, _FIRST_PAUSE * float(2 ** min(attempt, 16)))
+    return pause * (0.5 + rng.random() / 2)
+
+
+class SidecarConnection:
+    """Connections to one sidecar, kept and used again.
+
+    `patience` is how many seconds `ask` tries again before it gives up. Once it gave up,
+    every further question is one attempt, until one is answered.
+    Raises ConfigError for an address or a token that can't be used.
+    """
+
+    def __init__(
+        self,
+        where: str | os.PathLike[str],
+        *,
+        token: str | None,
+        context: ssl.SSLContext | None,
+        patience: float,
+        timeout: float,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self.base, self._socket = _parse_address(where)
+        self._headers = _authorization(token)
+        self._context = context
+        self._patience = patience
+        self._timeout = timeout
+        self._clock = clock
+        self._rng = rng
+        self._session: aiohttp.ClientSession | None = None
+        self.down = False
+        self.requests = 0
+        self.repeated = 0
+        self.failures = 0
+
+    def __repr__(self) -> str:
+        # Never the headers: the token is one of them.
+        return f"<SidecarConnection to {self._socket or self.base}>"
+
+    async def open(self) -> None:
+        """Make ready; nothing is sent yet."""
+        # Unbounded: long polls must not keep a report from going out. Who asks has bounds.
+        connector: aiohttp.BaseConnector
+        if self._socket is not None:
+            connector = aiohttp.UnixConnector(self._socket, limit=0)
+        else:
+            context: ssl.SSLContext | bool = True if self._context is None else self._context
+            connector = aiohttp.TCPConnector(limit=0, ssl=context)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            headers=self._headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT),
+            trust_env=False,  # T19: no proxy between a client and its sidecar
+        )
+
+    async def close(self) -> None:
+        """Close every connection. Idempotent."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def request(
+        self, method: str, path: str, body: bytes | None = None, *, timeout: float | None = None
+    ) -> SidecarResponse:
+        """One attempt. Raises SidecarUnreachable where no answer came within `timeout`."""
+        session = self._session
+        if session is None:
+            raise GateClosed("open the gate first: async with RemoteGatekeeper(...) as gate")
+        seconds = self._timeout if timeout is None else timeout
+        self.requests += 1
+        url = URL(self.base + path, encoded=True)
+        options: dict[str, Any] = {} if body is None else {"data": body, "headers": _JSON}
+        try:
+            async with (
+                deadline(self._clock, seconds),
+                # A redirect would carry the token to wherever it leads.
+                session.request(method, url, allow_redirects=False, **options) as response,
+            ):
+                data = await response.read()
+        except aiohttp.ConnectionTimeoutError:
+            raise self._failed(f"no connection within {_CONNECT:g} s") from None
+        except TimeoutError:
+            raise self._failed(f"no answer within {seconds:g} s", late=True) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._failed(self._described(error)) from None
+        self.down = False
+        retry_after = _seconds(response.headers.get("Retry-After"))
+        return SidecarResponse(response.status, data, retry_after, token=bool(self._headers))
+
+    def _described(self, error: Exception) -> str:
+        """What went wrong, for people; aiohttp's own words name a TLS context of its own."""
+        where = f"no connection to {self._socket or self.base}"
+        if isinstance(error, aiohttp.ClientSSLError):
+            return f"{where}: {_os_reason(error.os_error)}"
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return f"{where}: {_os_reason(error.os_error)}; is `gatekeeper serve` running there?"
+        return str(error) or type(error).__name__
+
+    def _failed(self, detail: str, *, late: bool = False) -> SidecarUnreachable:
+        self.failures += 1
+        return SidecarUnreachable(detail, late=late)
+
+    async def ask(self, method: str, path: str, body: bytes | None = None) -> SidecarResponse:
+        """The answer to a question that may be put twice, repeated while patience lasts.
+
+        Raises SidecarUnreachable where none came, or the sidecar was too busy all the while.
+        """
+        end = self._clock.monotonic() + (0.0 if self.down else self._patience)
+        attempt = 0
+        while True:
+            try:
+                answer = await self.request(method, path, body)
+                if not answer.busy and answer.status != 429:
+                    return answer
+                why = SidecarUnreachable(answer.detail)
+                pause = answer.retry_after or backoff(attempt, self._rng)
+            except SidecarUnreachable as error:
+                why = error
+                pause = backoff(attempt, self._rng)
+            if why.late or self._clock.monotonic() + pause > end:
+                self.down = True
+                raise why
+            attempt += 1
+            self.repeated += 1
+            await self._clock.sleep(pause)
+
+
+def _parse_address(where: str | os.PathLike[str]) -> tuple[str, str | None]:
+    """Base URL and socket path."""
+    text = os.fspath(where)
+    if text.startswith("unix:"):
+        text = "/" + text[5:].lstrip("/") if text[5:].startswith("/") else text[5:]
+        if not text:
+            raise ConfigError(f"the sidecar's address names no socket; {_FORMS}")
+        return "http://localhost", text
+    if text.startswith("/") or not isinstance(where, str):
+        return "http://localhost", text
+    try:
+        url = url_of(text)
+    except ValueError:
+        raise ConfigError(f"the sidecar's address can't be read; {_FORMS}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"{text!r} is no address of a sidecar; {_FORMS}")
+    if url.user is not None or url.password is not None or url.query_string or url.fragment:
+        # Not shown: what stands there may be a secret.
+        raise ConfigError(f"the sidecar's address holds more than a place; {_FORMS}")
+    return str(url).rstrip("/"), None
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    if token is None:
+        return {}
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        # It is not shown: half a secret in a log is one too many (T6, T11).
+        raise ConfigError("the token holds blanks or characters that no header may have")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _os_reason(error: OSError) -> str:
+    """As the system has it, without the address that asyncio repeats."""
+    if error.errno and error.errno > 0 and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
+
+
+def _seconds(header: str | None) -> float | None:
+    """A Retry-After in seconds; our own service writes no other."""
+    if header is None or not header.isascii() or not header.isdigit():
+        return None
+    return float(header[:9])
+
+
+# --- What travels between client and sidecar: bodies, and problems as exceptions.
+
+
+_decoders: dict[type, msgspec.json.Decoder[object]] = {}
+
+
+def read(answer: SidecarResponse, kind: type[_T]) -> _T:
+    """The body of a good answer. Raises what `problem` gives for any other."""
+    if answer.status not in (200, 201, 202):
+        raise problem(answer)
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    try:
+        return decoder.decode(answer.body)  # type: ignore[return-value]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SidecarError(
+            answer.status, "unreadable", f"no answer of a sidecar that this client knows: {error}"
+        ) from None
+
+
+def bound_in(answer: SidecarResponse) -> float | None:
+    """What a refusal names as the most that may be asked for at once, if it does."""
+    try:
+        return msgspec.json.decode(answer.body, type=ProblemDocument).most
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def problem(answer: SidecarResponse, url: str = "") -> GatekeeperError:
+    """A problem document as the exception that the embedded gate would raise.
+
+    `url` is the one asked about. What has no counterpart there is a SidecarError.
+    """
+    try:
+        told = msgspec.json.decode(answer.body, type=ProblemDocument)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return SidecarError(answer.status, "unreadable", "this is no answer of a sidecar")
+    kind = told.type.rpartition(":")[2]
+    decision = told.decision
+    if kind == "invalid-url":
+        return InvalidURL(url, told.detail.removeprefix(f"{url!r}: "))
+    if decision is not None and decision.verdict is Verdict.DEFER:
+        return Deferred(decision)
+    if decision is not None and decision.verdict is Verdict.DENY:
+        return Denied(decision)
+    detail = told.detail
+    if kind == "unauthorized" and answer.token:
+        detail = f"the sidecar does not accept this token ({detail})"
+    elif kind == "unauthorized":
+        detail += "; give RemoteGatekeeper its token=..."
+    return SidecarError(answer.status, kind, detail or "it says no more")
+
+
+# --- `OwnedTasks`: everything that goes on beside the callers, and who ends it.
+
+
+class OwnedTasks:
+    """OwnedTasks with one owner, who calls `close` and then has none left."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Begin; the task forgets itself when it is done."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def finish(self, clock: Clock, seconds: float) -> None:
+        """Let them come to their end, for so long at most."""
+        try:
+            async with deadline(clock, seconds):
+                while self._tasks:
+                    await asyncio.wait(list(self._tasks))
+        except TimeoutError:
+            return
+
+    async def close(self) -> None:
+        """Cancel what is left, and wait until it has ended."""
+        while self._tasks:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+# --- `Outbox`: what a client tells its sidecar without waiting for the answer.
+
+_SENDERS = 8
+_MOST = 100_000
+"""Outbox that wait; beyond, the oldest is given up."""
+_ANSWER = 10.0
+"""Seconds in which one attempt must be answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxMessage:
+    """A request whose answer nobody waits for, until the monotonic moment `give_up`."""
+
+    method: str
+    path: str
+    body: bytes | None
+    give_up: float
+
+
+class Outbox:
+    """A queue and at most eight senders, which end when it is empty."""
+
+    def __init__(self, line: SidecarConnection, clock: Clock, rng: random.Random) -> None:
+        self._line = line
+        self._clock = clock
+        self._rng = rng
+        self._queue: deque[OutboxMessage] = deque()
+        self._tasks = OwnedTasks()
+        self._senders = 0
+        self.told = 0
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._queue) + self._senders
+
+    def send(self, errand: OutboxMessage) -> None:
+        """Have it told; returns at once."""
+        if len(self._queue) >= _MOST:
+            self._queue.popleft()
+            self.dropped += 1
+        self._queue.append(errand)
+        if self._senders < _SENDERS:
+            self._senders += 1
+            self._tasks.start(self._go())
+
+    async def close(self, seconds: float) -> None:
+        """Tell what is left, for so long at most, then drop the rest."""
+        await self._tasks.finish(self._clock, seconds)
+        left = len(self)
+        await self._tasks.close()
+        self._queue.clear()
+        if left:
+            self.dropped += left
+            _log.warning("%d reports did not reach the sidecar before the client closed", left)
+
+    async def _go(self) -> None:
+        try:
+            while self._queue:
+                await self._tell(self._queue.popleft())
+        finally:
+            # No await since the queue was found empty: whoever sends next starts another.
+            self._senders -= 1
+
+    async def _tell(self, errand: OutboxMessage) -> None:
+        attempt = 0
+        while True:
+            pause = backoff(attempt, self._rng)
+            try:
+                answer = await self._line.request(
+                    errand.method, errand.path, errand.body, timeout=_ANSWER
+                )
+                if not answer.busy and answer.status != 429:
+                    self._heard(errand, answer)
+                    return
+                why, pause = answer.detail, answer.retry_after or pause
+            except SidecarUnreachable as error:
+                why = str(error)
+            if self._clock.monotonic() + pause > errand.give_up:
+                self.dropped += 1
+                _log.warning("%s %s was given up: %s", errand.method, errand.path, why)
+                return
+            attempt += 1
+            await self._clock.sleep(pause)
+
+    def _heard(self, errand: OutboxMessage, answer: SidecarResponse) -> None:
+        self.told += 1
+        if answer.status >= 400:
+            # A lease that ran out meanwhile, for the most part: it counts as used.
+            _log.info("%s %s: %s", errand.method, errand.path, answer.detail)

@@ -1,0 +1,198 @@
+"""The bodies that a sidecar and its client exchange, each defined once, for both.
+
+Requests are read strictly: a field that the sidecar does not know is an error. Answers are
+read leniently: a sidecar may be newer than its client, so fields not known here are passed
+over. Times are RFC 3339 in UTC, durations seconds.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+import msgspec
+
+from gatekeeper.decision import Decision
+from gatekeeper.pacing.explain import ClockView
+from gatekeeper.robots import Candidate
+
+__all__ = [
+    "MAX_BATCH",
+    "Alive",
+    "Batch",
+    "BlockBody",
+    "Decisions",
+    "Explanation",
+    "FetchStory",
+    "HostBody",
+    "HostState",
+    "LeaseBody",
+    "LeaseReport",
+    "LeaseRequestBody",
+    "ProblemDocument",
+    "RefreshBody",
+    "Renewal",
+    "Ttl",
+    "UserAgent",
+    "encode",
+]
+
+MAX_BATCH = 1000
+"""URLs that one `POST /v1/check` may have at most."""
+
+encode = msgspec.json.Encoder().encode
+"""Any of these as JSON."""
+
+UserAgent = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+
+
+Ttl = Annotated[float, msgspec.Meta(ge=1, le=600)]
+
+
+HostState = Literal["free", "waiting", "busy", "blocked", "paused"]
+
+
+class Batch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What `POST /v1/check` asks."""
+
+    urls: Annotated[list[str], msgspec.Meta(max_length=1000)]
+    user_agent: UserAgent | None = None
+
+
+class Decisions(msgspec.Struct, frozen=True):
+    """The answers to a batch, in its order."""
+
+    decisions: list[Decision]
+
+
+class LeaseRequestBody(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """What `POST /v1/leases` asks. Durations are seconds."""
+
+    url: str
+    wait: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """How long the answer may wait for the host's turn; server.max_wait at most."""
+    ttl: Ttl = 60.0
+    """When the lease ends by itself unless it is renewed or reported."""
+    priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
+    """Higher goes first among the requests of one client; clients take turns."""
+    user_agent: UserAgent | None = None
+
+
+class LeaseBody(msgspec.Struct, frozen=True):
+    """A lease: send the request between `not_before` and `expires_at`, then report."""
+
+    id: str
+    url: str
+    not_before: datetime
+    expires_at: datetime
+    decision: Decision
+
+
+class Renewal(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a renewal may say: another `ttl`, else the one asked for at first."""
+
+    ttl: Ttl | None = None
+
+
+class LeaseReport(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """What came of the request."""
+
+    status: Annotated[int, msgspec.Meta(ge=100, le=999)] | None = None
+    """The HTTP status; absent where no answer came."""
+    elapsed: Annotated[float, msgspec.Meta(ge=0, le=86_400)] | None = None
+    """Seconds to the head of the response."""
+    retry_after: (
+        Annotated[float, msgspec.Meta(ge=0)] | Annotated[str, msgspec.Meta(max_length=200)] | None
+    ) = None
+    """The Retry-After header as it came, or seconds."""
+    size: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    rate_limit: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    """The RateLimit header as it came."""
+
+
+class FetchStory(msgspec.Struct, frozen=True, kw_only=True):
+    """How the file came to us."""
+
+    status: int | None
+    fetched_at: datetime | None
+    expires_at: datetime | None
+    hops: tuple[str, ...]
+    size: int | None
+    """Bytes of the text; None where there is none."""
+    truncated: bool
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision with everything that led to it."""
+
+    decision: Decision
+    robots_txt: str | None
+    """The text, as it was read; None where there is none."""
+    candidates: tuple[Candidate, ...]
+    """Every rule that matched, the deciding one first."""
+    fetch: FetchStory | None
+    """None for a what-if, where nothing was fetched."""
+
+
+class HostBody(msgspec.Struct, frozen=True, kw_only=True):
+    """One host and every clock it has."""
+
+    host: str
+    state: HostState
+    next_at: datetime | None
+    """Before this no request may start; None where nothing but an event is waited for."""
+    interval: float | None
+    """Seconds between two requests, as far as it is known."""
+    clocks: tuple[ClockView, ...]
+
+
+class BlockBody(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """For how long, or until when; a moment in the past lifts a block."""
+
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=31_536_000)] | None = None
+    until: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    reason: Annotated[str, msgspec.Meta(max_length=200)] = "operator"
+
+
+class RefreshBody(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Whose file: without `origin`, both schemes' at their own ports, as far as known."""
+
+    origin: Annotated[str, msgspec.Meta(max_length=300)] | None = None
+    """One of the host's origins; the way to name one at a port of its own."""
+
+
+class Alive(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of `/healthz`. `user_agent` is the name whose rules apply where a question names
+    no other, and under which sites are asked: no secret, every site is told it."""
+
+    status: str
+    user_agent: str | None = None
+
+
+class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The body of every error."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    """The id of the request, as in the log."""
+    decision: Decision | None = None
+    """With a lease that was denied or deferred: why."""
+    most: float | None = None
+    """Where too much was asked at once: the most that may be, of what `detail` speaks of."""
+    held_since: datetime | None = None
+    """Where a turn did not come in time: since when a lease holds the host."""
+    held_until: datetime | None = None
+    """When that lease ends at the latest, unless it is renewed."""
+    held_by: str | None = None
+    """The client that has it: told to that client, and to the role `admin`."""
