@@ -170,7 +170,13 @@ async def test_who_is_cancelled_in_a_long_poll_leaves_the_line(world: World) -> 
 
 
 async def test_a_lease_that_arrives_with_the_cancellation_is_given_back(world: World) -> None:
-    given = {"id": "abc", "url": "http://a.test/x", "decision": decided(Verdict.ALLOW)}
+    given = {
+        "id": "abc",
+        "url": "http://a.test/x",
+        "not_before": "2026-11-22T12:00:00Z",
+        "expires_at": "2026-11-22T12:01:00Z",
+        "decision": decided(Verdict.ALLOW),
+    }
     hold = Hold(Page(msgspec.json.encode(given), status=201))
     where = world.scripted("/v1/leases", hold)
     gate = await world.client(where)

@@ -39,7 +39,12 @@ async def world(virtual_internet: FakeInternet) -> AsyncIterator[World]:
 
 
 def told(status: int, kind: str, **fields: Any) -> SidecarResponse:
-    document = {"type": f"urn:gatekeeper:problem:{kind}", "detail": "so it is"} | fields
+    document = {
+        "type": f"urn:gatekeeper:problem:{kind}",
+        "title": "A Title",
+        "status": status,
+        "detail": "so it is",
+    } | fields
     return SidecarResponse(status, msgspec.json.encode(document), None)
 
 
@@ -78,7 +83,8 @@ async def test_operators_are_told_plainly(world: World) -> None:
 
 
 async def test_a_refresh_that_goes_on_is_no_error(world: World) -> None:
-    where = world.scripted("/v1/hosts/a.test/refresh", Page('{"clocks":[]}', status=202))
+    body = '{"host":"a.test","state":"busy","next_at":null,"interval":null,"clocks":[]}'
+    where = world.scripted("/v1/hosts/a.test/refresh", Page(body, status=202))
     gate = await world.client(where)
     await world.drive(gate.refresh("http://a.test"))
 
@@ -233,7 +239,7 @@ def test_an_address_that_is_none_is_refused(where: str) -> None:
     ["unix:/run/g.sock", "unix:///run/g.sock", "/run/g.sock", Path("/run/g.sock")],
 )
 def test_a_socket_may_be_written_in_several_ways(where: Any) -> None:
-    assert "<Line to /run/g.sock>" in repr(RemoteGatekeeper(where))
+    assert "<SidecarConnection to /run/g.sock>" in repr(RemoteGatekeeper(where))
 
 
 @pytest.mark.parametrize("token", ["", f"{TOKEN}\r\nX: y", f"{TOKEN} b", f"{TOKEN}é"])
