@@ -23,10 +23,9 @@ if TYPE_CHECKING:
         SidecarError,
         StorageError,
     )
-    from gatekeeper.gate import Gatekeeper
-    from gatekeeper.leasing import Lease
+    from gatekeeper.gate import Gatekeeper, GateStats
+    from gatekeeper.gate.leases import Lease
     from gatekeeper.middleware import Gate, signals
-    from gatekeeper.operating import GateStats
     from gatekeeper.pacing.explain import ClockView
     from gatekeeper.pacing.ledger import ClockState, Ledger, MemoryLedger, Reservation
     from gatekeeper.queue import PoliteQueue
@@ -76,10 +75,9 @@ else:  # each when it is first asked for: a parser alone need not wait for an HT
                 "SidecarError",
                 "StorageError",
             ],
-            "gatekeeper.gate": ["Gatekeeper"],
-            "gatekeeper.leasing": ["Lease"],
+            "gatekeeper.gate": ["Gatekeeper", "GateStats"],
+            "gatekeeper.gate.leases": ["Lease"],
             "gatekeeper.middleware": ["Gate", "signals"],
-            "gatekeeper.operating": ["GateStats"],
             "gatekeeper.pacing.explain": ["ClockView"],
             "gatekeeper.pacing.ledger": ["ClockState", "Ledger", "MemoryLedger", "Reservation"],
             "gatekeeper.queue": ["PoliteQueue"],

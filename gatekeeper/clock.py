@@ -21,9 +21,10 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from gatekeeper.http_fields import utc
 
 __all__ = [
     "Boot",
@@ -65,15 +66,6 @@ class Clock(Protocol):
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
         """Call back in the running loop at that monotonic moment (at once if past)."""
-
-
-def utc(wall: float) -> datetime:
-    """Wall seconds as an aware datetime; held within the years datetime can say.
-
-    >>> utc(0.0).isoformat()
-    '1970-01-01T00:00:00+00:00'
-    """
-    return datetime.fromtimestamp(min(max(wall, -62135596800.0), 253402300799.0), UTC)
 
 
 class Boot(NamedTuple):

@@ -1,4 +1,6 @@
-"""Header fields that speak of waiting: HTTP-date, Retry-After, RateLimit. Pure functions.
+"""Moments, and the header fields that speak of waiting: HTTP-date, Retry-After, RateLimit.
+
+Pure functions.
 
 All times are seconds; "now" is wall time, because that is what sites write.
 """
@@ -19,6 +21,7 @@ __all__ = [
     "parse_rate_limit",
     "parse_retry_after",
     "spread_of",
+    "utc",
     "wait_of",
 ]
 
@@ -177,3 +180,12 @@ def parse_http_date(value: str, now: float) -> float | None:
     except ValueError:
         return None
     return float(timegm(when.timetuple()))
+
+
+def utc(wall: float) -> datetime:
+    """Wall seconds as an aware datetime; held within the years datetime can say.
+
+    >>> utc(0.0).isoformat()
+    '1970-01-01T00:00:00+00:00'
+    """
+    return datetime.fromtimestamp(min(max(wall, -62135596800.0), 253402300799.0), UTC)

@@ -36,16 +36,16 @@ from gatekeeper.urls import sendable
 
 __all__ = [
     "UNLIMITED",
+    "DeadlineMiddleware",
     "Gate",
     "HeldLease",
-    "Passage",
     "RequestDeadline",
     "RequestDeadlines",
     "Unentered",
     "Unlimited",
     "adopt",
     "gate_middleware",
-    "gate_passage",
+    "gate_middleware_with",
     "held_leases",
     "hold_in_context",
     "inherited",
@@ -380,7 +380,7 @@ class Wait(Protocol):
         `Gate.lease`."""
 
 
-Passage = Callable[
+DeadlineMiddleware = Callable[
     [RequestDeadline | Unlimited, ClientRequest, ClientHandlerType],
     Coroutine[Any, Any, ClientResponse],
 ]
@@ -415,16 +415,16 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
     ) -> Coroutine[Any, Any, HeldLease]:
         return _enter_detached(gate.lease(url, user_agent=user_agent))
 
-    return partial(gate_passage(gate, wait), UNLIMITED)
+    return partial(gate_middleware_with(gate, wait), UNLIMITED)
 
 
-def gate_passage(
+def gate_middleware_with(
     gate: Gate,
     wait: Wait,
     take: Take = _nothing_at_once,
     url_cache: UrlCache | None = None,
     unreached: Callable[[HeldLease, BaseException], object] = _unheard,
-) -> Passage:
+) -> DeadlineMiddleware:
     """`gate_middleware` for requests that have a deadline of their own, given how leases are had.
 
     Their leases stand in no context's list. `url_cache` is what reads the requests' URLs, if

@@ -25,6 +25,7 @@ import msgspec
 from gatekeeper import urls
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import Denied, GateClosed, LeaseTimeout, StorageError
+from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.origin_queues import (
     IN_MEMORY,
     DistantGate,
@@ -180,13 +181,15 @@ class PoliteQueue:
 
     def __init__(
         self,
-        gate: QueueGate | DistantGate,
+        gate: Gatekeeper | QueueGate | DistantGate,
         *,
         maxsize: int = 0,
         on_denied: Callable[[Decision], object] | None = None,
         path: str | Path | None = None,
         in_memory: int = IN_MEMORY,
     ) -> None:
+        if isinstance(gate, Gatekeeper):
+            gate = internals(gate)
         distant = is_distant(gate)
         self._near = None if distant else cast("QueueGate", gate)
         """The gate, if it is in this process and answers without a round trip."""

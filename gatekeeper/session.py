@@ -23,7 +23,7 @@ from gatekeeper.config import Config, as_config
 from gatekeeper.errors import ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.fetching.guard import Guard, Refusal, guarded_connector
-from gatekeeper.gate import Gatekeeper
+from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.library_internals import wrap_requests
 from gatekeeper.middleware import RequestDeadline, RequestDeadlines
 from gatekeeper.storage.base import Storage
@@ -87,10 +87,11 @@ async def polite_session(
     headers = _signed(user_agent, session_arguments.pop("headers", None))
     inner = tuple(session_arguments.pop("middlewares", ()))
     gate = Gatekeeper(user_agent, config=config, storage=storage, clock=clock, resolver=resolver)
+    inside = internals(gate)
     async with gate:
         session = aiohttp.ClientSession(
             # The connection that brought robots.txt brings the pages as well.
-            connector=gate.connector,
+            connector=inside.connector,
             connector_owner=False,
             headers=headers,
             middlewares=(*inner, gate.middleware),
@@ -197,7 +198,8 @@ def _keep_to_the_gate(
     """
     usual, usual_unhurried = session.timeout, _unhurried(session.timeout)
     usual_total = usual.total or None  # 0, too, is no limit
-    read, pass_gate = gate.url_cache.read, gate.passage()
+    inside = internals(gate)
+    read, decide = inside.url_cache.read, inside.deadline_middleware()
 
     def kept(plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
@@ -226,13 +228,13 @@ def _keep_to_the_gate(
                     url = read(url)
                 except ValueError:
                     pass  # aiohttp has its own words for it
-            passage = partial(pass_gate, RequestDeadline(times, total))
+            ours = partial(decide, RequestDeadline(times, total))
             outer = inner if middlewares is None else middlewares
             done: Coroutine[Any, Any, ClientResponse] = plain(
                 method,
                 url,
                 timeout=unhurried,
-                middlewares=(*outer, passage) if outer else (passage,),
+                middlewares=(*outer, ours) if outer else (ours,),
                 **arguments,
             )
             return done

@@ -26,6 +26,7 @@ from gatekeeper import (
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import BLOCKED_NOTE
 from gatekeeper.fetching.guard_policy import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, USERINFO_NOTE
+from gatekeeper.gate import internals
 from tests.internet import FakeInternet, Hold, Page
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
@@ -242,8 +243,8 @@ async def test_a_refusal_by_the_guard_says_what_the_url_itself_shows(
     lists = {"allow": ["127.0.0.1/32"], "deny": ["8.8.8.8", "denied.test", "denied.internal"]}
     config = Config.from_dict({"guard": lists})
     async with Gatekeeper(AGENT, config=config, resolver=internet.resolver) as gate:
-        assert gate.guard is not None
-        gate.guard.listens_on("127.0.0.1", 8750)
+        assert internals(gate).guard is not None
+        internals(gate).guard.listens_on("127.0.0.1", 8750)
         decision = await gate.check(raw)
         with pytest.raises(Denied) as caught:
             await gate.acquire(raw)
@@ -278,8 +279,8 @@ async def test_t2_what_a_name_leads_to_changes_no_word_of_a_refusal(
     internet.dns("in.test", *answers)
     config = Config.from_dict({"guard": {"deny": ["8.8.8.8"]}})
     async with Gatekeeper(AGENT, config=config, resolver=internet.resolver) as gate:
-        assert gate.guard is not None
-        gate.guard.listens_on("127.0.0.1", 80)
+        assert internals(gate).guard is not None
+        internals(gate).guard.listens_on("127.0.0.1", 80)
         decision = await gate.check("http://in.test/")
         with pytest.raises(Denied) as caught:
             await gate.acquire("http://in.test/")
@@ -319,7 +320,7 @@ async def test_an_override_at_run_time_reaches_the_warm_path(
     assert await gate.allowed("http://a.test/x")
     gate.override(HostRule(match="*.test", robots="deny", reason="asked to stop"))
     assert not await gate.allowed("http://a.test/x")
-    gate.lift_override("*.test")
+    gate.override(HostRule(match="*.test"))
     assert await gate.allowed("http://a.test/x")
 
 

@@ -16,6 +16,7 @@ from gatekeeper import Gatekeeper
 from gatekeeper import library_internals as interim
 from gatekeeper.config import Config
 from gatekeeper.decision import Verdict
+from gatekeeper.gate import internals
 from gatekeeper.library_internals import MOST_INTERIM, MOST_OCTETS, limit_interim
 from gatekeeper.session import guarded_connector, polite_session
 from tests.internet import FakeInternet, Interim
@@ -45,7 +46,7 @@ async def the_middleware(net: FakeInternet) -> AsyncIterator[aiohttp.ClientSessi
         )
         yield await stack.enter_async_context(
             aiohttp.ClientSession(
-                connector=gate.guarded_connector(),
+                connector=internals(gate).guarded_connector(),
                 middlewares=(gate.middleware,),
                 headers={"User-Agent": "testbot/1.0"},
             )

@@ -30,9 +30,9 @@ def test_a_name_that_is_no_text_is_a_mistake_told_by_its_type(name: Any) -> None
 @pytest.mark.parametrize("name", ["report", "renew", "give_back", "end", "decision", "expires_at"])
 @pytest.mark.parametrize("far", [False, True], ids=["embedded", "remote"])
 async def test_a_lease_that_was_not_entered_says_so(name: str, far: bool) -> None:
-    gate: Any = RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot")
-    with pytest.raises(AttributeError, match=r"enter it first: async with gate\.lease"):
-        getattr(gate.lease("http://a.test/"), name)
+    async with RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot") as gate:
+        with pytest.raises(AttributeError, match=r"enter it first: async with gate\.lease"):
+            getattr(gate.lease("http://a.test/"), name)
 
 
 @pytest.mark.parametrize("raw", ["http://a.test/", b"http://b.test/"])

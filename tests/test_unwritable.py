@@ -15,6 +15,7 @@ import pytest
 
 from gatekeeper import Config, Deferred, Gatekeeper, PoliteQueue, polite_session
 from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.gate import internals
 from gatekeeper.storage import SqliteStorage
 from tests.internet import FakeInternet
 
@@ -85,7 +86,7 @@ async def scene(internet: FakeInternet, path: Path, **storage: Any) -> AsyncIter
         "testbot/1.0", config=config, resolver=internet.resolver, clock=internet.clock
     ) as gate:
         session = aiohttp.ClientSession(
-            connector=gate.guarded_connector(), middlewares=(gate.middleware,)
+            connector=internals(gate).guarded_connector(), middlewares=(gate.middleware,)
         )
         async with session:
             one = Scene(internet, gate, session)
@@ -117,7 +118,7 @@ async def test_no_turn_is_given_that_could_not_be_kept_and_it_goes_on_by_itself(
                 assert "No space left" in (decision.note or "")
                 assert str(tmp_path) not in decision.explain()
                 assert not it.gate.ready
-                assert it.gate.storage_failing == "No space left on device"
+                assert internals(it.gate).storage_failing == "No space left on device"
                 await ask(it, QUICK)  # its clock is not one that has to be kept
                 assert it.gate.stats().pacing.in_flight == 0
                 assert await it.gate.allowed(SLOW), "what is welcome is welcome"
@@ -170,7 +171,7 @@ async def test_a_queue_brings_the_url_when_there_is_room_again(
                 async with await queue.get() as lease:
                     assert lease.url == QUICK
                 getting = asyncio.create_task(queue.get())
-                await it.gate.clock.sleep(20.0)
+                await internals(it.gate).clock.sleep(20.0)
                 assert not getting.done()
             await it.recovered()
             async with await getting as lease:
@@ -195,7 +196,7 @@ async def test_a_host_of_unknown_pace_is_not_asked_for_it(
                 await refused(it.lease(COLD))
                 assert it.asked("/robots.txt") == before
             await it.recovered()
-            await it.gate.clock.sleep(2.0)
+            await internals(it.gate).clock.sleep(2.0)
             await it.lease(COLD)
 
     await virtual_internet.drive(run())
@@ -226,7 +227,7 @@ async def test_a_block_that_an_answer_drew_is_in_force_and_written_when_there_is
                 async with it.gate.lease(QUICK) as lease:
                     lease.report(status=429, retry_after=60)
                 await refused(it.lease(QUICK))
-                await it.gate.clock.sleep(70.0)
+                await internals(it.gate).clock.sleep(70.0)
                 await refused(it.lease(QUICK))
             await it.recovered()
             await it.lease(QUICK)

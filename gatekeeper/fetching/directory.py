@@ -147,16 +147,18 @@ class Directory:
         on_evict: Callable[[str], object] | None = None,
         on_learnt: Callable[[Record], object] = lambda _record: None,
         faults: LocalFaults | None = None,
+        warm: dict[str, Record] | None = None,
     ) -> None:
         """`on_evict(origin)` is called when a record in `warm` or handed out goes cold,
         `on_learnt` with each record that a retrieval came to. They must be short and must not
-        raise. `faults` hears from others, too, who answers; None: it is the directory's own."""
+        raise. `faults` hears from others, too, who answers; None: it is the directory's own.
+        `warm` may be an empty dictionary of the caller's."""
         self._fetcher = fetcher
         self._config = config
         self._clock = clock
         self._storage = storage
         self._faults = faults or LocalFaults(rng)
-        self.warm: dict[str, Record] = {}
+        self.warm: dict[str, Record] = {} if warm is None else warm
         self._sweeper = Sweeper(self.warm, clock)
         self._shelf = Shelf(
             config,

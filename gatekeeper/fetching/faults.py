@@ -87,11 +87,16 @@ class LocalFaults:
     """
 
     def __init__(
-        self, rng: random.Random, on_change: Callable[[bool], object] = lambda _on: None
+        self,
+        rng: random.Random,
+        on_change: Callable[[bool], object] = lambda _on: None,
+        on_answer: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_change` is told when a fault begins (True) and when it is over."""
+        """`on_change` is called when a fault begins (True) and when it is over, `on_answer` at
+        the first answer in a while."""
         self._rng = rng
         self._on_change = on_change
+        self._on_answer = on_answer
         self.on_doubt: Callable[[], object] = lambda: None
         """Told when there is somebody to be probed."""
         self.heard: dict[str, float] = {}
@@ -100,8 +105,6 @@ class LocalFaults:
         self.doubtful = True
         """Somebody is suspected, or a fault is on, or nobody was heard for long: an answer has
         to be told."""
-        self.on_answer: Callable[[], object] = lambda: None
-        """Told of the first answer in a while."""
         self.active = False
         """A local fault is on: nothing may be held against any origin."""
         self.count = 0
@@ -142,7 +145,7 @@ class LocalFaults:
         self.heard[origin] = now
         self.sweep_if_many(now)
         if self.doubtful:
-            self.on_answer()
+            self._on_answer()
             self._clear()
             if self.active:
                 if now - self._began <= _FALSE_ALARM:

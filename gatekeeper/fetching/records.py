@@ -16,7 +16,7 @@ import hashlib
 import weakref
 import zlib
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -25,13 +25,13 @@ from gatekeeper.config import Config
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.fetching.outcomes import DAY, OURS, Holds, Outcome, holds_meanwhile, readable
 from gatekeeper.robots import Policy, RobotsTxt
-from gatekeeper.robots.quick import QuickAnswer
 from gatekeeper.storage.base import OriginRecord, pack_body, unpack_body
 
 __all__ = [
     "NO_TEXT",
     "PRIMER",
     "Answer",
+    "Moment",
     "Record",
     "Standing",
     "Text",
@@ -183,6 +183,23 @@ NO_TEXT: Final = RobotsTxt.parse(b"")
 """What an origin without a file says: nothing, so everything is welcome."""
 
 
+class Moment(NamedTuple):
+    """A moment as both clocks tell it, in seconds. It stands in for a clock that stands still."""
+
+    now: float
+    """Monotonic."""
+    wall_time: float
+    """Since 1970-01-01 UTC."""
+
+    def monotonic(self) -> float:
+        """`now`."""
+        return self.now
+
+    def wall(self) -> float:
+        """`wall_time`."""
+        return self.wall_time
+
+
 class Answer(msgspec.Struct, frozen=True, gc=False):
     """One answer of an origin, or the lack of one."""
 
@@ -231,16 +248,14 @@ class Record:
     __slots__ = (
         "_config",
         "_uptime",
+        "cached",
         "current",
         "expires",
         "fresh_until",
         "good",
-        "house",
         "origin",
         "page_ok",
         "policies",
-        "prepared",
-        "ready",
         "robots",
         "step",
         "text",
@@ -282,13 +297,9 @@ class Record:
         speaks = NO_TEXT if text is None else text.robots
         self.robots: RobotsTxt | None = speaks if self.reachable else None
         self.policies: dict[str, Policy] = {} if text is None else text.policies
-        self.ready: QuickAnswer | None = None
-        self.prepared: dict[str, Any] | None = None
-        self.house: Any = None
-        """All set by whoever decides; a new record begins without, and one that leaves
-        `Directory.warm` loses them. `ready` answers about the text behind the authority, for
-        the agent of the house; `prepared` holds whole answers, by agent, and `house` those for
-        the agent of the house."""
+        self.cached: dict[str, Any] | None = None
+        """What the decision cache keeps of this record, by agent. A new record begins without;
+        one that leaves `Directory.warm` loses it."""
 
     @property
     def reachable(self) -> bool:
@@ -334,8 +345,8 @@ class Record:
             return True
         return not self.reachable and self.holds(now) is not Holds.NOTHING
 
-    def standing(self, clock: Clock) -> Standing:
-        """How the record reads now."""
+    def standing(self, clock: Clock | Moment) -> Standing:
+        """How the record reads now, or at that moment."""
         now = clock.monotonic()
         offset = clock.wall() - now
         if self.current.outcome.good:
@@ -376,7 +387,9 @@ class Record:
 
     def retire(self) -> None:
         """It is no longer warm: whoever still holds it has to look at the clock."""
-        self.ready = self.prepared = self.house = None
+        cached, self.cached = self.cached, None
+        for origin in (cached or {}).values():
+            origin.retire()
 
     def __repr__(self) -> str:
         return f"Record({self.origin!r}, {self.current.outcome.row.name}, step={self.step})"

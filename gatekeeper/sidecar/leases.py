@@ -49,12 +49,13 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, Stamp, Timer, boot_of, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import GatekeeperError, StorageError
-from gatekeeper.leasing import Lease
+from gatekeeper.gate import internals
+from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.waiting import WaitingRoom, Wanted, draining, full
 
 if TYPE_CHECKING:
-    from gatekeeper.gate import Gatekeeper
+    from gatekeeper.gate import GateInternals, Gatekeeper
     from gatekeeper.sidecar.metrics import Sample
 
 __all__ = ["EARLIER", "Held", "LeaseBook", "LeaseTable", "OpenLease"]
@@ -153,7 +154,7 @@ class LeaseTable:
         except Problem as problem:
             if problem.kind == _STORAGE:  # the same word as where the state file is at fault
                 target = urls.parse(wanted.url)
-                problem.decision = gate.unkept(
+                problem.decision = internals(gate).unkept(
                     wanted.url, target, wanted.user_agent, "the journal of leases takes no line"
                 )
             raise
@@ -172,7 +173,7 @@ class LeaseTable:
             raise ConnectionResetError("the client hung up while its turn came")
         return self._hold(lease, wanted.ttl, client, wanted.user_agent)
 
-    def take(self, gate: Gatekeeper, url: str, ttl: float, client: str) -> Held | None:
+    def take(self, gate: GateInternals, url: str, ttl: float, client: str) -> Held | None:
         """The lease that can be had without waiting; None says nothing: `acquire` knows."""
         room = self.room
         if room.closed or self._unwritten or len(self._held) + len(room) >= self._max_leases:
@@ -182,7 +183,7 @@ class LeaseTable:
         lease = gate.take(url)
         return None if lease is None else self._hold(lease, ttl, client, None)
 
-    async def take_up(self, gate: Gatekeeper) -> None:
+    async def take_up(self, gate: GateInternals) -> None:
         """Hold again what an earlier process left open, so that its hosts stay busy.
 
         Where that can't be done (no room for the host) it is remembered: its report is
@@ -192,7 +193,7 @@ class LeaseTable:
             for left in self._book.left_over:
                 tasks.create_task(self._take_up(gate, left))
 
-    async def _take_up(self, gate: Gatekeeper, left: OpenLease) -> None:
+    async def _take_up(self, gate: GateInternals, left: OpenLease) -> None:
         seconds = left.left(self._clock)
         try:
             lease = await gate.hold(left.url, seconds, user_agent=left.agent)

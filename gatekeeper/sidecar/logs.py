@@ -22,7 +22,7 @@ from gatekeeper.clock import Clock, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.fetching.outcomes import Retrieval
-from gatekeeper.prepared import Given
+from gatekeeper.gate.decision_cache import WrittenDecision
 from gatekeeper.sidecar.exchange import METHODS, Problem, Route, Router
 from gatekeeper.sidecar.metrics import Sample
 
@@ -190,7 +190,7 @@ class DecisionRecord(
     retry_at: datetime | None = None
 
 
-_Entry = tuple[float, Decision | Given, str, str]
+_Entry = tuple[float, Decision | WrittenDecision, str, str]
 
 
 class DecisionLog:
@@ -245,7 +245,7 @@ class DecisionLog:
         self._ring.append((self._clock.wall(), decision, request, client))
 
     def add_many(
-        self, decisions: Sequence[Decision] | Sequence[Given], request: str, client: str
+        self, decisions: Sequence[Decision] | Sequence[WrittenDecision], request: str, client: str
     ) -> None:
         """Note a batch; what the ring has no room for is counted as dropped."""
         if not self.enabled:
@@ -305,7 +305,7 @@ class DecisionLog:
 
     def _line(self, entry: _Entry) -> str:
         when, told, request, client = entry
-        decision = told.decision if isinstance(told, Given) else told
+        decision = told.decision if isinstance(told, WrittenDecision) else told
         rule = decision.rule
         record = DecisionRecord(
             time=utc(when),
@@ -340,8 +340,8 @@ class DecisionLog:
         return url[:_MAX_URL]
 
 
-def _welcome(told: Decision | Given) -> bool:
-    return told.pattern.welcome if isinstance(told, Given) else bool(told)
+def _welcome(told: Decision | WrittenDecision) -> bool:
+    return told.cached.allows if isinstance(told, WrittenDecision) else bool(told)
 
 
 def _printable(text: str) -> str:

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from gatekeeper.operating import GateStats
+from gatekeeper.gate import GateStats
 
 __all__ = ["CONTENT_TYPE", "Metrics", "Sample", "gate_samples"]
 

@@ -28,7 +28,7 @@ from gatekeeper import __version__
 from gatekeeper.clock import Clock, SystemClock, Timer
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError, StorageError
-from gatekeeper.gate import Gatekeeper
+from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.sidecar.leases import LeaseBook
 from gatekeeper.sidecar.listening import (
     Server,
@@ -174,8 +174,8 @@ def _service(
         # T5: a socket that was handed over listens where the manager put it.
         demand_credentials(config.server, tokens, where=open_door)
     for address, port in names:
-        if gate.guard is not None:
-            gate.guard.listens_on(address, port)  # T3: even an allowed range leaves us out
+        if (guard := internals(gate).guard) is not None:
+            guard.listens_on(address, port)  # T3: even an allowed range leaves us out
     return Service(
         gate,
         config,
@@ -224,7 +224,7 @@ async def _listening(
         ]
         # Requests wait in the backlog meanwhile: no lease is granted before the old ones
         # are held again.
-        await service.leases.take_up(service.gate)
+        await service.leases.take_up(service.internals)
         for site in sites:
             await site.start()
         service.phase = "serving"

@@ -171,7 +171,7 @@ def _put_in_force(service: Service, plan: _Plan) -> Reloaded:
     if service.certificates is not None and plan.certificates is not None:
         own, rest = service.certificates.take_over(plan.certificates)
         applied, left = [*applied, *own], [*left, *rest]
-    service.gate.adjust(plan.merged)
+    service.internals.adjust(plan.merged)
     service.take_over(plan.merged, plan.tokens)
     return Reloaded(applied=applied, needs_restart=left)
 

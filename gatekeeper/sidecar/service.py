@@ -32,6 +32,7 @@ from gatekeeper.errors import (
     LeaseTimeout,
     StorageError,
 )
+from gatekeeper.gate import GateInternals, internals
 from gatekeeper.sidecar.exchange import (
     METHODS,
     Call,
@@ -87,6 +88,7 @@ class Service:
         gate: Gatekeeper,
         config: Config,
         *,
+        inside: GateInternals | None = None,
         tokens: Tokens | None = None,
         hosts: frozenset[str] | None = None,
         clock: Clock | None = None,
@@ -97,9 +99,11 @@ class Service:
         exposed: str | None = None,
         addresses: Sequence[tuple[str, int]] | None = None,
     ) -> None:
-        """`addresses` are those listened on, in place of `hosts`: the Host headers that are
-        accepted follow from them, and from the configuration in force."""
+        """`inside` stands for what `internals` gives of the gate. `addresses` are those listened
+        on, in place of `hosts`: the Host headers that are accepted follow from them, and from
+        the configuration in force."""
         self.gate = gate
+        self.internals = inside or internals(gate)
         self.version = version
         self.clock = clock or SystemClock()
         self.phase = "starting"
@@ -112,7 +116,7 @@ class Service:
         )
         self.streams = Underway()
         """Pages that are being fetched and passed on."""
-        self.learning = Learning(gate, self.clock)
+        self.learning = Learning(self.internals, self.clock)
         self.router = Router(ROUTES)
         self.reread = reread
         self.certificates = certificates
@@ -142,7 +146,7 @@ class Service:
         if self._tracing is not None:
             self.at_once = None
             self.handle = self._tracing.around(self._answer, self.router)
-        gate.on_retrieval(self._retrieved)
+        self.internals.on_retrieval(self._retrieved)
 
     def take_over(self, config: Config, tokens: Tokens) -> None:
         """Put a checked configuration in force: all of it or, by raising first, nothing."""
@@ -171,7 +175,7 @@ class Service:
         """Why they are not, for people."""
         if self.phase != "serving":
             return self.phase
-        if (why := self.gate.storage_failing) is not None:
+        if (why := self.internals.storage_failing) is not None:
             return f"promises can't be kept: {why} (storage)"
         if not self.leases.writable:
             return "the journal of leases takes no line (storage)"
@@ -320,7 +324,7 @@ class Service:
             "gatekeeper_storage_failing",
             "Whether the state file takes no promises, so that leases are deferred.",
             (),
-            [((), float(self.gate.storage_failing is not None or not self.leases.writable))],
+            [((), float(self.internals.storage_failing is not None or not self.leases.writable))],
         )
 
     def _problem(self, error: Exception, request_id: str, call: Call | None) -> Problem:

@@ -24,7 +24,7 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.leasing import Lease, refuse
+from gatekeeper.gate.leases import Lease, refuse
 from gatekeeper.sidecar.exchange import Problem
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class WaitingRoom:
     async def _learn(self, gate: Gatekeeper, wanted: Wanted) -> None:
         """The file first, and in no queue: a slow origin delays no other of its host. Raises
         what it says of the URL, and LeaseTimeout where it does not come in time."""
-        decision = gate.recall(wanted.url, user_agent=wanted.user_agent)
+        decision = gate.peek(wanted.url, user_agent=wanted.user_agent)
         try:
             if decision is None:
                 async with deadline(self._clock, wanted.wait):

@@ -17,8 +17,9 @@ from gatekeeper import (
     Verdict,
 )
 from gatekeeper.clock import VirtualClock
+from gatekeeper.gate import internals
+from gatekeeper.gate.robots_pacing import PARKED
 from gatekeeper.storage.memory import MemoryStorage
-from gatekeeper.wishes import PARKED
 from tests.internet import CloseSilently, Fail, FakeInternet, Hold, Page
 from tests.politeness.conftest import MakeGate
 from tests.politeness.crawling import visit
@@ -115,8 +116,8 @@ async def test_hosts_that_failed_wait_while_our_own_network_is_down_and_probes_g
             await clock.sleep(1.0)
             assert gate.ready
             internet.dns("known.test", Fail.SERVFAIL)
-            assert isinstance(gate.connector, aiohttp.TCPConnector)
-            gate.connector.clear_dns_cache()
+            assert isinstance(internals(gate).connector, aiohttp.TCPConnector)
+            internals(gate).connector.clear_dns_cache()
             await cut_off(gate, but="known.test")
             waiting = asyncio.create_task(visit(gate, "http://known.test/x", log))
             queries = len(internet.resolver.queries)

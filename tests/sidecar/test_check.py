@@ -58,7 +58,7 @@ class ScriptedGate:
             return decision(url, Verdict.DENY, reason=Reason.RULE, rule=rule, user_agent=user_agent)
         return decision(url, user_agent=user_agent)
 
-    def write_all(self, urls: Sequence[str], **_: object) -> list[str | None]:
+    def write_many(self, urls: Sequence[str], **_: object) -> list[str | None]:
         return [None] * len(urls)
 
     async def check_all(
@@ -79,7 +79,7 @@ def config() -> Config:
 
 @pytest.fixture
 async def service(gate: ScriptedGate, config: Config) -> Service:
-    service = Service(gate, config, hosts=frozenset([ANY_LITERAL]))  # type: ignore[arg-type]
+    service = Service(gate, config, inside=gate, hosts=frozenset([ANY_LITERAL]))  # type: ignore[arg-type]
     service.phase = "serving"
     return service
 

@@ -53,7 +53,7 @@ async def test_of_a_host_that_nobody_holds_nothing_is_said(asked: Any) -> None:
     gate = asked.service.gate
     _, lease = await asked.post("/v1/leases", WANT, headers=bearer("owner"))
     await asked.post(f"/v1/leases/{lease['id']}/report", {}, headers=bearer("owner"))
-    await gate.block("a.test", gate.clock.wall() + 60)
+    await gate.block("a.test", asked.service.clock.wall() + 60)
     status, problem = await asked.post("/v1/leases", WANT | {"wait": 0}, headers=bearer("boss"))
 
     assert (status, problem["type"]) == (429, "urn:gatekeeper:problem:not-yet")

@@ -12,6 +12,7 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
+from gatekeeper.gate import internals
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.leases import LeaseBook, LeaseTable, OpenLease
 from gatekeeper.sidecar.waiting import Wanted
@@ -254,7 +255,7 @@ async def kept(door: Any, internet: FakeInternet, path: Path) -> AsyncIterator[K
 async def test_a_full_disk_leaks_no_turn_and_says_what_helps(kept: Kept, at_once: bool) -> None:
     async def take() -> None:
         if at_once:
-            kept.table.take(kept.gate, URL, 60.0, "client")
+            kept.table.take(internals(kept.gate), URL, 60.0, "client")
         else:
             await kept.take()
 
@@ -273,7 +274,10 @@ async def test_while_the_disk_is_full_no_turn_is_taken_at_all(kept: Kept) -> Non
     granted = kept.gate.stats().pacing.granted
     with full_disk(kept.book):
         for _ in range(3):
-            assert kept.table._unwritten is False or kept.table.take(kept.gate, URL, 1, "c") is None
+            assert (
+                kept.table._unwritten is False
+                or kept.table.take(internals(kept.gate), URL, 1, "c") is None
+            )
             with pytest.raises(Problem, match="storage"):
                 await kept.take()
 
@@ -331,7 +335,7 @@ async def restarted(kept: Kept, path: Path, seconds: float) -> LeaseTable:
     kept.table.close()
     kept.clock.advance(seconds)
     table = LeaseTable(ServerConfig(), kept.clock, LeaseBook(path, clock=kept.clock))
-    await table.take_up(kept.gate)
+    await table.take_up(internals(kept.gate))
     return table
 
 
@@ -348,7 +352,7 @@ async def test_a_report_of_a_lease_that_ran_out_meanwhile_counts(
     assert table.report(lease_id, **told) is None
     blocked = kept.gate._scheduler.blocked("a.test")
     assert blocked is not None
-    assert blocked[0] - kept.gate.clock.wall() == pytest.approx(600.0, abs=1.0)
+    assert blocked[0] - internals(kept.gate).clock.wall() == pytest.approx(600.0, abs=1.0)
     table.report(lease_id, **(told | {"retry_after": "9000"}))
     assert kept.gate._scheduler.blocked("a.test")[0] == pytest.approx(blocked[0], abs=1.0)
 

@@ -47,7 +47,7 @@ class ScriptedGate:
         self.turn.set()
         self.left = 0
 
-    def recall(self, url: str, **asked: Any) -> Any:
+    def peek(self, url: str, **asked: Any) -> Any:
         return SimpleNamespace(verdict=Verdict.ALLOW)
 
     async def acquire(self, url: str, **wanted: Any) -> ScriptedLease:

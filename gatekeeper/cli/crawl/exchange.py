@@ -19,7 +19,7 @@ from gatekeeper.robots.headers import from_headers
 from gatekeeper.urls import mask
 
 if TYPE_CHECKING:
-    from gatekeeper.leasing import Lease
+    from gatekeeper.gate.leases import Lease
 
 __all__ = ["exchange"]
 

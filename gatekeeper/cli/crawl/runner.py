@@ -33,7 +33,7 @@ from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision
 from gatekeeper.errors import ConfigError
-from gatekeeper.gate import Gatekeeper
+from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.queue import PoliteQueue
 from gatekeeper.session import polite_session, session_gate
 from gatekeeper.storage.lock import FileLock
@@ -230,7 +230,7 @@ def _work(
     work = Crawl(
         client,
         lambda on_denied: PoliteQueue(
-            ListeningGate(gate, deferred), maxsize=_MAX_QUEUED, on_denied=on_denied
+            ListeningGate(internals(gate), deferred), maxsize=_MAX_QUEUED, on_denied=on_denied
         ),
         clock=clock,
         limits=job.limits,

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper.decision import Decision
-from gatekeeper.prepared import Given
+from gatekeeper.gate.decision_cache import WrittenDecision
 from gatekeeper.sidecar.exchange import (
     CHECK,
     Call,
@@ -39,10 +39,7 @@ class CheckQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def check(service: Service, call: Call) -> web.StreamResponse:
     """One decision; 200 whatever the verdict."""
     query = _plain_question(call.query) or read_query(call.query, CheckQuery)
-    gate, agent = service.gate, query.user_agent
-    decision = gate.recall(query.url, user_agent=agent)
-    if decision is None:
-        decision = await gate.check(query.url, user_agent=agent)
+    decision = await service.gate.check(query.url, user_agent=query.user_agent)
     service.decided(decision, call)
     return quick_json(call.request, decision)
 
@@ -52,7 +49,7 @@ def check_at_once(service: Service, glance: Glance) -> bytes | None:
     question = _plain_question(glance.query)
     if question is None:
         return None
-    decision = service.gate.recall(question.url)
+    decision = service.internals.recall(question.url)
     if decision is None:
         return None
     service.decided_at_once(decision, glance)
@@ -73,18 +70,18 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
     if len(batch.urls) > most:
         raise Problem(413, "too-large", f"a batch may have {most} URLs at most", most=most)
     gate, agent = service.gate, batch.user_agent
-    given: list[Given] | None = [] if service.log.enabled else None
-    written = gate.write_all(batch.urls, user_agent=agent, given=given)
-    if given:
-        service.log.add_many(given, call.id, call.client)
-    missing = [url for url, text in zip(batch.urls, written, strict=True) if text is None]
+    written: list[WrittenDecision] | None = [] if service.log.enabled else None
+    texts = service.internals.write_many(batch.urls, user_agent=agent, written=written)
+    if written:
+        service.log.add_many(written, call.id, call.client)
+    missing = [url for url, text in zip(batch.urls, texts, strict=True) if text is None]
     late: Iterator[str] = iter(())
     if missing:
         rest = await gate.check_all(missing, user_agent=agent)
         service.log.add_many(rest, call.id, call.client)
         late = (encode(decision).decode() for decision in rest)
-    texts = ",".join([next(late) if text is None else text for text in written])
-    return quick_json(call.request, f'{{"decisions":[{texts}]}}'.encode())
+    decisions = ",".join([next(late) if text is None else text for text in texts])
+    return quick_json(call.request, f'{{"decisions":[{decisions}]}}'.encode())
 
 
 ROUTES = (

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
-from msgspec.structs import replace
 
 from gatekeeper import urls
 from gatekeeper.clock import utc
-from gatekeeper.decision import Decision, Reason, State, Verdict
-from gatekeeper.fetching.outcomes import Outcome, Row, is_binary, judge, readable
-from gatekeeper.operating import token_of
+from gatekeeper.decision import Reason, State
+from gatekeeper.fetching.outcomes import Outcome, is_binary, judge, readable
 from gatekeeper.robots import Finding, Group, Policy, RobotsTxt
-from gatekeeper.robots.normal import is_robots_txt
 from gatekeeper.sidecar.exchange import (
     CHECK,
     Call,
@@ -133,61 +130,20 @@ async def explain(service: Service, call: Call) -> web.StreamResponse:
 async def what_if(service: Service, call: Call) -> web.StreamResponse:
     """The same for a text in the request; nothing is fetched, stored, counted or logged."""
     asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
-    target = urls.parse(asked.url)
-    agent = token_of(asked.user_agent)
     settings, limit = service.config.robots, service.config.fetch.max_body
     body = asked.robots_txt.encode("utf-8", "surrogatepass")
     outcome = Outcome.NOT_TEXT
     if not is_binary(body):
         outcome = judge(Outcome.RULES, body[: limit + 1], truncated=len(body) > limit)
-    robots = RobotsTxt.parse(readable(body), dialect=settings.dialect, limit=limit)
-    policy = robots.policy(
-        agent,
-        conflicts=settings.conflicts,
-        v2_semantics=settings.v2_semantics,
-        inherit_crawl_delay=settings.inherit_crawl_delay,
+    text = RobotsTxt.parse(readable(body), dialect=settings.dialect, limit=limit)
+    decision, policy = service.internals.what_if(
+        asked.url, text, outcome.row, user_agent=asked.user_agent
     )
-    decision = _supposed(asked.url, target, agent, outcome.row, policy, service.clock.wall())
-    match = policy.match_path(target.path, target.origin)
-    candidates = match.candidates if outcome.row.verdict is None else ()
+    candidates = policy.match(asked.url).candidates if outcome.row.verdict is None else ()
     answer = Explanation(
         decision=decision, robots_txt=asked.robots_txt, candidates=candidates, fetch=None
     )
     return json_response(answer)
-
-
-def _supposed(
-    raw: str, target: urls.Target, agent: str, row: Row, policy: Policy, wall: float
-) -> Decision:
-    """The decision that the text would give. It has no id: nobody will find it in a log."""
-    bare = Decision(
-        verdict=row.verdict or Verdict.ALLOW,
-        reason=row.reason,
-        url=urls.mask(raw),
-        origin=target.origin,
-        user_agent=agent,
-        state=row.state,
-    )
-    if is_robots_txt(target.path):  # RFC-20, whatever the text says
-        return replace(bare, verdict=Verdict.ALLOW, reason=Reason.ROBOTS_FILE)
-    if row.verdict is not None:
-        return bare
-    match, now = policy.match_path(target.path, target.origin), utc(wall)
-    verdict = Verdict.ALLOW if match.allowed else Verdict.DENY
-    reason = row.reason if match.rule is None else Reason.RULE
-    retry_at = None
-    if match.allowed and not policy.may_visit(now):
-        verdict, reason = Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME
-        retry_at = policy.next_visit(now)
-    return replace(
-        bare,
-        verdict=verdict,
-        reason=reason,
-        rule=match.rule,
-        retry_at=retry_at,
-        crawl_delay=policy.crawl_delay,
-        conflict=match.conflict,
-    )
 
 
 async def robots(service: Service, call: Call) -> web.StreamResponse:
@@ -250,7 +206,7 @@ def _timing(policy: Policy) -> Timing:
 
 
 async def _text(service: Service, url: str) -> str | None:
-    body = await service.gate.source(url)
+    body = await service.internals.source(url)
     return None if body is None else body.decode("utf-8", "replace")
 
 

@@ -13,7 +13,7 @@ from gatekeeper import urls
 from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout
-from gatekeeper.leasing import Lease, refuse
+from gatekeeper.gate.leases import Lease, refuse
 from gatekeeper.sidecar.exchange import CRAWL, SANDBOXED, Call, Problem, Route, read_query
 from gatekeeper.sidecar.waiting import Wanted
 
@@ -82,7 +82,7 @@ class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def open_session(service: Service) -> aiohttp.ClientSession:
     """The session of the pages: guarded, each hop decided and paced, bodies passed as sent."""
     return aiohttp.ClientSession(
-        connector=service.gate.guarded_connector(),
+        connector=service.internals.guarded_connector(),
         middlewares=(service.gate.middleware,),
         headers={"User-Agent": service.gate.user_agent},
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, deadline, utc
-from gatekeeper.decision import Decision, Reason, State, Verdict
+from gatekeeper.clock import Clock, deadline
+from gatekeeper.decision import Decision, State
 from gatekeeper.errors import GateClosed, InvalidURL
 from gatekeeper.robots import product_token
-from gatekeeper.robots.normal import is_robots_txt
 from gatekeeper.sidecar.exchange import ANY, FORWARD_AUTH, Call, Problem, Route
 from gatekeeper.sidecar.metrics import Sample
 from gatekeeper.sidecar.routes.fetch import decision_headers
@@ -36,8 +35,6 @@ __all__ = ["ROUTES", "Learning", "asked_url"]
 logger = logging.getLogger(__name__)
 
 
-_SOON = 1.0
-"""Seconds after which asking again about an origin that was unknown can help."""
 _ANYBODY = "*"
 """Whom the file calls so is judged that says no name, never our own robot."""
 
@@ -100,10 +97,11 @@ async def _decide(service: Service, call: Call) -> Decision:
     target = urls.parse(url)
     named = call.request.headers.get("User-Agent", "")[:512]
     agent = named if product_token(named) else _ANYBODY
-    if is_robots_txt(target.path):
-        # RFC-20. Also of an unknown origin: our own question may come through the very proxy
-        # that asks here, and a 403 to it would read as "there is no file".
-        return _told(call, target, agent, Verdict.ALLOW, Reason.ROBOTS_FILE)
+    robots_file = service.internals.robots_file(url, user_agent=agent)
+    if robots_file is not None:
+        # Also of an unknown origin: our own question may come through the very proxy that asks
+        # here, and a 403 to it would read as "there is no file".
+        return robots_file
     decision = service.gate.peek(url, user_agent=agent)
     if decision is None:
         task = service.learning.begin(target.origin)
@@ -116,30 +114,8 @@ async def _decide(service: Service, call: Call) -> Decision:
         # Told from the file: asked anew in passing, so that it is refreshed in time.
         service.learning.begin(target.origin)
     if decision is None:
-        soon = service.clock.wall() + _SOON
-        decision = _told(call, target, agent, Verdict.DEFER, Reason.UNKNOWN, retry_at=soon)
+        decision = service.internals.unknown(url, user_agent=agent)
     return decision
-
-
-def _told(
-    call: Call,
-    target: urls.Target,
-    agent: str,
-    verdict: Verdict,
-    reason: Reason,
-    *,
-    retry_at: float | None = None,
-) -> Decision:
-    """What needs no look at the file. The request's id, which nobody else has, is its own."""
-    return Decision(
-        verdict=verdict,
-        reason=reason,
-        url=target.url,
-        origin=target.origin,
-        user_agent=product_token(agent),
-        retry_at=None if retry_at is None else utc(retry_at),
-        id=call.id,
-    )
 
 
 ROUTES = (

@@ -79,7 +79,7 @@ async def list_hosts(service: Service, call: Call) -> web.StreamResponse:
 
 async def _looked_at(service: Service, query: HostQuery) -> AsyncIterator[HostBody]:
     wanted = query.q.lower()
-    for number, host in enumerate(service.gate.hosts(), 1):
+    for number, host in enumerate(service.internals.hosts(), 1):
         if number % _SLICE == 0:
             await asyncio.sleep(0)
         if wanted in host:

@@ -76,7 +76,7 @@ def acquire_at_once(service: Service, glance: Glance) -> bytes | None:
     asked = read_at_once(glance, _lease_wanted, limit=server.max_body)
     if asked is None or asked.user_agent is not None or asked.wait > server.max_wait:
         return None
-    held = service.leases.take(service.gate, asked.url, asked.ttl, glance.client)
+    held = service.leases.take(service.internals, asked.url, asked.ttl, glance.client)
     if held is None:
         return None
     service.metrics.queue_wait.observe(0.0)

@@ -139,7 +139,7 @@ async def openapi_json(service: Service, call: Call) -> web.StreamResponse:
 async def prometheus(service: Service, call: Call) -> web.StreamResponse:
     """For Prometheus."""
     # Every host is looked at: on a thread, since there may be a million of them.
-    service.host_states = await asyncio.to_thread(service.gate.host_states)
+    service.host_states = await asyncio.to_thread(service.internals.host_states)
     return web.Response(body=service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gatekeeper import Gatekeeper, HostRule, Reason, Verdict, VirtualClock
 from gatekeeper.config import CacheConfig, Config, GuardConfig
 from gatekeeper.decision import Decision
-from gatekeeper.prepared import Given
+from gatekeeper.gate import internals
+from gatekeeper.gate.decision_cache import WrittenDecision
 from tests.internet import FakeInternet
 
 ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nDisallow: /*.pdf$\n"
@@ -53,7 +54,7 @@ async def test_the_same_rule_gives_the_same_answer(
     virtual_internet: FakeInternet, gate: Gatekeeper, first: str, second: str
 ) -> None:
     built = await asked(virtual_internet, gate, first)
-    recalled = gate.recall(f"http://a.test{second}")
+    recalled = internals(gate).recall(f"http://a.test{second}")
 
     assert recalled is not None
     assert common(recalled) == common(built)
@@ -61,18 +62,27 @@ async def test_the_same_rule_gives_the_same_answer(
     assert recalled.id != built.id
 
 
-async def test_nothing_is_recalled_of_a_rule_not_met(
-    virtual_internet: FakeInternet, gate: Gatekeeper
+@pytest.mark.parametrize("path", ["/private/x", "/private/open/x", "/x.pdf", "/robots.txt"])
+async def test_a_rule_not_met_before_gives_the_decision_of_a_cold_origin(
+    virtual_internet: FakeInternet, gate: Gatekeeper, path: str
 ) -> None:
+    virtual_internet.site("b.test").robots(ROBOTS)
+    cold = common(await asked(virtual_internet, gate, path, "b.test"))
     await asked(virtual_internet, gate, "/a")
+    recalled = internals(gate).recall(f"http://a.test{path}")
 
-    assert gate.recall("http://a.test/private") is None
+    assert recalled is not None
+    own = ("origin", "fetched_at", "expires_at")
+    warm = common(recalled)
+    assert {name: warm[name] for name in warm if name not in own} == {
+        name: cold[name] for name in cold if name not in own
+    }
+    assert gate.stats().decisions[recalled.verdict, recalled.reason] == 2
 
 
 @pytest.mark.parametrize(
     "url",
     [
-        "http://a.test/robots.txt",
         "http://user@a.test/a",
         "http://a.test/x/../private",
         "http://b.test/a",
@@ -85,7 +95,7 @@ async def test_anything_odd_is_left_to_check(
 ) -> None:
     await asked(virtual_internet, gate, "/a")
 
-    assert gate.recall(url) is None
+    assert internals(gate).recall(url) is None
 
 
 async def test_an_expired_record_answers_nothing(
@@ -96,7 +106,7 @@ async def test_an_expired_record_answers_nothing(
     assert isinstance(clock, VirtualClock)
     clock.advance(86_400.0)
 
-    assert gate.recall("http://a.test/a") is None
+    assert internals(gate).recall("http://a.test/a") is None
 
 
 async def test_the_operators_word_outranks_what_was_prepared(
@@ -106,7 +116,7 @@ async def test_the_operators_word_outranks_what_was_prepared(
     gate.override(HostRule(match="a.test", robots="deny", reason="not ours"))
 
     assert (await asked(virtual_internet, gate, "/a")).verdict is Verdict.DENY
-    gate.lift_override("a.test")
+    gate.override(HostRule(match="a.test"))
     assert (await asked(virtual_internet, gate, "/a")).verdict is Verdict.ALLOW
 
 
@@ -116,10 +126,10 @@ async def test_agents_have_answers_of_their_own(
     virtual_internet.site("b.test").robots("User-agent: otherbot\nDisallow: /\n")
     await asked(virtual_internet, gate, "/a", "b.test")
 
-    assert gate.recall("http://b.test/a", user_agent="otherbot") is None
+    assert internals(gate).recall("http://b.test/a", user_agent="otherbot") is None
     decision = await gate.check("http://b.test/a", user_agent="otherbot")
     assert decision.verdict is Verdict.DENY
-    assert gate.recall("http://b.test/x", user_agent="otherbot/2.0") is not None
+    assert internals(gate).recall("http://b.test/x", user_agent="otherbot/2.0") is not None
 
 
 async def test_a_file_with_visit_times_is_asked_each_time(
@@ -128,7 +138,7 @@ async def test_a_file_with_visit_times_is_asked_each_time(
     virtual_internet.site("b.test").robots("User-agent: *\nVisit-time: 0600-0845\n")
     await asked(virtual_internet, gate, "/a", "b.test")
 
-    assert gate.recall("http://b.test/b") is None
+    assert internals(gate).recall("http://b.test/b") is None
 
 
 async def test_recalled_decisions_are_counted(
@@ -214,14 +224,14 @@ async def test_what_is_not_plainly_welcome_is_not_leased_at_once(
 async def test_a_plain_path_is_answered_as_the_whole_url_is(
     virtual_internet: FakeInternet, gate: Gatekeeper, path: str
 ) -> None:
-    at_once, at_place = gate._answers.at_once, gate._answers.at_place
-    assert at_place("http://a.test", path) is None  # nothing is known yet
+    whole, plain = gate._decider.recall_lease, gate._decider.recall_plain
+    assert plain("http://a.test", path) is None  # nothing is known yet
     await asked(virtual_internet, gate, "/a")
 
-    assert at_place("http://a.test", path) is at_once(f"http://a.test{path}")
-    assert at_place("http://b.test", path) is None
-    assert (at_place("http://a.test", path) is not None) is (
-        path != "/robots.txt" and bool(await asked(virtual_internet, gate, path))
+    assert plain("http://a.test", path) is whole(f"http://a.test{path}")
+    assert plain("http://b.test", path) is None
+    assert (plain("http://a.test", path) is not None) is bool(
+        await asked(virtual_internet, gate, path)
     )
 
 
@@ -266,10 +276,12 @@ def test_what_is_written_are_the_octets_of_the_decision(raws: list[str]) -> None
             async with Gatekeeper("testbot/1.0", config=config, resolver=net.resolver) as gate:
                 for path in ("/", "/b", '/ß"', '/"id":"'):
                     await gate.check(f"http://a.test{path}")
-                assert all(gate.write_all(["http://a.test/%C3%9F%22", "http://a.test/b"]))
-                for raw, text in zip(raws, gate.write_all(raws), strict=True):
+                assert all(
+                    internals(gate).write_many(["http://a.test/%C3%9F%22", "http://a.test/b"])
+                )
+                for raw, text in zip(raws, internals(gate).write_many(raws), strict=True):
                     if text is not None:
-                        told = gate.recall(raw)
+                        told = internals(gate).recall(raw)
                         assert told is not None
                         told = msgspec.structs.replace(told, id=msgspec.json.decode(text)["id"])
                         assert text.encode() == msgspec.json.encode(told)
@@ -286,8 +298,8 @@ async def test_ordinary_urls_are_written_whatever_stands_beside_them(
     odd = ["nonsense", "http://a.test/ä", "http://a.test/x/../private", "http://A.test/b"]
     late = ["http://c.test/", "http://a.test/robots.txt", "http://a.test/new.pdf", ""]
 
-    assert all(gate.write_all(ordinary))
-    written = gate.write_all([*ordinary, *odd, *late])
+    assert all(internals(gate).write_many(ordinary))
+    written = internals(gate).write_many([*ordinary, *odd, *late])
     assert all(written[:2])
     assert written[2:] == [None] * 8
 
@@ -297,9 +309,9 @@ async def test_what_is_written_is_counted_told_and_numbered(
 ) -> None:
     for path in ("/a", "/private"):
         await asked(virtual_internet, gate, path)
-    given: list[Given] = []
+    given: list[WrittenDecision] = []
     raws = ["http://a.test/b", "nonsense", "http://a.test/private/c"] * 2
-    written = [text for text in gate.write_all(raws, given=given) if text is not None]
+    written = [text for text in internals(gate).write_many(raws, written=given) if text is not None]
 
     assert gate.stats().decisions[Verdict.DENY, Reason.RULE] == 1 + 2
     assert [one.decision for one in given] == [
@@ -316,7 +328,7 @@ async def test_nothing_is_written_of_an_expired_record(
     assert isinstance(clock, VirtualClock)
     clock.advance(86_400.0)
 
-    assert gate.write_all(["http://a.test/a"]) == [None]
+    assert internals(gate).write_many(["http://a.test/a"]) == [None]
 
 
 async def test_what_is_written_is_the_agents_own(
@@ -324,6 +336,6 @@ async def test_what_is_written_is_the_agents_own(
 ) -> None:
     await asked(virtual_internet, gate, "/private")
     await gate.check("http://a.test/private", user_agent="otherbot")
-    [text] = gate.write_all(["http://a.test/private/x"], user_agent="otherbot/1.0")
+    [text] = internals(gate).write_many(["http://a.test/private/x"], user_agent="otherbot/1.0")
 
     assert msgspec.json.decode(text or "")["user_agent"] == "otherbot"

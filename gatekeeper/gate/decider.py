@@ -1,0 +1,548 @@
+"""From what is known of an origin to the `Decision` about one URL.
+
+`Decider.decide` is the one place where a robots.txt, or the lack of one, and a URL become a
+decision: every question and every lease comes to it. It reads no clock, waits for nothing and
+does no I/O; the moment is an argument. A `DecisionCache` stands in front of it, inside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from gatekeeper.config import Config
+from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, State, Verdict
+from gatekeeper.fetching.guard import Guard
+from gatekeeper.fetching.outcomes import Row
+from gatekeeper.fetching.records import Moment, Record, Standing
+from gatekeeper.gate.decision_cache import (
+    CachedDecision,
+    CachedOrigin,
+    DecisionCache,
+    WrittenDecision,
+)
+from gatekeeper.http_fields import utc
+from gatekeeper.pacing.rules import HostRules
+from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN, RobotsInterval
+from gatekeeper.robots import Match, Policy, RobotsTxt, Rule
+from gatekeeper.robots.normal import is_robots_txt
+from gatekeeper.robots.rulesets import ROBOTS_FILE
+from gatekeeper.urls import Target, mask
+
+__all__ = ["ON_THE_WAY", "Decider", "DecisionIds"]
+
+_log = logging.getLogger(__name__)
+
+ON_THE_WAY = 1.0
+"""Seconds for which a granted request may be under way: it must be allowed at their end, too."""
+
+_SOON = 1.0
+"""Seconds after which to ask again where nothing but the asker itself is in the way."""
+
+_AFTER_AN_ERROR = 60.0
+"""Seconds after which to ask again where an error of ours kept a URL from being decided."""
+
+_AFTER_A_FULL_DISK = 5.0
+"""Seconds after which to ask again where the state file can't be written."""
+
+_DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
+
+
+class DecisionIds:
+    """Ids of decisions: a prefix of this process and a counter, so no clock and no random
+    number is needed for each.
+
+    >>> ids = DecisionIds()
+    >>> first, second = ids(), ids()
+    >>> first != second and first.startswith(ids.prefix)
+    True
+    """
+
+    def __init__(self) -> None:
+        self.prefix = f"{os.getpid():x}{secrets.token_hex(4)}-"
+        self.numbers = itertools.count(1)
+
+    def __call__(self) -> str:
+        """The next id."""
+        return f"{self.prefix}{next(self.numbers):x}"
+
+
+class _Judged(NamedTuple):
+    """What a policy says about a path at a moment."""
+
+    verdict: Verdict
+    reason: Reason
+    rule: Rule | None
+    conflict: bool
+    retry_at: datetime | None = None
+
+
+def _judge(policy: Policy, match: Match, otherwise: Reason, walls: Sequence[float]) -> _Judged:
+    """Turn a match into a verdict. `otherwise` is the reason where no rule matched; `walls` are
+    the moments at which a visit must be welcome."""
+    verdict = Verdict.ALLOW if match.allowed else Verdict.DENY
+    # Without a rule the reason is that of the file: no_file, empty_file, soft_404 ...
+    reason = otherwise if match.rule is None else Reason.RULE
+    if match.allowed and policy.timed:
+        for moment in map(utc, walls):
+            if not policy.may_visit(moment):  # Robot Exclusion Standard 2.0, Visit-time (V2-24)
+                reason, retry_at = Reason.OUTSIDE_VISIT_TIME, policy.next_visit(moment)
+                return _Judged(Verdict.DEFER, reason, match.rule, match.conflict, retry_at)
+    return _Judged(verdict, reason, match.rule, match.conflict)
+
+
+class Decider:
+    """Builds every decision of a gate.
+
+    Its state is the counts of decisions and the decision cache.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        agent: str,
+        ids: DecisionIds,
+        guard: Guard | None,
+        overrides: HostRules,
+        warm: dict[str, Record],
+    ) -> None:
+        """`agent` is the product token of the gate's own name, `overrides` are the operator's
+        `[[host]]` tables, and `warm` holds, by origin, the records that answer by the policy of
+        their text alone until `fresh_until`: the directory fills and empties it."""
+        self._config = config
+        self._max_interval = config.pacing.max_interval
+        self._ids = ids
+        self._prefix = ids.prefix
+        self._guard = guard
+        self._overrides = overrides
+        self._warm = warm
+        self._counts: Counter[tuple[Verdict, Reason]] = Counter()
+        self._cache = DecisionCache(
+            warm, ids.prefix, agent=agent, max_agents=config.cache.max_agents
+        )
+        self.own_origin = self._cache.own
+        """What is kept, for the gate's own agent, of an origin as it is spelt. No clock is read:
+        a record that is no longer fresh leaves `warm` by a timer."""
+
+    def adjust(self, config: Config) -> None:
+        """Decide by the pacing of another configuration from now on."""
+        self._config = config
+        self._max_interval = config.pacing.max_interval
+        self.forget()
+
+    def forget(self) -> None:
+        """Keep no decision of before: the operator's word or the configuration has changed."""
+        for record in self._warm.values():
+            record.retire()
+
+    def counts(self) -> dict[tuple[Verdict, Reason], int]:
+        """How many decisions were given, by verdict and reason."""
+        return dict(self._counts + self._cache.counts())
+
+    # --- the decision -------------------------------------------------------------------
+
+    def decide(
+        self,
+        raw: str,
+        target: Target,
+        agent: str,
+        record: Record | None,
+        moment: Moment,
+        *,
+        ahead: float = 0.0,
+    ) -> Decision | None:
+        """The decision about a URL for the agent; None: the file of its origin is needed first.
+
+        `raw` is the text as it was asked about, `target` what was read of it, `record` what is
+        known of its origin. A Visit-time must go on for `ahead` seconds.
+        """
+        outright = self.outright(raw, target, agent)
+        if outright is not None or record is None:
+            return outright
+        decision = self._by_record(raw, target, agent, record, moment, ahead)
+        if (
+            self._cache.on
+            and record is self._warm.get(record.origin)
+            and moment.now < record.fresh_until
+        ):
+            self._keep(decision, target.path, record, agent, moment)
+        return decision
+
+    def outright(self, raw: str, target: Target, agent: str) -> Decision | None:
+        """What the guard or the operator decides without a look at the file; None: neither."""
+        refusal = None if self._guard is None else self._guard.refuses_target(target)
+        if refusal is not None:
+            return self._simple(Verdict.DENY, Reason.BLOCKED, raw, target, agent, note=refusal.note)
+        rule = self._overrides.find(target.host)
+        if rule is None or rule.robots == "obey":
+            return None
+        verdict = Verdict.ALLOW if rule.robots == "allow" else Verdict.DENY
+        return self._simple(
+            verdict, Reason.OPERATOR, raw, target, agent, state=State.OVERRIDE, note=rule.reason
+        )
+
+    def _by_record(
+        self,
+        raw: str,
+        target: Target,
+        agent: str,
+        record: Record,
+        moment: Moment,
+        ahead: float,
+    ) -> Decision:
+        standing = record.standing(moment)
+        if is_robots_txt(target.path):
+            # RFC 9309 section 2.2.2: "/robots.txt" is implicitly allowed (RFC-20, R96-16, V2-34).
+            judged = _Judged(Verdict.ALLOW, Reason.ROBOTS_FILE, None, False)
+        elif standing.verdict is not None or standing.robots is None:
+            # T2: outwardly all that the guard refused has one reason.
+            ours = standing.reason is Reason.EGRESS_POLICY
+            judged = _Judged(
+                standing.verdict or Verdict.DEFER,
+                Reason.BLOCKED if ours else standing.reason,
+                None,
+                False,
+                _moment(standing.retry_at),
+            )
+        else:
+            policy = self.policy(record, standing.robots, agent)
+            match = policy.match_path(target.path, target.origin)
+            walls = (moment.wall_time, moment.wall_time + ahead)
+            judged = _judge(policy, match, standing.reason, walls)
+            clamped = self._clamped(policy, standing, moment)
+            return self._told(
+                raw, target, agent, standing, judged, policy.crawl_delay, clamped, clamped
+            )
+        note = BLOCKED_NOTE if judged.reason is Reason.BLOCKED else None
+        return self._told(raw, target, agent, standing, judged, None, None, note)
+
+    def _told(
+        self,
+        raw: str,
+        target: Target,
+        agent: str,
+        standing: Standing,
+        judged: _Judged,
+        crawl_delay: float | None,
+        clamped: str | None,
+        note: str | None,
+    ) -> Decision:
+        self._counts[judged.verdict, judged.reason] += 1
+        return Decision(
+            verdict=judged.verdict,
+            reason=judged.reason,
+            url=_shown(raw),
+            origin=target.origin,
+            user_agent=agent,
+            state=standing.state,
+            rule=judged.rule,
+            retry_at=judged.retry_at if judged.verdict is Verdict.DEFER else None,
+            robots_status=standing.status,
+            fetched_at=_moment(standing.fetched_at),
+            expires_at=_moment(standing.expires_at),
+            hops=standing.hops,
+            crawl_delay=crawl_delay,
+            conflict=judged.conflict,
+            clamped=clamped is not None,
+            note=note,
+            id=self._ids(),
+        )
+
+    def _clamped(self, policy: Policy, standing: Standing, moment: Moment) -> str | None:
+        """What `pacing.max_interval` makes of the interval that the text asks for, in words;
+        None: nothing."""
+        if self._max_interval is None:
+            return None
+        now = utc(moment.wall_time)
+        seconds = policy.interval(now, standing.took)
+        if seconds is None or seconds <= self._max_interval:
+            return None
+        source = policy.interval_source(now, standing.took)
+        return f"{source}, capped at {self._max_interval:g} s by pacing.max_interval"
+
+    # --- the policy ---------------------------------------------------------------------
+
+    def policy(self, record: Record, robots: RobotsTxt, agent: str) -> Policy:
+        """The file as it reads for one agent; compiled once for a record and an agent."""
+        policy = record.policies.get(agent)
+        if policy is None or policy.robots is not robots:
+            policy = self.policy_of(robots, agent)
+            record.keep_policy(agent, policy)
+        return policy
+
+    def policy_of(self, robots: RobotsTxt, agent: str) -> Policy:
+        """Any text as it reads for one agent by `[robots]`."""
+        settings = self._config.robots
+        return robots.policy(
+            agent,
+            conflicts=settings.conflicts,
+            v2_semantics=settings.v2_semantics,
+            inherit_crawl_delay=settings.inherit_crawl_delay,
+        )
+
+    @staticmethod
+    def closed_policy(agent: str) -> Policy:
+        """What stands for a file that can't be had: nothing may be fetched (RFC 9309 section
+        2.3.1.4, RFC-37)."""
+        return _DENY_ALL.policy(agent)
+
+    def interval(self, record: Record, agent: str, moment: Moment) -> RobotsInterval:
+        """The interval between two requests that the text asks for, with the line that says so."""
+        standing = record.standing(moment)
+        if standing.robots is None:
+            return UNKNOWN
+        return self.interval_of(record, standing.robots, standing.took, agent, moment)
+
+    def interval_of(
+        self, record: Record, robots: RobotsTxt, took: float | None, agent: str, moment: Moment
+    ) -> RobotsInterval:
+        """`interval` by a text of the record that may have expired; `took`: seconds that its
+        retrieval took."""
+        policy = self.policy(record, robots, agent)
+        wall = moment.wall_time
+        at = utc(wall)
+        seconds = policy.interval(at, took)
+        if seconds is None:
+            return NO_RATE
+        if policy.request_rates:
+            # The hours of a slower rate may begin before the request arrives.
+            later = utc(wall + ON_THE_WAY)
+            then = policy.interval(later, took)
+            if then is not None and then > seconds:
+                seconds, at = then, later
+        return RobotsInterval(seconds, policy.interval_source(at, took))
+
+    # --- the cache ----------------------------------------------------------------------
+
+    def recall(self, url: str, agent: str, now: float) -> Decision | None:
+        """The decision about a URL whose origin is in the cache at that monotonic moment.
+
+        The first half of `decide`, with the same answers: None where the text is not plain, or
+        the origin is not in the cache.
+        """
+        found = self._cache.find(url, agent, now)
+        return None if found is None else self.of_cached(*found, url, next(self._ids.numbers))
+
+    def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
+        """What `recall` decides by: what is kept of the URL's origin, and its path."""
+        return self._cache.find(url, agent, now)
+
+    def of_cached(self, origin: CachedOrigin, path: str, url: str, number: int) -> Decision:
+        """The decision about a URL of an origin that was in the cache when it was asked for;
+        `number` makes its id."""
+        code = origin.rule_of(path)
+        cached = origin.decisions.get(code) or self._keep_rule(origin, code, path)
+        cached.count[0] += 1
+        return replace(cached.decision, url=url, id=f"{self._prefix}{number:x}")
+
+    def _keep_rule(self, origin: CachedOrigin, code: int, path: str) -> CachedDecision:
+        """Decide by a rule that no URL met before, and keep that."""
+        if code == ROBOTS_FILE:  # RFC 9309 section 2.2.2 (RFC-20)
+            judged = _Judged(Verdict.ALLOW, Reason.ROBOTS_FILE, None, False)
+            like = replace(origin.first_decision, crawl_delay=None, clamped=False, note=None)
+        else:
+            match = origin.policy.match_path(path, origin.origin)
+            judged = _judge(origin.policy, match, origin.reason, ())
+            like = origin.first_decision
+        decision = replace(
+            like,
+            verdict=judged.verdict,
+            reason=judged.reason,
+            rule=judged.rule,
+            conflict=judged.conflict,
+        )
+        return self._cache.keep(origin, code, decision)
+
+    def next_number(self) -> int:
+        """The number of the next decision's id."""
+        return next(self._ids.numbers)
+
+    def recall_lease(self, url: str) -> CachedOrigin | None:
+        """For the gate's own agent: the origin of a URL that is allowed, where the cache has it.
+
+        None where the text is not plain, the URL is not allowed, or the interval that its file
+        asks for changes with the hour.
+        """
+        return self._cache.allowed_origin(url)
+
+    def recall_plain(self, origin: str, path: str) -> CachedOrigin | None:
+        """`recall_lease` for an origin as it is spelt, and a path that is known to be plain."""
+        return self._cache.allowed_plain(origin, path)
+
+    def recall_many(self, urls: Sequence[str], agent: str, now: float) -> list[Decision | None]:
+        """`recall` for each of the URLs, at one moment."""
+        numbers, of_cached = self._ids.numbers, self.of_cached
+        return [
+            None if found is None else of_cached(*found, url, next(numbers))
+            for url, found in zip(urls, self._cache.find_many(urls, agent, now), strict=True)
+        ]
+
+    def write_many(
+        self,
+        urls: Sequence[str],
+        agent: str,
+        now: float,
+        written: list[WrittenDecision] | None = None,
+    ) -> list[str | None]:
+        """`recall_many` as the JSON of each decision; `written`, if any, takes what was given.
+
+        None also where the rule that decides was not met before.
+        """
+        return self._cache.write_many(urls, agent, now, self._ids.numbers, written)
+
+    def _keep(
+        self, decision: Decision, path: str, record: Record, agent: str, moment: Moment
+    ) -> None:
+        origin = self._cache.known(record, agent)
+        if origin is None:
+            policy = record.policies.get(agent)
+            # Visit-time is asked of the clock each time: there is no decision to keep. That
+            # about the file itself says nothing of what the file asks for.
+            if policy is None or policy.timed or decision.reason is Reason.ROBOTS_FILE:
+                return
+            hourly = bool(policy.request_rates)
+            origin = self._cache.add(
+                record,
+                policy,
+                agent,
+                interval=None if hourly else self.interval(record, agent, moment),
+                # A rate that is clamped at some hours changes the decision.
+                keeps=not (hourly and self._max_interval is not None),
+            )
+        if origin is not None and origin.keeps:
+            self._cache.keep(origin, origin.rule_of(path), decision)
+
+    # --- without a file -----------------------------------------------------------------
+
+    def invalid(self, raw: str, problem: str, agent: str) -> Decision:
+        """DENY for text that is no URL, where an exception would lose the decisions of others."""
+        self._counts[Verdict.DENY, Reason.INVALID_URL] += 1
+        return Decision(
+            verdict=Verdict.DENY,
+            reason=Reason.INVALID_URL,
+            url=mask(raw),
+            origin="",
+            user_agent=agent,
+            note=problem,
+            id=self._ids(),
+        )
+
+    def failed(self, raw: str, agent: str, error: Exception, moment: Moment) -> Decision:
+        """DEFER for a URL that an error of ours kept from being decided; it is logged."""
+        _log.error("no decision about %s", mask(raw, query=False), exc_info=error)
+        self._counts[Verdict.DEFER, Reason.INTERNAL] += 1
+        return Decision(
+            verdict=Verdict.DEFER,
+            reason=Reason.INTERNAL,
+            url=mask(raw),
+            origin="",
+            user_agent=agent,
+            note=f"an error of gatekeeper's own ({type(error).__name__}); its log says more",
+            retry_at=utc(moment.wall_time + _AFTER_AN_ERROR),
+            id=self._ids(),
+        )
+
+    def robots_file(self, raw: str, target: Target, agent: str) -> Decision | None:
+        """ALLOW where the URL is a /robots.txt, whatever is known of its origin; else None."""
+        if not is_robots_txt(target.path):
+            return None
+        return self._simple(Verdict.ALLOW, Reason.ROBOTS_FILE, raw, target, agent)
+
+    def unknown(self, raw: str, target: Target, agent: str, moment: Moment) -> Decision:
+        """DEFER: nothing usable is known of the origin, and nobody may wait for its file."""
+        decision = self._simple(Verdict.DEFER, Reason.UNKNOWN, raw, target, agent)
+        return replace(decision, retry_at=utc(moment.wall_time + _SOON))
+
+    def held_back(
+        self, raw: str, target: Target, agent: str, held: str, whose: str, moment: Moment
+    ) -> Decision:
+        """DEFER: the file needs a turn of a host whose turn the asker itself holds, or the task
+        that started it. `held` is the URL of that lease, `whose` says in words who holds it."""
+        decision = self._simple(
+            Verdict.DEFER,
+            Reason.OWN_LEASE,
+            raw,
+            target,
+            agent,
+            note=f"robots.txt would wait for {held}, {whose}",
+        )
+        return replace(decision, retry_at=utc(moment.wall_time + _SOON))
+
+    def unkept(self, raw: str, target: Target, agent: str, why: str, moment: Moment) -> Decision:
+        """DEFER: the clock that a turn would start can't be written to the state file."""
+        decision = self._simple(
+            Verdict.DEFER,
+            Reason.STORAGE,
+            raw,
+            target,
+            agent,
+            note=f"the clock of {target.host} can't be kept: {why}",
+        )
+        return replace(decision, retry_at=utc(moment.wall_time + _AFTER_A_FULL_DISK))
+
+    def what_if(
+        self, raw: str, target: Target, agent: str, policy: Policy, row: Row, wall: float
+    ) -> Decision:
+        """The decision that a text would give which was fetched with the outcome of `row`, at
+        that wall time. It is not counted and has no id."""
+        if is_robots_txt(target.path):  # RFC 9309 section 2.2.2 (RFC-20)
+            judged = _Judged(Verdict.ALLOW, Reason.ROBOTS_FILE, None, False)
+        elif row.verdict is not None:
+            judged = _Judged(row.verdict, row.reason, None, False)
+        else:
+            match = policy.match_path(target.path, target.origin)
+            judged = _judge(policy, match, row.reason, (wall,))
+        spoken = row.verdict is None and judged.reason is not Reason.ROBOTS_FILE
+        return Decision(
+            verdict=judged.verdict,
+            reason=judged.reason,
+            url=mask(raw),
+            origin=target.origin,
+            user_agent=agent,
+            state=row.state,
+            rule=judged.rule,
+            retry_at=judged.retry_at,
+            crawl_delay=policy.crawl_delay if spoken else None,
+            conflict=judged.conflict,
+        )
+
+    def _simple(
+        self,
+        verdict: Verdict,
+        reason: Reason,
+        raw: str,
+        target: Target,
+        agent: str,
+        *,
+        state: State | None = None,
+        note: str | None = None,
+    ) -> Decision:
+        self._counts[verdict, reason] += 1
+        return Decision(
+            verdict=verdict,
+            reason=reason,
+            url=_shown(raw),
+            origin=target.origin,
+            user_agent=agent,
+            state=state,
+            note=note,
+            id=self._ids(),
+        )
+
+
+def _shown(raw: str) -> str:
+    """The URL as asked about; only one with an `@` can carry credentials to mask."""
+    return mask(raw) if "@" in raw else raw
+
+
+def _moment(wall: float | None) -> datetime | None:
+    return None if wall is None else utc(wall)

@@ -1,0 +1,305 @@
+"""Decisions of warm origins, kept for each rule that decides. Optional speed: see `speedups`.
+
+On a warm origin two URLs that the same rule decides have decisions that differ in `url` and `id`
+alone. So the first decision is kept, by record, agent and rule, and the following ones are
+copies of it. Neither guard, operator nor file is asked again as long as the record is fresh: what
+they say depends on the origin alone, and a new word of the operator or a new file empties what
+was kept (`Record.retire`).
+
+A URL is looked up here only where its text is plain, so that what stands behind the authority is
+the path that is sent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from gatekeeper import speedups, urls
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.fetching.records import Record
+from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.robots import Policy
+from gatekeeper.robots.quick import PlainAnswer, QuickAnswer
+
+__all__ = ["CachedDecision", "CachedOrigin", "DecisionCache", "WrittenDecision"]
+
+_encode = msgspec.json.Encoder().encode
+_MAX_RULES = 256
+"""Rules of one file whose decision is kept; the URLs of a file meet few of its rules."""
+
+
+class CachedDecision:
+    """The decision of one rule, and how often it was given."""
+
+    __slots__ = ("_prefix", "count", "decision", "json")
+
+    def __init__(self, decision: Decision, count: list[int], prefix: str) -> None:
+        self.decision = decision
+        self.count = count
+        """One cell for each verdict and reason, shared by all that are kept: to count a decision
+        looks nothing up."""
+        self.json: tuple[str, str] | None = None
+        """The JSON before the URL, and from there to the number of the id; made by `write`."""
+        self._prefix = prefix
+
+    @property
+    def allows(self) -> bool:
+        """The verdict is ALLOW."""
+        return self.decision.verdict is Verdict.ALLOW
+
+    def about(self, url: str, number: int) -> Decision:
+        """The decision about a URL that the same rule decides; it is not counted here."""
+        return replace(self.decision, url=url, id=f"{self._prefix}{number:x}")
+
+    def write(self) -> tuple[str, str]:
+        """Make `json`. Behind the number `"}` is missing.
+
+        Nothing in a plain URL, spelt as its origin, is escaped in JSON.
+        """
+        bare = replace(self.decision, url="", id=self._prefix)
+        # Two words without a quote stand before the URL, and nothing behind the id.
+        head, url, rest = _encode(bare).decode().partition('"url":"')
+        self.json = parts = head + url, rest.removesuffix('"}')
+        return parts
+
+
+class WrittenDecision(msgspec.Struct, frozen=True):
+    """A decision that was given as JSON; most are never looked at again."""
+
+    cached: CachedDecision
+    url: str
+    number: int
+
+    @property
+    def allows(self) -> bool:
+        """The verdict is ALLOW."""
+        return self.cached.allows
+
+    @property
+    def decision(self) -> Decision:
+        """What was given."""
+        return self.cached.about(self.url, self.number)
+
+
+class CachedOrigin:
+    """What is kept of one record for one agent."""
+
+    __slots__ = (
+        *("_plain", "decisions", "first_match", "host", "interval", "keeps", "origin"),
+        *("policy", "reason", "rule_of"),
+    )
+
+    def __init__(
+        self,
+        record: Record,
+        policy: Policy,
+        *,
+        interval: RobotsInterval | None,
+        keeps: bool,
+        ours: bool,
+    ) -> None:
+        """`interval` is what the text asks for, None where that changes with the hour; `keeps`:
+        its decisions may be kept; `ours`: it is for the gate's own agent."""
+        self.origin = record.origin
+        self.host = urls.host_of(record.origin)
+        self.policy = policy
+        self.interval = interval
+        self.reason = record.current.outcome.row.reason
+        """The reason where no rule matches."""
+        rule_of = policy.decider(record.origin) if keeps else None
+        self.keeps = rule_of is not None
+        self.rule_of: Callable[[str], int] = rule_of or _no_rule
+        """The code of the rule that decides a path."""
+        self.decisions: dict[int, CachedDecision] = {}
+        """By that code."""
+        self.first_match: QuickAnswer | None = policy.quick_answer(record.origin) if ours else None
+        """For `allowed`: the verdict about what stands behind the authority, or None where that
+        text has to be read as a URL first. None once the record is no longer warm."""
+        self._plain: PlainAnswer | None = None
+
+    @property
+    def first_decision(self) -> Decision:
+        """The first that was kept, which is about no /robots.txt; there is one at least."""
+        return next(iter(self.decisions.values())).decision
+
+    def retire(self) -> None:
+        """The record is no longer warm."""
+        self.first_match = None
+
+    def allows_plain(self, path: str) -> bool:
+        """The verdict about a path without escapes, dot segments, query or fragment."""
+        answer = self._plain
+        if answer is None:
+            answer = self._plain = self.policy.plain_answer(self.origin)
+        return answer(path)
+
+
+def _no_rule(_path: str) -> int:
+    """For an origin whose decisions are not kept."""
+    return -4
+
+
+class DecisionCache:
+    """The decisions that were given about warm origins, and may be given again.
+
+    `origin` is the one way in: what it gives answers for one origin and agent. Empty, and stays
+    so, where `speedups` were off when it was made.
+    """
+
+    def __init__(
+        self, warm: dict[str, Record], prefix: str, *, agent: str, max_agents: int
+    ) -> None:
+        """`warm`: the directory's records by origin; `prefix`: that of decision ids; `agent`: the
+        gate's own; `max_agents`: agents of one record of which decisions are kept."""
+        self.on = speedups.ON
+        self._warm = warm
+        self._prefix = prefix
+        self._agent = agent
+        self._max_agents = max_agents
+        self._counts: dict[tuple[Verdict, Reason], list[int]] = {}
+
+    def counts(self) -> Counter[tuple[Verdict, Reason]]:
+        """Decisions given from here, by verdict and reason."""
+        return Counter({key: count[0] for key, count in self._counts.items() if count[0]})
+
+    # --- looking up ---------------------------------------------------------------------
+
+    def origin(self, origin: str, agent: str, now: float) -> CachedOrigin | None:
+        """What is kept of an origin for an agent, if that holds at the monotonic moment."""
+        record = self._warm.get(origin)
+        if record is None or record.cached is None or now >= record.fresh_until:
+            return None
+        found: CachedOrigin | None = record.cached.get(agent)
+        return found
+
+    def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
+        """What is kept of a plain URL's origin, where its decisions are kept; and its path."""
+        plain = urls.split_ordinary(url)
+        if plain is None:
+            return None
+        origin = self.origin(plain[0], agent, now)
+        return None if origin is None or not origin.keeps else (origin, plain[1])
+
+    def find_many(
+        self, raws: Sequence[str], agent: str, now: float
+    ) -> list[tuple[CachedOrigin, str] | None]:
+        """`find` for each of the URLs; each origin is looked up once in a row."""
+        split, last, origin = urls.split_ordinary, "", None
+        found: list[tuple[CachedOrigin, str] | None] = []
+        for url in raws:
+            plain = split(url)
+            if plain is None:
+                found.append(None)
+                continue
+            if plain[0] != last:
+                last = plain[0]
+                origin = self.origin(last, agent, now)
+                if origin is not None and not origin.keeps:
+                    origin = None
+            found.append(None if origin is None else (origin, plain[1]))
+        return found
+
+    def write_many(
+        self,
+        raws: Sequence[str],
+        agent: str,
+        now: float,
+        numbers: Iterator[int],
+        written: list[WrittenDecision] | None,
+    ) -> list[str | None]:
+        """The JSON of each URL's decision; None where it is not kept, or the authority is not
+        spelt as the origin is.
+
+        `numbers` make the ids; `written`, if any, takes what was given.
+        """
+        split = None if urls.all_plain(raws) else urls.split_ordinary
+        known: dict[str, CachedOrigin | None] = {"": None}  # no slash, no authority
+        texts: list[str | None] = []
+        # A number that no decision takes is left out.
+        for url, number in zip(raws, numbers, strict=False):
+            cut = url.find("/", 8) + 1
+            try:
+                origin = known[url[:cut]]
+            except KeyError:
+                origin = known[url[:cut]] = self.origin(url[: cut - 1], agent, now)
+            if origin is None or (split is not None and not split(url)):
+                texts.append(None)
+                continue
+            cached = origin.decisions.get(origin.rule_of(url[cut - 1 :]))
+            if cached is None:
+                texts.append(None)
+                continue
+            cached.count[0] += 1
+            head, rest = cached.json or cached.write()
+            texts.append(f'{head}{url}{rest}{number:x}"}}')
+            if written is not None:
+                written.append(WrittenDecision(cached, url, number))
+        return texts
+
+    def own(self, authority: str) -> CachedOrigin | None:
+        """What is kept, for the gate's own agent, of an origin as it is spelt.
+
+        No clock is read: a record that is no longer fresh leaves `warm` by a timer.
+        """
+        record = self._warm.get(authority)
+        if record is None or record.cached is None:
+            return None
+        origin: CachedOrigin | None = record.cached.get(self._agent)
+        return origin
+
+    def allowed_origin(self, url: str) -> CachedOrigin | None:
+        """`own` of a plain URL that is allowed; None for any other."""
+        try:
+            cut = url.find("/", 8)  # behind `https://`
+        except (AttributeError, TypeError):
+            raise urls.not_text(url) from None
+        origin = self.own(url[:cut]) if cut > 0 else None
+        if origin is None or (first_match := origin.first_match) is None:
+            return None
+        path = url[cut:]
+        if first_match(path) and "#" not in path and path.isascii():
+            return origin
+        return None
+
+    def allowed_plain(self, authority: str, path: str) -> CachedOrigin | None:
+        """`own` of an origin whose path is allowed, and known to be plain; None for others."""
+        origin = self.own(authority)
+        return origin if origin is not None and origin.allows_plain(path) else None
+
+    # --- keeping ------------------------------------------------------------------------
+
+    def known(self, record: Record, agent: str) -> CachedOrigin | None:
+        """What is kept of that record for an agent."""
+        return None if record.cached is None else record.cached.get(agent)
+
+    def add(
+        self,
+        record: Record,
+        policy: Policy,
+        agent: str,
+        *,
+        interval: RobotsInterval | None,
+        keeps: bool,
+    ) -> CachedOrigin | None:
+        """Begin to keep decisions of a warm record for an agent; None: there are too many."""
+        if record.cached is None:
+            record.cached = {}
+        ours = agent == self._agent
+        if len(record.cached) >= self._max_agents and not ours:
+            return None
+        origin = record.cached[agent] = CachedOrigin(
+            record, policy, interval=interval, keeps=keeps, ours=ours
+        )
+        return origin
+
+    def keep(self, origin: CachedOrigin, rule: int, decision: Decision) -> CachedDecision:
+        """Keep the decision of a rule, if there is room, for the URLs that it decides as well."""
+        count = self._counts.setdefault((decision.verdict, decision.reason), [0])
+        cached = CachedDecision(decision, count, self._prefix)
+        if len(origin.decisions) < _MAX_RULES or rule in origin.decisions:
+            origin.decisions[rule] = cached
+        return cached

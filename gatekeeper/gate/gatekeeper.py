@@ -1,0 +1,748 @@
+"""`Gatekeeper`: the files, the decisions and the turns of all hosts, behind a few methods.
+
+`internals` gives the sidecar, the session and the queue what they need of a gate beyond that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+from aiohttp import ClientMiddlewareType
+from aiohttp.abc import AbstractResolver
+
+from gatekeeper import urls
+from gatekeeper.clock import Clock, SystemClock
+from gatekeeper.config import Config, HostRule, agent_named, as_config, host_named
+from gatekeeper.deadlock import WaitGraph
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.errors import GateClosed
+from gatekeeper.fetching.directory import Directory, DirectoryStats, HeldUp
+from gatekeeper.fetching.faults import LocalFaults
+from gatekeeper.fetching.fetcher import Fetcher
+from gatekeeper.fetching.guard import Guard, GuardStats, Whereabouts, guarded_connector
+from gatekeeper.fetching.outcomes import Retrieval, Row
+from gatekeeper.fetching.records import Record
+from gatekeeper.gate.decider import Decider, DecisionIds
+from gatekeeper.gate.decision_cache import CachedOrigin, WrittenDecision
+from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
+from gatekeeper.gate.questions import Questions, token_of
+from gatekeeper.gate.robots_pacing import RobotsPacing
+from gatekeeper.middleware import UNLIMITED, DeadlineMiddleware, gate_middleware_with
+from gatekeeper.pacing.explain import ClockView
+from gatekeeper.pacing.ledger import Ledger
+from gatekeeper.pacing.rules import HostRules
+from gatekeeper.pacing.scheduler import SHARED, PacingStats, Scheduler, check_moment
+from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.robots.quick import QuickAnswer
+from gatekeeper.storage.base import HistoryEntry, Storage
+from gatekeeper.storage.sqlite import SqliteStorage
+from gatekeeper.url_cache import UrlCache
+from gatekeeper.urls import Target, not_text
+
+__all__ = ["GateInternals", "GateStats", "Gatekeeper", "internals"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateStats:
+    """What a gate counts. All counters run since it was made."""
+
+    guarded: bool
+    """The requests go through our guard; False: through a session that was handed in."""
+    warm_allowed: int
+    """Answers of `allowed` that built no Decision."""
+    warm_denied: int
+    decisions: dict[tuple[Verdict, Reason], int]
+    """Decisions built, by verdict and reason."""
+    directory: DirectoryStats
+    pacing: PacingStats
+    guard: GuardStats | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What a gate has while it is open."""
+
+    session: aiohttp.ClientSession | None
+    """The gate's own; None where one was handed in."""
+    fetcher: Fetcher
+    directory: Directory
+    questions: Questions
+    leases: LeaseManager
+
+
+class Gatekeeper:
+    """Asks every origin's robots.txt once, answers from it, and gives out leases.
+
+    `user_agent` is the whole User-Agent header, or a product token; the token chooses the
+    group in robots.txt. Without a `session` the gate makes one of its own, guarded at the
+    socket; one that you hand in is used as it is (`stats().guarded` says so). A `ledger`
+    shared with others books the turns; None: this process alone does. `clock`, `rng` and
+    `resolver` are for tests. Open it with `async with`; it belongs to the event loop that
+    opened it. Raises ConfigError for a setting or a name that can't be used.
+
+    >>> async def main() -> None:
+    ...     async with Gatekeeper("examplebot/1.0 (+https://example.org/bot)") as gate:
+    ...         if await gate.allowed("https://example.org/page"):
+    ...             async with gate.lease("https://example.org/page") as lease:
+    ...                 ...  # fetch it now
+    ...                 lease.report(status=200)
+    """
+
+    def __init__(
+        self,
+        user_agent: str,
+        *,
+        config: Config | None = None,
+        session: aiohttp.ClientSession | None = None,
+        storage: Storage | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        resolver: AbstractResolver | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.config = config = as_config(config)
+        self.user_agent = user_agent
+        self._agent = agent_named(user_agent)
+        self._session = session
+        self._resolver = resolver
+        self._clock = clock or SystemClock()
+        self._monotonic = self._clock.monotonic
+        self._rng = rng or random.Random()
+        self._storage = storage or _storage_of(config, self._clock)
+        ids = DecisionIds()
+        self._guard = Guard(config, next_id=ids) if session is None else None
+        self._dns = Whereabouts.of(config, self._clock, self._guard, resolver)
+        self._overrides = HostRules(config.host)
+        self._warm: dict[str, Record] = {}
+        self._decider = Decider(
+            config,
+            agent=self._agent,
+            ids=ids,
+            guard=self._guard,
+            overrides=self._overrides,
+            warm=self._warm,
+        )
+        self._scheduler = Scheduler(
+            config, clock=self._clock, rng=self._rng, storage=self._storage, ledger=ledger
+        )
+        self._waits: WaitGraph[Lease] = WaitGraph(
+            self._clock, config.pacing.own_wait, self._scheduler.needs
+        )
+        self._pacing = RobotsPacing(
+            self._scheduler,
+            self._decider,
+            self._clock,
+            agent=self._agent,
+            waits=self._waits,
+            dns=self._dns,
+            recall=self._known_of,
+            holder=self._holder,
+        )
+        self._faults = LocalFaults(self._rng, self._on_fault, self._on_answer)
+        self._url_cache = UrlCache()
+        self._middleware = partial(
+            gate_middleware_with(self, self._wait, self._take, self._url_cache, self._unreached),
+            UNLIMITED,
+        )
+        self._opened: _Opened | None = None
+        self._stack = AsyncExitStack()
+        # The authority of the last question to `allowed`, with the slash behind it, where that
+        # slash is, and what the cache has of it. At first one that no URL begins with.
+        self._authority, self._cut = "\n", 0
+        self._origin: CachedOrigin | _NoOrigin = _NoOrigin()
+        self._find_origin = self._decider.own_origin
+        self._warm_allowed = 0
+        self._warm_denied = 0
+
+    # -- life ------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._opened is not None:
+            raise GateClosed("this gate is open already; make another one")
+        async with AsyncExitStack() as stack:
+            if self._storage is not None:
+                await self._storage.open()
+                stack.push_async_callback(self._storage.close)
+            if self._dns is not None:
+                stack.push_async_callback(self._dns.close)
+            await self._scheduler.open()
+            stack.callback(self._waits.close)
+            stack.push_async_callback(self._scheduler.close)
+            own, session = None, self._session
+            if session is None:
+                session = own = await stack.enter_async_context(self._own_session())
+            fetcher = Fetcher(
+                session,
+                user_agent=self.user_agent,
+                config=self.config,
+                clock=self._clock,
+                rng=self._rng,
+                take_turn=self._pacing.robots_turn,
+                refuse=self._refuse_hop,
+            )
+            directory = Directory(
+                fetcher,
+                config=self.config,
+                clock=self._clock,
+                rng=self._rng,
+                storage=self._storage,
+                on_learnt=self._pacing.learnt,
+                faults=self._faults,
+                warm=self._warm,
+            )
+            questions = Questions(
+                self._decider,
+                directory,
+                self._clock,
+                agent=self._agent,
+                waits=self._waits,
+                dns=self._dns,
+            )
+            leases = LeaseManager(
+                questions,
+                self._decider,
+                self._scheduler,
+                self._clock,
+                faults=self._faults,
+                waits=self._waits,
+                dns=self._dns,
+            )
+            stack.callback(leases.uplink.close)
+            self._opened = _Opened(own, fetcher, directory, questions, leases)
+            stack.push_async_callback(self._shut)
+            await directory.open()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _shut(self) -> None:
+        """Answer nothing any more, the first of all that closing does."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.directory.close()
+
+    # -- questions -------------------------------------------------------------------
+
+    async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
+        """Whether the URL may be fetched now, by robots.txt and the operator.
+
+        False means no *or not now*: `check` tells the two apart. Raises InvalidURL.
+        """
+        # The fast way builds no Decision, reads no clock and logs nothing. It looks into one
+        # dictionary, and not even there if the authority is that of the question before. What
+        # it can't answer is for `check`.
+        if user_agent is None:
+            try:
+                if url.startswith(self._authority):
+                    ready, text = self._origin.first_match, url[self._cut :]
+                else:
+                    ready, text = self._turn_to(url)
+            except (AttributeError, TypeError):
+                if isinstance(url, str):
+                    raise
+                raise not_text(url) from None
+            if ready is not None:
+                verdict = ready(text)
+                if verdict:
+                    self._warm_allowed += 1
+                    return True
+                if verdict is False:
+                    self._warm_denied += 1
+                    return False
+        return bool(await self.check(url, user_agent=user_agent))
+
+    def _turn_to(self, url: str) -> tuple[QuickAnswer | None, str]:
+        """Find what the cache has of an authority that is spelt as its origin, and stay there."""
+        cut = url.find("/", 8)  # behind `https://`
+        origin = self._find_origin(url[:cut]) if cut > 0 else None
+        if origin is None:
+            return None, ""
+        self._authority, self._cut, self._origin = url[: cut + 1], cut, origin
+        return origin.first_match, url[cut:]
+
+    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
+        """Whether the URL may be fetched now, and why. Raises InvalidURL."""
+        agent = self._agent if user_agent is None else token_of(user_agent)
+        decision = self._decider.recall(url, agent, self._monotonic())
+        if decision is not None:
+            return decision
+        return await self._open.questions.check(url, urls.parse(url), agent)
+
+    def check_many(
+        self, urls: Iterable[str], *, user_agent: str | None = None
+    ) -> AsyncGenerator[Decision, None]:
+        """Decisions in the order of the URLs; unknown origins are asked in parallel.
+
+        Text that is no URL gives DENY with reason invalid_url, so that nothing is lost.
+        """
+        agent = self._agent if user_agent is None else token_of(user_agent)
+        return self._open.questions.check_many(urls, agent)
+
+    async def check_all(
+        self, urls: Iterable[str], *, user_agent: str | None = None
+    ) -> list[Decision]:
+        """What `check_many` gives, as a list: warm origins are answered in one go."""
+        agent = self._agent if user_agent is None else token_of(user_agent)
+        return await self._open.questions.check_all(urls, agent)
+
+    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """The decision as far as it is known: never waits, never fetches. Raises InvalidURL.
+
+        None: nothing usable is known of the origin.
+        """
+        agent = self._agent if user_agent is None else token_of(user_agent)
+        decision = self._decider.recall(url, agent, self._monotonic())
+        if decision is not None:
+            return decision
+        return self._open.questions.peek(url, urls.parse(url), agent)
+
+    async def robots(self, url: str) -> RobotsTxt | None:
+        """The robots.txt that speaks for the URL's origin; None where there is none to read.
+
+        Raises InvalidURL, and LeaseTimeout as `refresh` does.
+        """
+        return await self._open.questions.robots(url)
+
+    async def policy(self, url: str, *, user_agent: str | None = None) -> Policy:
+        """The file as it reads for the agent. Raises InvalidURL, and LeaseTimeout as `refresh`.
+
+        Where there is no file it allows everything, and where the file can't be had it allows
+        nothing (RFC 9309 sections 2.3.1.3 and 2.3.1.4; RFC-36, RFC-37).
+        """
+        agent = self._agent if user_agent is None else token_of(user_agent)
+        return await self._open.questions.policy(url, agent)
+
+    async def history(self, origin: str) -> list[HistoryEntry]:
+        """Versions of the origin's robots.txt, oldest first; none without a storage.
+
+        Raises InvalidURL.
+        """
+        if self._storage is None:
+            return []
+        return await self._storage.history(urls.parse(origin).origin)
+
+    # -- turns -----------------------------------------------------------------------
+
+    def lease(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+    ) -> LeaseRequest:
+        """The right to send one request, once the host's turn has come.
+
+        `async with gate.lease(url) as lease:`. Higher priority goes first within a host;
+        `timeout` is seconds for the file and the turn together, None waits for as long as
+        it takes. Entering raises InvalidURL, Denied, Deferred, or LeaseTimeout.
+        """
+        return LeaseRequest(self._open.leases, url, priority, timeout, user_agent)
+
+    async def acquire(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+        owned: bool = True,
+    ) -> Lease:
+        """A lease that ends by `lease.end()`, for those to whom a block does not fit.
+
+        `owned=False`: the lease outlives the task that asks for it (a server's handler),
+        so a second one for the same host simply waits. Raises as `lease` does.
+        """
+        return await self._open.leases.acquire(
+            url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
+        )
+
+    @property
+    def middleware(self) -> ClientMiddlewareType:
+        """For `aiohttp.ClientSession(middlewares=(gate.middleware,))`; put it last."""
+        return self._middleware
+
+    # -- operating -------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Open, our own network seems to be up, and clocks can be kept."""
+        opened = self._opened
+        return opened is not None and opened.directory.ready and _failing(self._storage) is None
+
+    async def why(self, host: str) -> tuple[ClockView, ...]:
+        """Every clock of the host, each with where it came from.
+
+        `host` is a name, an address or a URL, here and below. Raises ConfigError for others.
+        """
+        return self._scheduler.why(host_named(host))
+
+    async def refresh(self, origin: str) -> None:
+        """Ask the origin (or the origin of that URL) again now. Raises InvalidURL, and
+        LeaseTimeout where it would have to wait for a lease of the asking task, or for the
+        end of a host's block or pause: the origin is asked then.
+        """
+        await self._open.questions.refresh(origin)
+
+    async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
+        """No request to the host before `until` (aware datetime, or wall seconds).
+
+        Raises ConfigError for what names no host or no moment, and changes nothing then.
+        """
+        host = host_named(host)
+        wall = until.timestamp() if isinstance(until, datetime) else until
+        check_moment(host, wall)
+        self._pacing.unpark(host)
+        self._scheduler.block(host, wall, reason)
+
+    async def pause(self, host: str) -> None:
+        """No turns for the host until `resume`; survives a restart. Raises ConfigError."""
+        self._scheduler.pause(host_named(host))
+
+    async def resume(self, host: str) -> None:
+        """Turns again; lifts a pause, not a block. Raises ConfigError."""
+        self._scheduler.resume(host_named(host))
+
+    def override(self, rule: HostRule) -> None:
+        """Say a `[[host]]` word at run time: it replaces an earlier one for that match, and
+        what it leaves out is as if nobody had said it. `group` must be one of the
+        configuration's. Raises ConfigError, and changes nothing then.
+        """
+        self._scheduler.say(rule)
+        self._overrides.say(rule)
+        self._decider.forget()
+
+    def subscribe(
+        self, callback: Callable[[str, RobotsTxt | None, RobotsTxt | None], None]
+    ) -> Callable[[], None]:
+        """Call `callback(origin, old, new)` when an origin's rules change; returns undo.
+
+        Raises GateClosed.
+        """
+        return self._open.directory.subscribe(callback)
+
+    def stats(self) -> GateStats:
+        """Counters and gauges of every part, at this moment. Raises GateClosed."""
+        return GateStats(
+            guarded=self._guard is not None,
+            warm_allowed=self._warm_allowed,
+            warm_denied=self._warm_denied,
+            decisions=self._decider.counts(),
+            directory=self._open.directory.stats(),
+            pacing=self._scheduler.stats(),
+            guard=None if self._guard is None else self._guard.stats(),
+        )
+
+    # -- inside ----------------------------------------------------------------------
+
+    @property
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            raise GateClosed("open the gate first: async with Gatekeeper(...) as gate")
+        return self._opened
+
+    def _take(
+        self, url: str, owner: asyncio.Task[object] | None, origin: str = "", path: str = ""
+    ) -> Lease | None:
+        return self._open.leases.take(url, owner, origin, path)
+
+    def _wait(
+        self, url: str, owner: asyncio.Task[object] | None, *, user_agent: str | None = None
+    ) -> Coroutine[Any, Any, Lease]:
+        return self._open.leases.wait(url, owner, user_agent=user_agent)
+
+    def _unreached(self, lease: object, error: BaseException) -> None:
+        if self._opened is not None:
+            self._opened.leases.uplink.unreached(lease, error)
+
+    def _known_of(self, origin: str) -> Record | None:
+        return self._open.directory.recall(origin)
+
+    def _holder(self) -> Callable[[HeldUp | None], None]:
+        return self._open.directory.holder()
+
+    def _on_fault(self, on: bool) -> None:
+        """A fault of our own network began, or is over."""
+        if on:
+            self._scheduler.freeze(self._faults.unanswered)
+        else:
+            self._scheduler.thaw()
+
+    def _on_answer(self) -> None:
+        if self._opened is not None:
+            self._opened.leases.uplink.wake()
+
+    def _refuse_hop(self, url: str) -> object | None:
+        return None if self._guard is None else self._guard.refuses_url(url)
+
+    def _connector(self) -> aiohttp.TCPConnector:
+        return guarded_connector(
+            self.config,
+            resolver=self._resolver if self._dns is None else self._dns.resolver,
+            guard=self._guard,
+            url_cache=self._url_cache,
+            # No limit of its own: the turns and the fetch slots are the bound, and waiting in
+            # a connection pool would be waiting that no clock knows of.
+            limit=0,
+            # Two memories would let the addresses that are dialled and those whose clocks
+            # were taken drift apart.
+            use_dns_cache=self._dns is None,
+        )
+
+    def _own_session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=self._connector(),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,  # T19: a proxy from the environment would lead round the guard
+        )
+
+
+class _NoOrigin:
+    """What the cache has of no origin."""
+
+    first_match: QuickAnswer | None = None
+
+
+class GateInternals:
+    """What the sidecar, the session and the queue need of a gate beyond its public methods.
+
+    Not public: it may change in any version. Made by `internals`.
+    """
+
+    def __init__(self, gate: Gatekeeper) -> None:
+        self._gate = gate
+        self.clock: Final = gate._clock
+        self.guard: Final = gate._guard
+        """None where a session was handed in."""
+        self.url_cache: Final = gate._url_cache
+        """What the gate's own connector knows the URLs by that it read."""
+        self._monotonic = gate._monotonic
+        self._decider = gate._decider
+        self._scheduler = gate._scheduler
+
+    # -- questions that wait for nothing ---------------------------------------------
+
+    def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """The decision of `check`, where the decision cache has it."""
+        agent = self._gate._agent if user_agent is None else token_of(user_agent)
+        return self._decider.recall(url, agent, self._monotonic())
+
+    def write_many(
+        self,
+        urls: Sequence[str],
+        *,
+        user_agent: str | None = None,
+        written: list[WrittenDecision] | None = None,
+    ) -> list[str | None]:
+        """`recall` for many URLs, each decision as JSON; `written`, if any, takes what was given.
+
+        None also for a URL whose deciding rule was not met before.
+        """
+        agent = self._gate._agent if user_agent is None else token_of(user_agent)
+        try:
+            return self._decider.write_many(urls, agent, self._monotonic(), written)
+        except Exception:  # noqa: BLE001 - one URL's error is its own
+            # The error of one URL is not that of its batch: each is looked at by itself then.
+            _log.exception("many URLs can't be answered at once")
+            if written is not None:
+                written.clear()
+            return [None] * len(urls)
+
+    def robots_file(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """ALLOW for the URL of any /robots.txt, whatever is known of its origin; else None.
+
+        Raises InvalidURL.
+        """
+        agent = self._gate._agent if user_agent is None else token_of(user_agent)
+        return self._decider.robots_file(url, urls.parse(url), agent)
+
+    def unknown(self, url: str, *, user_agent: str | None = None) -> Decision:
+        """DEFER: the file is needed first, and nobody waits for it. Raises InvalidURL."""
+        agent = self._gate._agent if user_agent is None else token_of(user_agent)
+        moment = self._gate._open.questions.moment()
+        return self._decider.unknown(url, urls.parse(url), agent, moment)
+
+    def unkept(self, url: str, target: Target, user_agent: str | None, why: str) -> Decision:
+        """DEFER, since the clock of the turn can't be written to the state file."""
+        return self._gate._open.questions.unkept(url, target, user_agent, why)
+
+    def what_if(
+        self, url: str, robots: RobotsTxt, row: Row, *, user_agent: str
+    ) -> tuple[Decision, Policy]:
+        """The decision that a text would give which was fetched with the outcome of `row`, and
+        the text as it reads for the agent. Nothing is counted. Raises InvalidURL, ConfigError.
+        """
+        target, agent = urls.parse(url), token_of(user_agent)
+        policy = self._decider.policy_of(robots, agent)
+        wall = self.clock.wall()
+        return self._decider.what_if(url, target, agent, policy, row, wall), policy
+
+    # -- questions of a queue --------------------------------------------------------
+
+    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """See `Gatekeeper.peek`."""
+        return self._gate.peek(url, user_agent=user_agent)
+
+    def check(self, url: str, *, user_agent: str | None = None) -> Coroutine[Any, Any, Decision]:
+        """See `Gatekeeper.check`."""
+        return self._gate.check(url, user_agent=user_agent)
+
+    def acquire(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+        owned: bool = True,
+    ) -> Coroutine[Any, Any, Lease]:
+        """See `Gatekeeper.acquire`."""
+        return self._gate.acquire(
+            url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
+        )
+
+    def take(self, url: str) -> Lease | None:
+        """The lease that `acquire` gives with `owned=False`, if its turn is free; else None."""
+        return self._gate._open.leases.take(url, None)
+
+    def when_due(
+        self, host: str, callback: Callable[[], object], *, priority: float = 0
+    ) -> Callable[[], None]:
+        """Call back once when a turn of the host can be had; returns what undoes it.
+
+        Takes no turn. The callback is called from within the scheduler, perhaps at once:
+        it must be short and must not raise.
+        """
+        return self._scheduler.when_due(host, callback, priority=priority)
+
+    # -- files and leases ------------------------------------------------------------
+
+    async def source(self, url: str) -> bytes | None:
+        """The octets of the robots.txt that `Gatekeeper.robots` is parsed from, or None."""
+        return await self._gate._open.questions.source(url)
+
+    async def learn(self, origin: str) -> None:
+        """Ask the origin for its file if need be."""
+        await self._gate._open.questions.learn(origin)
+
+    def on_retrieval(self, callback: Callable[[str, Retrieval, float], object]) -> None:
+        """Have `callback(origin, retrieval, seconds)` called after each robots.txt fetch.
+
+        `seconds` include the wait for turns, `retrieval.took` is the network alone. One
+        callback: a later one replaces it. It must be short and must not raise. It is called
+        in the context of whoever was the first to ask. Raises GateClosed.
+        """
+        self._gate._open.directory.on_retrieval = callback
+
+    async def hold(self, url: str, seconds: float, *, user_agent: str | None = None) -> Lease:
+        """A lease that an earlier process gave out and that is still out, open for `seconds`.
+
+        It takes its host's slot at once, without a turn; with no second left it is one that
+        has ended, whose report counts. Raises InvalidURL, LeaseTimeout.
+        """
+        return await self._gate._open.leases.hold(url, seconds, user_agent)
+
+    # -- connections -----------------------------------------------------------------
+
+    def guarded_connector(self) -> aiohttp.TCPConnector:
+        """A connector that dials through this gate's guard; close it with its session."""
+        return self._gate._connector()
+
+    @property
+    def connector(self) -> aiohttp.BaseConnector:
+        """That of the session which fetches robots.txt, for another session on the same
+        connections (`connector_owner=False`); the gate closes it. Raises GateClosed.
+        """
+        opened = self._gate._opened
+        own = None if opened is None else opened.session
+        connector = None if own is None else own.connector
+        if connector is None:
+            raise GateClosed("the gate has no session of its own, or is not open")
+        return connector
+
+    def deadline_middleware(self) -> DeadlineMiddleware:
+        """`Gatekeeper.middleware`, for a session that gives each request a deadline of its own
+        and may read its URLs by `url_cache`. Raises GateClosed.
+        """
+        leases = self._gate._open.leases
+        return gate_middleware_with(
+            self._gate, leases.wait, leases.take, self.url_cache, leases.uplink.unreached
+        )
+
+    # -- the operator ----------------------------------------------------------------
+
+    def hosts(self) -> tuple[str, ...]:
+        """Every host that has a clock in memory."""
+        return tuple(name for name in self._scheduler.hosts() if not name.startswith(SHARED))
+
+    def host_states(self) -> Counter[str]:
+        """How many hosts and shared clocks in memory are "paused", "blocked", "waiting"
+        (somebody waits for their turn) or "idle". It looks at each of them, which takes a
+        tenth of a second for a million: with many, call it from another thread.
+        """
+        return self._scheduler.host_states()
+
+    def adjust(self, config: Config) -> None:
+        """Put the `[guard]`, the `[pacing]` and the `[[host]]` tables of another configuration in
+        force, all at once; its other settings have to be those of this gate's own, and so have
+        `pacing.lease_ttl`, `address_interval` and `domain_interval`.
+
+        Raises ConfigError, and changes nothing then.
+        """
+        gate, guard = self._gate, self.guard
+        old, opened = gate.config, gate._open
+        if guard is not None and config.guard != old.guard:
+            Guard(config)  # raises, if anything does
+        if config.host != old.host:
+            self._scheduler.replace_words(config.host)
+            gate._overrides.replace(config.host)
+        if config.pacing != old.pacing:
+            self._scheduler.adjust(config.pacing)
+            gate._waits.adjust(config.pacing.own_wait)
+            opened.fetcher.adjust(config.pacing)
+        if guard is not None and config.guard != old.guard:
+            guard.adjust(config.guard)
+            opened.directory.void_refusals()
+        gate.config = config
+        self._decider.adjust(config)
+
+    @property
+    def storage_failing(self) -> str | None:
+        """Why the state file takes no clocks now, so that leases are deferred with the reason
+        `storage`; None: it does, or there is none, or storage.on_failure is "continue"."""
+        return _failing(self._gate._storage)
+
+
+def internals(gate: Gatekeeper) -> GateInternals:
+    """What other parts of this package need of a gate; nobody else should call this."""
+    return GateInternals(gate)
+
+
+def _failing(storage: Storage | None) -> str | None:
+    return getattr(storage, "failing", None)
+
+
+def _storage_of(config: Config, clock: Clock) -> Storage | None:
+    if config.storage.path is None:
+        return None
+    return SqliteStorage(config.storage.path, config=config.storage, clock=clock)

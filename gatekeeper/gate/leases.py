@@ -1,0 +1,680 @@
+"""Leases: a decision and a turn joined, held, reported and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
+
+import aiohttp
+import msgspec
+from aiohttp.connector import Connection
+from yarl import URL
+
+from gatekeeper import urls
+from gatekeeper.clock import Clock, Timer, deadline, utc
+from gatekeeper.config import FetchConfig
+from gatekeeper.deadlock import Holdings, WaitGraph
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.errors import Deferred, Denied, LeaseTimeout, StorageError
+from gatekeeper.fetching.faults import LocalFaults
+from gatekeeper.fetching.guard import Whereabouts
+from gatekeeper.fetching.outcomes import classify
+from gatekeeper.gate.decider import Decider
+from gatekeeper.gate.decision_cache import CachedOrigin
+from gatekeeper.gate.questions import Questions
+from gatekeeper.middleware import (
+    Unentered,
+    held_leases,
+    hold_in_context,
+    open_leases,
+    wrong_report,
+)
+from gatekeeper.pacing.engine import EVERYTHING
+from gatekeeper.pacing.queues import REFETCH, Grant, Offer
+from gatekeeper.pacing.scheduler import Entrance, Scheduler
+from gatekeeper.url_cache import url_of
+from gatekeeper.urls import Target
+
+__all__ = ["Lease", "LeaseManager", "LeaseRequest", "Uplink", "refuse"]
+
+_LOOK_UP = 0.5
+"""Seconds that the address of a host may take whose lease of an earlier run is held again."""
+
+SILENCE: Final = 8.0
+"""Seconds without any answer after which requests under way are looked at."""
+_IDLE: Final = 60.0
+"""Seconds without an answer, nor anything that waits for one, after which nobody looks."""
+_USUAL: Final = FetchConfig()
+_HELD = frozenset({Reason.HOST_BLOCKED, Reason.HOST_PAUSED})
+
+
+def refuse(decision: Decision) -> None:
+    """Raise Denied or Deferred unless the decision is ALLOW."""
+    if decision.verdict is Verdict.DENY:
+        raise Denied(decision)
+    if decision.verdict is Verdict.DEFER:
+        raise Deferred(decision)
+
+
+class Lease(msgspec.Struct, eq=False):
+    """The right to send one request to `url`, until `expires_at`.
+
+    Report what came of it, so that the host's clock, back-off and latency are right; the
+    first report is final, and leaving `async with gate.lease(...)` ends the lease.
+    """
+
+    _manager: LeaseManager
+    _grant: Grant
+    url: str
+    host: str
+    owner: asyncio.Task[object] | None
+    """The task that would wait for itself if it asked for another one."""
+    _answer: Decision | CachedOrigin
+    """The decision, or what it can be had from: few look at it, so it is built when one does."""
+    _number: int = 0
+    _head_at: float | None = None
+    _claimed: bool = False
+    _left: bool = False
+    """Its block was left while the connection was in use."""
+    _then: Callable[[], None] | None = None
+    """Called when the connection is free."""
+    data: Any = None
+    """The payload of a URL that came out of a `PoliteQueue`; yours to use otherwise."""
+    _by_hand: bool = False
+    """Whether and when its request is sent is its holder's affair, unless it is claimed."""
+    user_agent: str | None = None
+    """The name that it was asked for under, as it was given; None: the gate's own."""
+
+    @property
+    def decision(self) -> Decision:
+        """The answer at the moment of the grant."""
+        answer = self._answer
+        if not isinstance(answer, Decision):
+            path = self.url[len(answer.origin) :]
+            answer = self._answer = self._manager.decider.of_cached(
+                answer, path, self.url, self._number
+            )
+        return answer
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else f"until {self.expires_at:%H:%M:%SZ}"
+        return f"<Lease {self.url} {state}>"
+
+    @property
+    def origin(self) -> str:
+        """Whose robots.txt decided."""
+        return self._answer.origin
+
+    @property
+    def started_at(self) -> float:
+        """Monotonic seconds of the grant."""
+        return self._grant.start_at
+
+    @property
+    def awaits_head(self) -> bool:
+        """Its request is known to have been sent, and nothing was heard of it."""
+        grant = self._grant
+        return grant.open and not grant.headed and (self._claimed or not self._by_hand)
+
+    @property
+    def expires_at(self) -> datetime:
+        """When the lease ends by itself and counts as used (aware, UTC)."""
+        clock = self._manager.clock
+        return utc(clock.wall() + self._grant.expires_at - clock.monotonic())
+
+    @property
+    def holdings(self) -> Holdings[Lease]:
+        """Where the open leases of its gate are known by their owners."""
+        return self._manager.holdings
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """What it holds a slot of: its host, and the clocks that the host shares."""
+        grant = self._grant
+        return (grant.scope.name, *(other.name for other in grant.others), EVERYTHING)
+
+    @property
+    def headed(self) -> bool:
+        """The head of its response is here, as far as is known: no interval waits for it."""
+        return self._grant.headed
+
+    @property
+    def ended(self) -> bool:
+        """Whether the slot was given back, or the time is over."""
+        return not self._grant.open
+
+    def claim(self, url: str) -> bool:
+        """Take the lease for a request to `url`; true for the first matching claim."""
+        if self._claimed or not self._grant.open:
+            return False
+        # aiohttp sends what yarl makes of a text, and yarl unescapes some of it: both sides
+        # are put into that form before they are compared.
+        self._claimed = url == self.url or _as_sent(url) == _as_sent(self.url)
+        return self._claimed
+
+    def enter(self) -> None:
+        """Let requests of this context adopt it; the current task is its owner from now on.
+
+        For a lease that one task asked for and another one uses: it leaves no trace in the
+        context of the first.
+        """
+        if self.ended:
+            return
+        task = asyncio.current_task(self._manager.loop)
+        if self.owner is not task:
+            self._manager.holdings.drop(self)
+            self.owner = task
+            self._manager.holdings.add(self)
+        held = open_leases.get()
+        if self not in held:
+            open_leases.set((*held, self))
+
+    def leave(self) -> None:
+        """Undo `enter`, and end it. Without a report it counts as sent and unanswered.
+
+        Where the body of its response still comes, the slot is held until the connection is free.
+        """
+        held = open_leases.get()
+        if held[-1:] == (self,):
+            open_leases.set(held[:-1])
+        else:
+            open_leases.set(tuple(other for other in held if other is not self))
+        try:
+            if not self._grant.reported:
+                self.report()  # fail closed
+        finally:
+            self._left = self._grant.in_use
+            if not self._left:
+                self.end()
+
+    def head(self) -> None:
+        """The head of the response is here: the interval counts from now."""
+        if self._head_at is None:
+            self._head_at = now = self._manager.now()
+            self._manager.faults.answered(self.origin, now)
+            self._grant.head(now)
+
+    def answered(
+        self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
+    ) -> None:
+        """`head` and `report` in one: the head is here, and says so much."""
+        grant, manager = self._grant, self._manager
+        read = manager.now  # an attribute that is called is slow before Python 3.12
+        now = read()
+        faults = manager.faults
+        if faults.doubtful:
+            faults.answered(self._answer.origin, now)
+        else:  # in place: each page comes this way
+            faults.heard[self._answer.origin] = faults.last_answer = now
+        if self._answer.__class__ is Decision and not grant.reported:
+            self._note(status)
+        elapsed = (now if self._head_at is None else self._head_at) - grant.start_at
+        grant.report(status, elapsed, retry_after, None, rate_limit=rate_limit, now=now)
+
+    def report(
+        self,
+        *,
+        status: int | None = None,
+        elapsed: float | None = None,
+        retry_after: float | str | None = None,
+        size: int | None = None,
+        rate_limit: str | None = None,
+    ) -> None:
+        """Say what came of the request; the first report is final.
+
+        `status` is the HTTP status (None: no answer), `elapsed` seconds to the response
+        head, `retry_after` the Retry-After header as it came, or seconds, `size` bytes,
+        `rate_limit` the RateLimit header as it came (HTTP-11; Retry-After goes first). Raises
+        TypeError for anything else, such as a status that is text.
+        """
+        # Few reports need a second look, and each request has one.
+        if status.__class__ is not int or not elapsed is retry_after is size is None:
+            wrong = wrong_report(status, elapsed, retry_after, size)
+            if wrong is not None:
+                raise wrong
+        grant = self._grant
+        if grant.reported:
+            return
+        if elapsed is None and self._head_at is not None:
+            elapsed = self._head_at - grant.start_at
+        now = None
+        if status is not None:
+            self._note(status)
+            manager = self._manager
+            now = manager.now()
+            faults = manager.faults
+            if faults.doubtful:
+                faults.answered(self._answer.origin, now)
+            else:
+                faults.heard[self._answer.origin] = faults.last_answer = now
+        grant.report(status, elapsed, retry_after, size, rate_limit=rate_limit, now=now)
+        if status is None and elapsed is not None and self._head_at is None:
+            self._manager.uplink.unanswered(self)
+
+    def _note(self, status: int) -> None:
+        # A lease had at once is of an origin whose file is fresh: nothing to be learnt there.
+        answer = self._answer
+        if isinstance(answer, Decision):
+            self._manager.questions.note_page(answer.origin, ok=200 <= status < 400)
+
+    def renew(self, seconds: float) -> None:
+        """Put the end `seconds` from now."""
+        self._grant.renew(seconds)
+
+    def give_back(self) -> None:
+        """End it unused: nothing was sent. The slot is free at once, the clock stays."""
+        try:
+            self._grant.give_back()
+        finally:
+            self._drop()
+
+    def ends_with(
+        self, connection: Connection | None, then: Callable[[], None] | None = None
+    ) -> None:
+        """The slot is held until that connection is free, however long it takes; None: it is.
+
+        `then` is called at that moment, before the slot is given on.
+        """
+        self._then = then
+        if connection is None:
+            self._freed()
+        else:
+            # Weakly: to drop a response without a word frees its connection as well.
+            self._grant.held_by = ref(connection)
+            connection.add_callback(self._freed if then is not None else self.end)
+            if self.owner is not None:
+                hold_in_context(self)
+
+    def lasts_with(
+        self, connection: Connection | None, then: Callable[[], None] | None = None
+    ) -> None:
+        """The slot is held until that connection is free, even if the block of the lease is
+        left before; a block that is left later ends it then.
+
+        `then` is called when the connection is free, at once if it is None.
+        """
+        if connection is None:
+            if then is not None:
+                then()
+            return
+        self._then = then
+        self._grant.held_by = ref(connection)
+        connection.add_callback(self._unused)
+
+    def _unused(self) -> None:
+        """The connection is free: the block may still be open."""
+        self._grant.held_by = None
+        if self._left:
+            self._freed()
+            return
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
+    def _freed(self) -> None:
+        """The connection is free: one callback for both, since each request has it."""
+        then, self._then = self._then, None
+        try:
+            if then is not None:
+                then()
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """The connection is free again: the slot goes to the next who waits."""
+        try:
+            self._grant.release()
+        finally:
+            if self.owner is not None:
+                self._drop()
+
+    def _drop(self) -> None:
+        self._manager.holdings.drop(self)
+        self.owner = None
+
+
+def _as_sent(url: str) -> URL | None:
+    try:
+        return url_of(url).with_fragment(None)
+    except ValueError:
+        return None
+
+
+class LeaseRequest:
+    """What `gate.lease()` returns: entering waits for the turn, leaving ends the lease."""
+
+    __slots__ = ("_agent", "_lease", "_manager", "_priority", "_timeout", "_url")
+
+    if not TYPE_CHECKING:
+        report = renew = give_back = end = decision = expires_at = Unentered()
+
+    def __init__(
+        self,
+        manager: LeaseManager,
+        url: str,
+        priority: int,
+        timeout: float | None,
+        agent: str | None,
+    ) -> None:
+        self._manager = manager
+        self._url = url
+        self._priority = priority
+        self._timeout = timeout
+        self._agent = agent
+        self._lease: Lease | None = None
+
+    def at_once(self) -> Lease | None:
+        """Enter without waiting, if that can be seen at a glance; None says nothing."""
+        if self._agent is not None:
+            return None
+        manager = self._manager
+        lease = manager.take(self._url, asyncio.current_task(manager.loop))
+        if lease is not None:
+            self._lease = lease
+            lease._by_hand = True
+            open_leases.set((*open_leases.get(), lease))
+        return lease
+
+    async def __aenter__(self) -> Lease:
+        manager = self._manager
+        entered = False
+        if manager.entrance.outside and self._timeout != 0:
+            entered = True  # behind those who came first
+            if (before := manager.entrance.enter()) is not None:
+                await before
+        lease = None if entered else self.at_once()
+        if lease is None:
+            lease = self._lease = await manager.wait(
+                self._url,
+                asyncio.current_task(manager.loop),
+                priority=self._priority,
+                timeout=self._timeout,
+                user_agent=self._agent,
+                entered=entered,
+            )
+            open_leases.set((*open_leases.get(), lease))
+        return lease
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._lease is not None:
+            self._lease.leave()
+
+
+class LeaseManager:
+    """Joins the answer and the turn into leases."""
+
+    def __init__(
+        self,
+        questions: Questions,
+        decider: Decider,
+        scheduler: Scheduler,
+        clock: Clock,
+        *,
+        faults: LocalFaults,
+        waits: WaitGraph[Lease],
+        dns: Whereabouts | None,
+    ) -> None:
+        """`faults` is told who answers; `waits` finds circles among the tasks that wait; `dns`,
+        if any, looks up the addresses whose clocks hosts share. Make it in the gate's loop."""
+        self.questions = questions
+        self.decider = decider
+        self.clock = clock
+        self.now = clock.monotonic
+        self.faults = faults
+        self.holdings = waits.holdings
+        self.uplink = Uplink(faults, scheduler, clock, self.holdings)
+        self.entrance = Entrance()
+        self.loop = asyncio.get_running_loop()  # to ask for it is a system call before 3.12
+        self._waits = waits
+        self._dns = dns
+        self._scheduler = scheduler
+        self._take = scheduler.take
+
+    def take(
+        self, url: str, owner: asyncio.Task[object] | None, place: str = "", path: str = ""
+    ) -> Lease | None:
+        """The lease that can be had at once, where it is known at a glance; else None.
+
+        `place` and `path`: the URL's origin as it is spelt, and what follows, where that is
+        known to be plain. The check before and the one at the grant are the same moment here.
+        """
+        # A host that shares the clock of its address has no turn before that is looked up.
+        if self.entrance.outside or self._dns is not None:
+            return None
+        decider = self.decider
+        origin = decider.recall_plain(place, path) if path else decider.recall_lease(url)
+        if origin is None or (interval := origin.interval) is None:
+            return None
+        host = origin.host
+        take = self._take  # an attribute that is called is slow before Python 3.12
+        try:
+            grant = take(url, host, interval)
+        except StorageError:
+            return None  # `wait` says why
+        if grant is None:
+            return None
+        lease = Lease(self, grant, url, host, owner, origin, self.decider.next_number())
+        if owner is not None and self.holdings.first.setdefault(owner, lease) is not lease:
+            self.holdings.add(lease)
+        return lease
+
+    async def acquire(
+        self,
+        url: str,
+        *,
+        priority: int,
+        timeout: float | None,
+        user_agent: str | None,
+        owned: bool = True,
+    ) -> Lease:
+        """The lease as soon as it can be had. See `Gatekeeper.acquire`."""
+        owner = asyncio.current_task(self.loop) if owned else None
+        lease = self.take(url, owner) if user_agent is None else None
+        if lease is None:
+            lease = await self.wait(
+                url, owner, priority=priority, timeout=timeout, user_agent=user_agent
+            )
+        lease._by_hand = True
+        if owner is not None:
+            before = held_leases.get()
+            if before and not (len(before) == 1 and before[0].ended):
+                hold_in_context(lease)
+            else:  # most have one at a time
+                held_leases.set((lease,))
+        return lease
+
+    async def wait(
+        self,
+        url: str,
+        owner: asyncio.Task[object] | None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+        entered: bool = False,
+    ) -> Lease:
+        """Decide, wait for the turn, decide again at the grant: what `take` could not give.
+
+        `entered`: the caller came through the entrance.
+        """
+        end = None if timeout is None else self.clock.monotonic() + timeout
+        if not entered and timeout != 0 and (before := self.entrance.enter()) is not None:
+            await before
+        target = urls.parse(url)
+        waiting = None if owner is None else await self.questions.begin_wait(target, owner)
+        try:
+            decision = await self._decide_within(url, target, timeout, user_agent)
+            if decision.reason is Reason.OWN_LEASE:
+                raise LeaseTimeout(target.url, f"{urls.mask(target.url)}: {decision.note}")
+            if decision.reason not in _HELD or self._scheduler.held(target.host) is None:
+                refuse(decision)
+            # Else the file waits for the end of the host's block, as this lease will.
+            if (why := self._scheduler.unkept(target.host)) is not None:
+                refuse(self.questions.unkept(url, target, user_agent, why))
+            scopes = () if self._dns is None else await self._locate(target, end)
+            if waiting is not None:
+                self._waits.check(waiting)  # others may have joined in the meantime
+
+            def admit() -> Offer:
+                # Called at the moment of the grant; no await lies between it and the books.
+                nonlocal decision
+                decision, offer = self.questions.offer(url, target, user_agent)
+                if offer is not REFETCH:
+                    refuse(decision)
+                return offer
+
+            grant = await self._scheduler.acquire(
+                target.url,
+                target.host,
+                priority=priority,
+                timeout=None if end is None else max(0.0, end - self.clock.monotonic()),
+                admit=admit,
+                refetch=lambda: self.questions.ask(self.questions.learn, target, owner),
+                scopes=scopes,
+            )
+        except StorageError as error:
+            why = self._scheduler.unkept(target.host) or "the state can't be read or written"
+            raise Deferred(self.questions.unkept(url, target, user_agent, why)) from error
+        except asyncio.CancelledError:
+            if waiting is not None:
+                waiting.cancelled()
+            raise
+        finally:
+            if waiting is not None:
+                self._waits.end(waiting)
+        lease = Lease(self, grant, target.url, target.host, owner, decision, user_agent=user_agent)
+        self.uplink.wake()
+        if owner is not None:
+            self.holdings.add(lease)
+        return lease
+
+    async def hold(self, url: str, seconds: float, user_agent: str | None) -> Lease:
+        """A lease that an earlier run gave out and that has not ended. See `Scheduler.hold`.
+
+        Its decision is the one that can be given now without asking anybody: DEFER, where the
+        file is not known any more.
+        """
+        target = urls.parse(url)
+        scopes: tuple[str, ...] = ()
+        with contextlib.suppress(LeaseTimeout):  # the host's own slot is held all the same
+            scopes = await self._locate(target, self.clock.monotonic() + _LOOK_UP)
+        grant = await self._scheduler.hold(target.url, target.host, seconds, scopes=scopes)
+        decision, _ = self.questions.offer(url, target, user_agent)
+        return Lease(self, grant, target.url, target.host, None, decision, user_agent=user_agent)
+
+    async def _locate(self, target: Target, end: float | None) -> tuple[str, ...]:
+        """The scopes of the target's addresses; none where no clock belongs to an address."""
+        if self._dns is None:
+            return ()
+        seconds = None if end is None else max(0.0, end - self.clock.monotonic())
+        try:
+            async with deadline(self.clock, seconds):
+                return await self._dns.scopes(target.host, target.port)
+        except TimeoutError:
+            raise LeaseTimeout(
+                target.url, f"{target.url}: the address of {target.host} did not come in time"
+            ) from None
+
+    async def _decide_within(
+        self, url: str, target: Target, timeout: float | None, user_agent: str | None
+    ) -> Decision:
+        agent = self.questions.token(user_agent)
+        decision = self.decider.recall(url, agent, self.now())
+        if decision is not None:
+            return decision
+        if timeout is None:
+            return await self.questions.check(url, target, agent)
+        try:
+            async with deadline(self.clock, timeout):
+                return await self.questions.check(url, target, agent)
+        except TimeoutError:
+            raise LeaseTimeout(
+                target.url, f"{target.url}: its robots.txt did not come within {timeout:g} s"
+            ) from None
+
+
+class Uplink:
+    """Tells what the pages' answers, failures and silence say about our own network.
+
+    The head of a page is as good an answer as a robots.txt: it ends a fault of our own, and
+    shows whom to ask when one is suspected. A request that gets none is a hint; one that can't
+    be connected, or of which nothing is heard for long while nobody else answers either, is
+    evidence. What it is worth is for `LocalFaults` to say.
+    """
+
+    def __init__(
+        self, faults: LocalFaults, scheduler: Scheduler, clock: Clock, holdings: Holdings[Lease]
+    ) -> None:
+        self.faults = faults
+        self._scheduler = scheduler
+        self._clock = clock
+        self._holdings = holdings
+        self._timer: Timer | None = None
+        self._closed = False
+
+    def wake(self) -> None:
+        """Something was sent, or answered: look after the open leases for as long as there are
+        any, and a while longer."""
+        if self._timer is None and not self._closed:
+            self._look_at(self._clock.monotonic() + SILENCE)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def unanswered(self, lease: Lease) -> None:
+        """A request ended without an answer, and was counted as an error of its host."""
+        host = lease.host
+        self.faults.unanswered_by(
+            lease.origin,
+            began=lease.started_at,
+            now=self._clock.monotonic(),
+            undo=lambda: self._scheduler.forgive(host),
+        )
+
+    def unreached(self, lease: object, error: BaseException) -> None:
+        """A request of ours failed with that error: as a lost uplink would make it fail?"""
+        origin = getattr(lease, "origin", None)
+        if origin is None:
+            return  # not a lease of ours
+        connected = not isinstance(error, aiohttp.ConnectionTimeoutError)
+        if classify(error=error, config=_USUAL, connected=connected).row.local:
+            began: float = getattr(lease, "started_at", 0.0)
+            self.faults.failed(origin, began=began, now=self._clock.monotonic())
+
+    def _look_at(self, moment: float) -> None:
+        self._timer = self._clock.call_at(moment, self._look)
+
+    def _look(self) -> None:
+        """Has anybody answered? If not, each request that went out long ago is evidence."""
+        self._timer = None
+        faults, now = self.faults, self._clock.monotonic()
+        if not self._scheduler.busy and now - faults.last_answer >= _IDLE:
+            faults.rest()
+            return
+        faults.sweep_if_many(now)
+        moment = faults.last_answer + SILENCE
+        if moment <= now:
+            moment = now + SILENCE
+            for lease in self._holdings.everybody():
+                if not lease.awaits_head:
+                    continue
+                due = lease.started_at + SILENCE
+                if due <= now:
+                    faults.failed(lease.origin, began=lease.started_at, now=now)
+                else:
+                    moment = min(moment, due)
+        self._look_at(moment)

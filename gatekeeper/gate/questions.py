@@ -1,0 +1,372 @@
+"""Questions about URLs: the decision, once the file that it needs is known.
+
+`Questions` joins the directory of files and the decider. A file that is not known is asked for
+on behalf of the task that asks, so that no task waits for what it holds itself (`deadlock`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from gatekeeper import urls
+from gatekeeper.clock import Clock, utc
+from gatekeeper.deadlock import Wait, WaitGraph, WaitsForItself
+from gatekeeper.decision import Decision, State
+from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL, LeaseTimeout
+from gatekeeper.fetching.directory import Directory
+from gatekeeper.fetching.guard import Whereabouts
+from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.records import Moment, Record
+from gatekeeper.gate.decider import ON_THE_WAY, Decider
+from gatekeeper.middleware import inherited, refuse_one_text
+from gatekeeper.pacing.queues import REFETCH, Offer
+from gatekeeper.pacing.scopes import NO_RATE
+from gatekeeper.robots import Policy, RobotsTxt, product_token
+from gatekeeper.urls import Target
+
+__all__ = ["WINDOW", "Questions", "in_order", "token_of"]
+
+_log = logging.getLogger(__name__)
+
+WINDOW = 1000
+"""URLs of `check_many` that are looked at ahead of the one being answered."""
+
+Known = TypeVar("Known")
+
+
+@functools.lru_cache(maxsize=4096)  # a process speaks for few agents
+def token_of(user_agent: str) -> str:
+    """The product token that chooses the group in robots.txt. Raises ConfigError for none."""
+    token = product_token(user_agent)
+    if not token:
+        raise ConfigError(
+            f"user agent {user_agent!r} holds no product token; "
+            'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
+        )
+    return token
+
+
+class Questions:
+    """Asks the directory for files and the decider for decisions."""
+
+    def __init__(
+        self,
+        decider: Decider,
+        directory: Directory,
+        clock: Clock,
+        *,
+        agent: str,
+        waits: WaitGraph[Any],
+        dns: Whereabouts | None,
+    ) -> None:
+        """`agent` is the product token of the gate's own name; `waits` finds circles among the
+        tasks that wait; `dns`, if any, looks up the addresses whose clocks hosts share."""
+        self._decider = decider
+        self._directory = directory
+        self._clock = clock
+        self._monotonic = clock.monotonic
+        self._agent = agent
+        self._waits = waits
+        self._dns = dns
+        self._loop = asyncio.get_running_loop()  # to ask for it is a system call before 3.12
+
+    def moment(self) -> Moment:
+        """Now."""
+        return Moment(self._monotonic(), self._clock.wall())
+
+    def token(self, user_agent: str | None) -> str:
+        """The product token of a name; None: the gate's own. Raises ConfigError."""
+        return self._agent if user_agent is None else token_of(user_agent)
+
+    # --- one URL ------------------------------------------------------------------------
+
+    async def check(self, url: str, target: Target, agent: str) -> Decision:
+        """The decision, by the file of the URL's origin, which is asked for if need be.
+
+        For a URL that `Decider.recall` said nothing of.
+        """
+        fresh = self._fresh(target.origin)
+        decision = self._decider.decide(url, target, agent, fresh, self.moment())
+        while decision is None:
+            try:
+                record = await self.record(target, asyncio.current_task(self._loop))
+            except WaitsForItself as error:
+                return self._decider.held_back(
+                    url, target, agent, error.held, error.whose, self.moment()
+                )
+            decision = self._decider.decide(url, target, agent, record, self.moment())
+        return decision
+
+    def peek(self, url: str, target: Target, agent: str) -> Decision | None:
+        """The decision as far as it is known; None: the file is needed first."""
+        record = self._directory.peek(target.origin)
+        return self._decider.decide(url, target, agent, record, self.moment())
+
+    def offer(self, url: str, target: Target, user_agent: str | None) -> tuple[Decision, Offer]:
+        """The decision at the moment of a grant, and the interval that the text asks for then.
+
+        REFETCH where the file is hard-expired: the turn goes to it. Never waits.
+        """
+        agent, decider, moment = self.token(user_agent), self._decider, self.moment()
+        found = decider.find(url, agent, moment.now)
+        if found is not None and (interval := found[0].interval) is not None:
+            return decider.of_cached(*found, url, decider.next_number()), interval
+        record = self._directory.peek(target.origin)
+        decision = decider.decide(url, target, agent, record, moment, ahead=ON_THE_WAY)
+        if decision is None:
+            return decider.unknown(url, target, agent, moment), REFETCH
+        if record is None or decision.state in (None, State.OVERRIDE):
+            return decision, NO_RATE
+        return decision, decider.interval(record, agent, moment)
+
+    def unkept(self, url: str, target: Target, user_agent: str | None, why: str) -> Decision:
+        """DEFER, since the clock of the turn can't be written to the state file."""
+        return self._decider.unkept(url, target, self.token(user_agent), why, self.moment())
+
+    # --- many URLs ----------------------------------------------------------------------
+
+    async def check_all(self, raws: Iterable[str], agent: str) -> list[Decision]:
+        """What `check_many` gives, as a list: warm origins are answered in one go."""
+        refuse_one_text(raws)
+        raws = list(raws)
+        try:
+            found = self._decider.recall_many(raws, agent, self._monotonic())
+        except Exception:  # noqa: BLE001 - one URL's error is its own
+            _log.exception("many URLs can't be looked up at once")
+            found = [None] * len(raws)  # each is looked at by itself
+        missing = [url for url, decision in zip(raws, found, strict=True) if decision is None]
+        if not missing:
+            return [decision for decision in found if decision is not None]
+        async with aclosing(self.check_many(missing, agent)) as rest:
+            return [await anext(rest) if decision is None else decision for decision in found]
+
+    async def check_many(self, raws: Iterable[str], agent: str) -> AsyncGenerator[Decision, None]:
+        """Decisions in the order of the URLs; unknown origins are asked in parallel."""
+        refuse_one_text(raws)
+        asker = asyncio.current_task(self._loop)
+
+        async def ask(origin: str) -> Record | WaitsForItself:
+            # In a task of the batch's own; the leases that count are the asker's.
+            try:
+                return await self.record(urls.parse(f"{origin}/"), asker)
+            except WaitsForItself as error:
+                return error
+
+        recall, monotonic = self._decider.recall, self._monotonic
+
+        def answer(url: str) -> Decision | str:
+            try:
+                decision = recall(url, agent, monotonic())
+                return self._answer(url, agent) if decision is None else decision
+            except Exception as error:  # noqa: BLE001 - see `_instead`
+                return self._instead(url, agent, error)
+
+        def settle(url: str, known: Record | WaitsForItself) -> Decision:
+            return self._settle(url, agent, known)
+
+        async for decision in in_order(raws, answer, ask, settle):
+            yield decision
+
+    def _answer(self, url: str, agent: str) -> Decision | str:
+        """The decision, or the origin that has to be asked first."""
+        target = urls.parse(url)
+        fresh = self._fresh(target.origin)
+        decision = self._decider.decide(url, target, agent, fresh, self.moment())
+        return target.origin if decision is None else decision
+
+    def _settle(self, url: str, agent: str, known: Record | WaitsForItself) -> Decision:
+        """The decision, now that the origin was asked."""
+        try:
+            target = urls.parse(url)
+            moment = self.moment()
+            if isinstance(known, WaitsForItself):
+                held, whose = known.held, known.whose
+                return self._decider.held_back(url, target, agent, held, whose, moment)
+            decision = self._decider.decide(url, target, agent, known, moment)
+            if decision is None:  # `known` is a record: there is one
+                decision = self._decider.unknown(url, target, agent, moment)
+            return decision
+        except Exception as error:  # noqa: BLE001 - see `_instead`
+            return self._instead(url, agent, error)
+
+    def _instead(self, url: str, agent: str, error: Exception) -> Decision:
+        """The decision about a URL of many whose question failed: none of the others is lost.
+
+        Raises what is not about this URL: the gate is closed, or the caller gave no text.
+        """
+        if isinstance(error, InvalidURL):
+            return self._decider.invalid(url, error.problem, agent)
+        if isinstance(error, GatekeeperError) or not isinstance(url, str):
+            raise error
+        return self._decider.failed(url, agent, error, self.moment())
+
+    # --- files --------------------------------------------------------------------------
+
+    async def robots(self, url: str) -> RobotsTxt | None:
+        """See `Gatekeeper.robots`."""
+        record = await self._record_of(url)
+        return record.standing(self._clock).robots if record.text is not None else None
+
+    async def policy(self, url: str, agent: str) -> Policy:
+        """See `Gatekeeper.policy`."""
+        record = await self._record_of(url)
+        robots = record.standing(self._clock).robots
+        if robots is None:
+            return self._decider.closed_policy(agent)
+        return self._decider.policy(record, robots, agent)
+
+    async def source(self, url: str) -> bytes | None:
+        """The octets of the robots.txt that `robots` is parsed from; None where there is none.
+
+        Raises InvalidURL.
+        """
+        record = await self._record_of(url)
+        return None if record.text is None else record.text.body()
+
+    async def refresh(self, url: str) -> None:
+        """See `Gatekeeper.refresh`."""
+        target = urls.parse(url)
+        task = asyncio.current_task(self._loop)
+        self._known(target, await self.ask(self._directory.refresh, target, task))
+
+    async def learn(self, origin: str) -> None:
+        """Ask the origin for its file if need be."""
+        await self._directory.get(origin)
+
+    def note_page(self, origin: str, *, ok: bool) -> None:
+        """A page of the origin answered; `ok`: with 2xx or 3xx. Is the site generally up (RFC
+        9309 section 2.3.1.4; RFC-38, VND-05)?"""
+        self._directory.note_page(origin, ok)
+
+    async def record(self, target: Target, task: asyncio.Task[object] | None) -> Record:
+        """What is known of the target's origin, asked for, on behalf of the task, if need be.
+
+        Raises WaitsForItself where that could never come, as the task holds what it waits for.
+        """
+        if self._directory.peek(target.origin) is not None:
+            return await self._directory.get(target.origin)  # it does not wait
+        return await self.ask(self._directory.get, target, task)
+
+    async def ask(
+        self,
+        get: Callable[[str], Coroutine[Any, Any, Known]],
+        target: Target,
+        task: asyncio.Task[object] | None,
+    ) -> Known:
+        """`await get(target.origin)`, which waits for the origin's robots.txt, for the task.
+
+        Raises WaitsForItself where the file could not come before a lease of the task ends,
+        or has not come for so long because of one that the task was started under.
+        """
+        outer = self._waits.current(asyncio.current_task(self._loop))
+        if task is None:
+            return await get(target.origin)
+        waiting = outer or await self.begin_wait(target, task)
+        if waiting is None:
+            return await get(target.origin)
+        try:
+            self._waits.for_file(waiting, target.origin)
+            return await get(target.origin)
+        except asyncio.CancelledError:
+            if outer is None:
+                waiting.cancelled()
+            raise
+        finally:
+            if outer is None:
+                self._waits.end(waiting)
+            else:
+                self._waits.for_turn(waiting)
+
+    async def begin_wait(self, target: Target, task: asyncio.Task[object]) -> Wait[Any] | None:
+        """Note that the task waits for the target's host; None where that is in nobody's way.
+
+        Raises WaitsForItself where it could never end.
+        """
+        holdings = self._waits.holdings
+        # The leases of another gate are no business of this one's hosts.
+        under = [one for one in inherited(task) if getattr(one, "holdings", None) is holdings]
+        mine = bool(holdings.first) and bool(holdings.of(task))
+        if not mine and not under:
+            return None
+        near: tuple[str, ...] = ()
+        if mine and self._dns is not None:
+            near = await self._dns.scopes(target.host, target.port)
+        return self._waits.begin(task, target.url, target.host, near, under)
+
+    def _fresh(self, origin: str) -> Record | None:
+        """The record, if nothing about it is due to be asked again."""
+        record = self._directory.peek(origin)
+        if record is not None and self._monotonic() < record.fresh_until:
+            return record
+        return None
+
+    async def _record_of(self, url: str) -> Record:
+        """What is known of the URL's origin, asked for if need be.
+
+        Raises LeaseTimeout where it would have to wait for a lease of the asking task, or
+        for the end of a host's block or pause.
+        """
+        target = urls.parse(url)
+        return self._known(target, await self.record(target, asyncio.current_task(self._loop)))
+
+    def _known(self, target: Target, record: Record) -> Record:
+        if record.current.outcome not in (Outcome.HOST_BLOCKED, Outcome.HOST_PAUSED):
+            return record
+        retry_at = utc(self._clock.wall() + record.expires - self._monotonic())
+        raise LeaseTimeout(
+            target.url,
+            f"{target.url}: its robots.txt can't be asked for, a host is "
+            f"{record.current.outcome.row.name.removeprefix('host_')}; "
+            f"ask again at {retry_at:%Y-%m-%dT%H:%M:%SZ}",
+            retry_at=retry_at,
+        )
+
+
+async def in_order(
+    raws: Iterable[str],
+    answer: Callable[[str], Decision | str],
+    ask: Callable[[str], Coroutine[Any, Any, Known]],
+    settle: Callable[[str, Known], Decision],
+) -> AsyncIterator[Decision]:
+    """Decisions in the order of `raws`; a slow origin holds up only what comes after it.
+
+    `answer(raw)` gives the decision, or the origin that has to be asked first;
+    `ask(origin)` brings what is known then, and `settle(raw, known)` decides by it. Each
+    origin of the window is asked by one task, owned here: a consumer that stops early
+    leaves none behind.
+    """
+    waiting = iter(raws)
+    window: deque[tuple[str, Decision | str]] = deque()
+    asking: dict[str, asyncio.Task[Known]] = {}
+    users: dict[str, int] = {}
+    try:
+        while True:
+            for raw in waiting:
+                found = answer(raw)
+                if isinstance(found, str):
+                    if found not in asking:
+                        asking[found] = asyncio.create_task(ask(found))
+                    users[found] = users.get(found, 0) + 1
+                window.append((raw, found))
+                if len(window) >= WINDOW:
+                    break
+            if not window:
+                return
+            raw, found = window.popleft()
+            if isinstance(found, str):
+                known = await asking[found]
+                users[found] -= 1
+                if not users[found]:
+                    del users[found], asking[found]
+                found = settle(raw, known)
+            yield found
+    finally:
+        for task in asking.values():
+            task.cancel()
+        await asyncio.gather(*asking.values(), return_exceptions=True)
