@@ -33,8 +33,8 @@ from gatekeeper.http_fields import utc
 from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN, RobotsInterval
 from gatekeeper.robots import Match, Policy, RobotsTxt, Rule
+from gatekeeper.robots.compiled import ROBOTS_FILE
 from gatekeeper.robots.normal import is_robots_txt
-from gatekeeper.robots.rulesets import ROBOTS_FILE
 from gatekeeper.urls import Target, mask
 
 __all__ = ["ON_THE_WAY", "Decider", "DecisionIds"]

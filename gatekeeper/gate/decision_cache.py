@@ -23,7 +23,7 @@ from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.fetching.records import Record
 from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.robots import Policy
-from gatekeeper.robots.quick import PlainAnswer, QuickAnswer
+from gatekeeper.robots.compiled import PlainAnswer, QuickAnswer
 
 __all__ = ["CachedDecision", "CachedOrigin", "DecisionCache", "WrittenDecision"]
 

@@ -44,7 +44,7 @@ from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scheduler import SHARED, PacingStats, Scheduler, check_moment
 from gatekeeper.robots import Policy, RobotsTxt
-from gatekeeper.robots.quick import QuickAnswer
+from gatekeeper.robots.compiled import QuickAnswer
 from gatekeeper.storage.base import HistoryEntry, Storage
 from gatekeeper.storage.sqlite import SqliteStorage
 from gatekeeper.url_cache import UrlCache

@@ -7,26 +7,25 @@ from typing import TYPE_CHECKING
 from gatekeeper.lazy import lazily
 
 if TYPE_CHECKING:
-    from gatekeeper.robots.agents import product_token
-    from gatekeeper.robots.findings import Finding
-    from gatekeeper.robots.headers import PageRules, PageSignals
-    from gatekeeper.robots.headers import from_headers as page_signals
-    from gatekeeper.robots.model import Candidate, Dialect, Group, Match, Rule, Severity
+    from gatekeeper.robots.lint import Finding
+    from gatekeeper.robots.model import (
+        Candidate,
+        Dialect,
+        Group,
+        Match,
+        Rule,
+        Severity,
+        product_token,
+    )
     from gatekeeper.robots.parser import RobotsTxt
     from gatekeeper.robots.policy import Policy
-    from gatekeeper.robots.signals import CleanParam
+    from gatekeeper.robots.signals import CleanParam, PageRules, PageSignals, page_signals
     from gatekeeper.robots.timing import RequestRate, Window
 else:  # each when it is first asked for: a parser alone need not wait for an HTTP client
     __getattr__, __dir__ = lazily(
         __name__,
         {
-            "gatekeeper.robots.agents": ["product_token"],
-            "gatekeeper.robots.findings": ["Finding"],
-            "gatekeeper.robots.headers": [
-                "PageRules",
-                "PageSignals",
-                "from_headers as page_signals",
-            ],
+            "gatekeeper.robots.lint": ["Finding"],
             "gatekeeper.robots.model": [
                 "Candidate",
                 "Dialect",
@@ -34,10 +33,11 @@ else:  # each when it is first asked for: a parser alone need not wait for an HT
                 "Match",
                 "Rule",
                 "Severity",
+                "product_token",
             ],
             "gatekeeper.robots.parser": ["RobotsTxt"],
             "gatekeeper.robots.policy": ["Policy"],
-            "gatekeeper.robots.signals": ["CleanParam"],
+            "gatekeeper.robots.signals": ["CleanParam", "PageRules", "PageSignals", "page_signals"],
             "gatekeeper.robots.timing": ["RequestRate", "Window"],
         },
     )

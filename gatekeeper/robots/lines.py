@@ -21,8 +21,8 @@ __all__ = [
     "LIMIT",
     "RULE",
     "Decoded",
-    "Line",
     "Spans",
+    "TextLine",
     "decode",
     "iter_lines",
     "line_numbers",
@@ -74,7 +74,7 @@ class Decoded(msgspec.Struct, frozen=True):
     """The encoding that a byte order mark announced, or nothing."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class TextLine(msgspec.Struct, frozen=True):
     """One line of a file, as `iter_lines` gives it. All text is shown text."""
 
     number: int
@@ -167,11 +167,11 @@ def value_of(rest: str, *, v2: bool = False) -> str:
     return rest.strip(" \t")
 
 
-def iter_lines(text: str) -> Iterator[Line]:
+def iter_lines(text: str) -> Iterator[TextLine]:
     """Every line of a file (its `Decoded.text`), blank ones too, with its field and value."""
     for number, raw in enumerate(text.split("\n"), 1):
         head, colon, rest = raw.partition("#")[0].partition(":")
-        yield Line(
+        yield TextLine(
             number=number,
             text=shown(raw),
             field=shown(head.strip(" \t").lower()) if colon else "",

@@ -1,33 +1,526 @@
 """Findings about a file: what its author got wrong, or may not have meant.
 
-Every check is one pass over lines or rules, so that a hostile file costs no more than a
-multiple of its size. `CODES` documents each code; the messages quote little of the file,
-and only in printable form.
+Every check is one pass over lines or rules, so that a hostile file costs no more than a multiple of
+its size. `CODES` documents each code; the messages quote little of the file, in printable form.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gatekeeper.robots import signals, timing
-from gatekeeper.robots.findings import CODES, MAX_FINDINGS, Code, Finding, Full, Report
-from gatekeeper.robots.lines import Line, iter_lines
-from gatekeeper.robots.lint_groups import check_groups
-from gatekeeper.robots.lint_values import (
-    check_agent,
-    check_version,
-    field_without_colon,
-    quoted,
-    spelling,
-)
-from gatekeeper.robots.model import Dialect, Group, Severity
+from gatekeeper.robots.lines import TextLine, iter_lines, octets
+from gatekeeper.robots.model import Dialect, Group, Rule, Severity
+from gatekeeper.robots.normal import decoded, is_robots_txt, rfc_pattern
+from gatekeeper.robots.patterns import squeeze
 
 if TYPE_CHECKING:
     from gatekeeper.robots.parser import RobotsTxt
 
-__all__ = ["CODES", "MAX_FINDINGS", "Code", "Finding", "findings", "lint"]
+__all__ = [
+    "CODES",
+    "MAX_FINDINGS",
+    "Finding",
+    "findings",
+]
+
+MAX_FINDINGS = 1_000
+"""A file may have a million faults; more than this many help nobody."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something about a file that its author should know.
+
+    `line` counts from 1, and is 0 for the file as a whole; `code` is a key of `CODES`.
+    """
+
+    line: int
+    code: str
+    severity: Severity
+    message: str
+
+
+class Code(msgspec.Struct, frozen=True):
+    """What a code means: one sentence for people, and how much it matters."""
+
+    severity: Severity
+    meaning: str
+
+
+_INFO, _WARNING, _ERROR = Severity.INFO, Severity.WARNING, Severity.ERROR
+
+CODES: dict[str, Code] = {
+    # The file as a whole.
+    "html": Code(_ERROR, "The file is an HTML page, not a robots.txt."),
+    "truncated": Code(
+        _ERROR, "The file is longer than crawlers read; its end is lost (RFC 9309 section 2.5)."
+    ),
+    "too-many": Code(_WARNING, "There are more findings than are listed."),
+    "bom": Code(_INFO, "The file begins with a byte order mark, which some crawlers trip over."),
+    "encoding": Code(
+        _WARNING, "The file is not in UTF-8 and had to be transcoded (RFC 9309 section 2.3)."
+    ),
+    "empty": Code(
+        _INFO, "The file says nothing; every robot is welcome everywhere (1994 standard)."
+    ),
+    "no-group": Code(_WARNING, "No user-agent line stands in the file, so no rule is obeyed."),
+    # Lines.
+    "control": Code(
+        _WARNING, "A control character spoils the line; it is not read (RFC 9309 section 3)."
+    ),
+    "not-utf8": Code(_WARNING, "The line holds octets that are no UTF-8 (RFC 9309 section 2.3)."),
+    "no-colon": Code(
+        _WARNING, "The line is no record: no colon stands behind a field (RFC 9309 section 2.2)."
+    ),
+    "odd-blank": Code(
+        _ERROR,
+        "A character that only looks like a blank, or like nothing, is read as a letter "
+        "(RFC 9309 section 2.2).",
+    ),
+    "unknown-field": Code(_INFO, "The field is unknown and ignored (RFC 9309 section 2.2.4)."),
+    "misspelt-field": Code(
+        _ERROR, "The field is a known one misspelt, and is ignored (RFC 9309 section 2.2.4)."
+    ),
+    "rule-outside-group": Code(
+        _ERROR, "A rule before any user-agent line is ignored (RFC 9309 section 2.2.1)."
+    ),
+    "record-outside-group": Code(
+        _WARNING, "The record belongs to a group, and stands in none: it counts for nobody."
+    ),
+    # User-agent lines.
+    "empty-agent": Code(
+        _ERROR, "A user-agent line without a name matches nobody (RFC 9309 section 2.2.1)."
+    ),
+    "odd-agent": Code(
+        _INFO, "The name is no plain product token of letters, `_` and `-` (RFC 9309 section 2.2)."
+    ),
+    "agent-list": Code(
+        _ERROR,
+        "A user-agent line names one agent; write a line for each (RFC 9309 section 2.2.1).",
+    ),
+    "repeated-agent": Code(
+        _INFO, "The agent has another group already; they add up (RFC 9309 section 2.2.1)."
+    ),
+    "several-star-groups": Code(
+        _WARNING, "Only one group for `*` is allowed; some robots read the first (1994 standard)."
+    ),
+    "group-without-rules": Code(
+        _INFO, "The group has no rules and allows everything (RFC 9309 section 2.1)."
+    ),
+    "missing-blank-line": Code(
+        _INFO,
+        "A group begins without a blank line before it; old readers want one (1994 standard).",
+    ),
+    "blank-inside-group": Code(
+        _WARNING, "A blank line parts a group; for old readers it ends there (1994 standard)."
+    ),
+    "content-usage-between-agents": Code(
+        _WARNING,
+        "Readers of the newer draft begin a new group after Content-Usage "
+        "(draft-ietf-aipref-attach).",
+    ),
+    # Rules.
+    "blank-in-value": Code(
+        _WARNING, "A blank inside the path counts as %20 (RFC 9309 section 2.2)."
+    ),
+    "unescaped-non-ascii": Code(
+        _INFO,
+        "Characters outside ASCII belong percent-encoded; not every robot does it "
+        "(RFC 9309 section 2.2.2).",
+    ),
+    "bad-escape": Code(
+        _WARNING, "A `%` that begins no escape; write %25 (RFC 9309 section 2.2.2)."
+    ),
+    "regular-expression": Code(
+        _WARNING,
+        "Rules are no regular expressions: only `*` and a final `$` are special "
+        "(RFC 9309 section 2.2.3).",
+    ),
+    "dollar-inside": Code(
+        _INFO, "A `$` before the end is an ordinary character (RFC 9309 section 2.2.3)."
+    ),
+    "literal-star": Code(
+        _WARNING,
+        "In the dialect of this group a `*` is an ordinary character (1994 standard, "
+        "1996 draft section 3.2.2).",
+    ),
+    "unmatchable-rule": Code(_ERROR, "No URL can match the rule (RFC 9309 section 2.2.2)."),
+    "unreachable-rule": Code(_WARNING, "Another rule always decides before this one."),
+    "duplicate-rule": Code(
+        _INFO, "The group holds the same rule already (RFC 9309 section 2.2.2)."
+    ),
+    "robots-txt-rule": Code(_INFO, "/robots.txt may always be fetched (RFC 9309 section 2.2.2)."),
+    "lone-allow": Code(
+        _WARNING,
+        "The group only allows, which forbids nothing; a whitelist also needs a "
+        "`Disallow: /` (RFC 9309 section 2.2.2).",
+    ),
+    # Robot-version.
+    "misplaced-version": Code(
+        _WARNING, "Robot-version counts only right behind the user-agent lines (2.0 draft)."
+    ),
+    "bad-version": Code(_WARNING, "The version is not of the form 2.0 and is ignored (2.0 draft)."),
+    "repeated-version": Code(
+        _WARNING, "Only the first Robot-version of a group counts (2.0 draft)."
+    ),
+    "experimental-version": Code(
+        _WARNING, "An odd minor version is experimental; robots skip the group (2.0 draft)."
+    ),
+    "newer-version": Code(_WARNING, "The version is newer than any there is (2.0 draft)."),
+    # Timing and the rest.
+    "bad-crawl-delay": Code(
+        _WARNING,
+        "Crawl-delay wants a plain number of seconds (no standard; RFC 9309 section 2.2.4).",
+    ),
+    "bad-request-rate": Code(
+        _WARNING, "Request-rate wants `documents/time[s|m|h] [hhmm-hhmm]` (2.0 draft)."
+    ),
+    "bad-visit-time": Code(_WARNING, "Visit-time wants `hhmm-hhmm` in UTC (2.0 draft)."),
+    "bad-sitemap": Code(_ERROR, "Sitemap wants an absolute URL (sitemaps.org)."),
+    "bad-license": Code(_ERROR, "License wants an absolute URL (RSL 1.0)."),
+    "bad-host": Code(_WARNING, "Host wants the name of a host (Yandex)."),
+    "bad-clean-param": Code(_WARNING, "Clean-param wants `name[&name...] [path]` (Yandex)."),
+    "bad-content-usage": Code(
+        _WARNING,
+        "The preferences decide nothing; write `train-ai=n, search=y` (draft-ietf-aipref-vocab).",
+    ),
+    "unknown-usage-label": Code(
+        _WARNING, "The vocabulary does not know the label; it is ignored (draft-ietf-aipref-vocab)."
+    ),
+    "bad-content-signal": Code(
+        _WARNING,
+        "The signals decide nothing; write `search=yes, ai-train=no` "
+        "(draft-romm-aipref-contentsignals).",
+    ),
+}
+
+
+class TooManyFindings(Exception):
+    """The report holds as many findings as it may."""
+
+
+class FindingList:
+    """Findings as they come, `MAX_FINDINGS` of them at most."""
+
+    __slots__ = ("found",)
+
+    def __init__(self) -> None:
+        self.found: list[Finding] = []
+
+    def add(self, line: int, code: str, detail: str = "", severity: Severity | None = None) -> None:
+        """Keep a finding: the meaning of its code, and what is particular here.
+
+        Raises TooManyFindings once there is no room left; what was kept stays.
+        """
+        if len(self.found) >= MAX_FINDINGS:
+            raise TooManyFindings
+        entry = CODES[code]
+        message = f"{entry.meaning} {detail}" if detail else entry.meaning
+        self.found.append(Finding(line, code, severity or entry.severity, message))
+
+    def result(self, *, cut: bool) -> tuple[Finding, ...]:
+        """Everything by line; where it was cut, a last finding says so."""
+        found = sorted(self.found, key=_place)
+        if cut:
+            entry = CODES["too-many"]
+            found.append(Finding(0, "too-many", entry.severity, entry.meaning))
+        return tuple(found)
+
+
+def _place(finding: Finding) -> tuple[int, str]:
+    return finding.line, finding.code
+
+
+_TOKEN = re.compile(r"[A-Za-z_-]+\Z|\*\Z")
+_VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]{1,9})?\Z")
+
+# U+FFFD is what a non-breaking space of another encoding shows as.
+_ODD_BLANK = re.compile(
+    "[\u00a0\u00ad\u1680\u2000-\u200f\u2028\u2029\u202f\u205f\u2060\u3000\ufeff\ufffd]"
+)
+_FIELD_AND_VALUE = re.compile(r"[ \t]*+([A-Za-z-]++)[ \t]++(?=[/*]|[^ \t]++[ \t]*+(?:#|\Z))")
+
+_FIELDS = (
+    *("user-agent", "allow", "disallow", "sitemap", "crawl-delay", "request-rate", "visit-time"),
+    *("robot-version", "comment", "content-usage", "content-signal", "clean-param", "license"),
+    *("host", "noindex"),
+)
+# Farther off than one slip of the finger, but seen.
+_SEEN = {
+    "useragent": "user-agent",
+    "user agent": "user-agent",
+    "user_agent": "user-agent",
+    "agent": "user-agent",
+    "dissalow": "disallow",
+    "diasallow": "disallow",
+    "dissallows": "disallow",
+    "disallowed": "disallow",
+    "dis-allow": "disallow",
+    "dis allow": "disallow",
+    "allowed": "allow",
+    "allows": "allow",
+    "user-agents": "user-agent",
+    "user agents": "user-agent",
+    "deny": "disallow",
+    "crawldelay": "crawl-delay",
+    "crawl delay": "crawl-delay",
+    "crawl_delay": "crawl-delay",
+    "site map": "sitemap",
+    "site-map": "sitemap",
+    "site_map": "sitemap",
+    "licence": "license",
+    "hosts": "host",
+}
+_SHORTEST = 5
+"""One slip makes too many other words of a shorter one."""
+
+
+def quoted(text: str) -> str:
+    """The beginning of it as printable text."""
+    return repr(text if len(text) <= 60 else text[:59] + "…")
+
+
+def check_agent(report: FindingList, line: TextLine) -> None:
+    """A user-agent line names a product token, or `*`."""
+    if not line.value:
+        report.add(line.number, "empty-agent")
+    elif odd_blank(line.value):
+        report.add(line.number, "odd-blank", quoted(line.value))
+    elif "," in line.value or ";" in line.value:
+        report.add(line.number, "agent-list", quoted(line.value))
+    elif not _TOKEN.match(line.value):
+        report.add(line.number, "odd-agent", quoted(line.value))
+
+
+def odd_blank(text: str) -> bool:
+    """A character that looks like a blank, or like nothing, and is neither blank nor tab.
+
+    >>> odd_blank("bot\u00a0"), odd_blank("a bot")
+    (True, False)
+    """
+    return _ODD_BLANK.search(text) is not None
+
+
+def field_without_colon(text: str) -> str | None:
+    """The known field that a line without a colon behind it begins with.
+
+    >>> field_without_colon("Disallow /x"), field_without_colon("Allow me to explain: ...")
+    ('disallow', None)
+    """
+    found = _FIELD_AND_VALUE.match(text)
+    if found is None:
+        return None
+    field = found[1].lower()
+    return field if field in _FIELDS else None
+
+
+def check_version(report: FindingList, line: int, value: str) -> None:
+    """A Robot-version that stands in its place (V2-08 to V2-12)."""
+    found = _VERSION.match(value)
+    major = int(found[1]) if found else 0
+    if found is None or major == 0:
+        report.add(line, "bad-version", quoted(value))
+    elif int(found[2]) % 2:
+        report.add(line, "experimental-version")
+    elif major > 2:
+        report.add(line, "newer-version")
+
+
+def spelling(field: str) -> str | None:
+    """The field that was meant, if it is one slip away from a known one (RFC-45).
+
+    >>> spelling("dissallow"), spelling("user agent"), spelling("x-robots")
+    ('disallow', 'user-agent', None)
+    """
+    meant = _SEEN.get(field)
+    if meant is not None:
+        return meant
+    return next((name for name in _FIELDS if len(name) >= _SHORTEST and _slip(field, name)), None)
+
+
+def _slip(a: str, b: str) -> bool:
+    """One character too much, too few, wrong, or two of them swapped."""
+    if abs(len(a) - len(b)) > 1:
+        return False
+    i = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return (
+        a[i + 1 :] == b[i:]
+        or a[i:] == b[i + 1 :]
+        or a[i + 1 :] == b[i + 1 :]
+        or (a[i : i + 2] == b[i : i + 2][::-1] and a[i + 2 :] == b[i + 2 :])
+    )
+
+
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_DOT_SEGMENT = re.compile(r"[^*?]*/\.\.?/")
+# Habits that mean nothing here; `*.*` is one of shells, and does what it looks like.
+_REGULAR = re.compile(
+    r"\\|(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\[\^?[A-Za-z0-9]-[A-Za-z0-9]|\A\^"
+)
+_REGULAR_V2 = re.compile(r"(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\A\^")
+_BEGINS_V2 = ("/", "*", "?", "[", "\\")
+_EVERYTHING = frozenset({"/", "*", "/*"})
+_ORDERED = frozenset({Dialect.R1996, Dialect.V2})
+
+
+def check_groups(report: FindingList, groups: Sequence[Group]) -> None:
+    """All groups of a file, in one pass."""
+    seen: dict[str, int] = {}
+    for group in groups:
+        for agent in {agent.lower() for agent in group.agents if agent}:
+            first = seen.setdefault(agent, group.line)
+            if first == group.line:
+                continue
+            if agent == "*" and group.dialect is not Dialect.RFC9309:
+                report.add(group.line, "several-star-groups", f"The first is in line {first}.")
+            else:
+                report.add(group.line, "repeated-agent", f"{quoted(agent)} in line {first}.")
+        _check_group(report, group)
+
+
+def _check_group(report: FindingList, group: Group) -> None:
+    if not group.rules:
+        report.add(group.line, "group-without-rules")
+        return
+    for rule in group.rules:
+        if rule.value:
+            _check_value(report, rule, group.dialect)
+    rules = [rule for rule in group.rules if rule.value]
+    # `Allow: /` alone is no whitelist: it says, needlessly but clearly, that all is welcome.
+    if (
+        rules
+        and all(_allows(rule) for rule in group.rules)
+        and not any(squeeze(rule.value) in _EVERYTHING for rule in rules)
+    ):
+        report.add(rules[0].line, "lone-allow")
+    if group.dialect in _ORDERED:
+        _check_order(report, rules, group.dialect)
+    else:
+        _check_longest(report, rules)
+
+
+def _check_value(report: FindingList, rule: Rule, dialect: Dialect) -> None:
+    value = rule.value
+    if " " in value or "\t" in value:
+        report.add(rule.line, "blank-in-value", quoted(value))
+    if not value.isascii():
+        report.add(rule.line, "unescaped-non-ascii", quoted(value))
+    if "%" in value and _BAD_ESCAPE.search(value):
+        report.add(rule.line, "bad-escape", quoted(value))
+    if (_REGULAR_V2 if dialect is Dialect.V2 else _REGULAR).search(value):
+        report.add(rule.line, "regular-expression", quoted(value))
+    if is_robots_txt(value):
+        report.add(rule.line, "robots-txt-rule")
+    if why := _unmatchable(value, dialect):
+        report.add(rule.line, "unmatchable-rule", why)
+    elif dialect is Dialect.RFC9309 and "$" in value[:-1]:
+        report.add(rule.line, "dollar-inside", quoted(value))
+    elif dialect in {Dialect.R1994, Dialect.R1996} and "*" in value:
+        report.add(rule.line, "literal-star", quoted(value))
+
+
+def _unmatchable(value: str, dialect: Dialect) -> str:
+    """Why no path can match, or nothing."""
+    if "://" in value and value.lower().startswith(("http://", "https://", "//")):
+        return "A rule is a path; leave out scheme and host."
+    begins = {Dialect.RFC9309: ("/", "*"), Dialect.V2: _BEGINS_V2}.get(dialect, ("/",))
+    if not value.startswith(begins):
+        return f"Every path begins with a slash, {quoted(value)} does not."
+    # Robots resolve dot segments before they ask; behind a `?` or a `*` they may stay.
+    if "/." in value and _DOT_SEGMENT.match(value):
+        return "Robots resolve `.` and `..` in a URL before they compare."
+    return ""
+
+
+def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
+    """RFC 9309, and 1994, where only Disallow is there: order means nothing.
+
+    Rules that match the same paths differ in trailing stars at most: the longest of them
+    decides, and among equals Allow (RFC-17, RFC-18).
+    """
+    deciding: dict[str, tuple[tuple[int, bool], Rule]] = {}
+    for rule in rules:
+        pattern = squeeze(rfc_pattern(octets(rule.value)))
+        rank = len(pattern), _allows(rule)
+        key = pattern if pattern.endswith("$") else pattern.rstrip("*")
+        other_rank, other = deciding.setdefault(key, (rank, rule))
+        if other is rule:
+            continue
+        if _allows(other) == _allows(rule):
+            report.add(rule.line, "duplicate-rule", f"It is line {other.line} again.")
+        elif rank > other_rank:
+            report.add(other.line, "unreachable-rule", f"Line {rule.line} decides.")
+        else:
+            report.add(rule.line, "unreachable-rule", f"Line {other.line} decides.")
+        if rank > other_rank:
+            deciding[key] = rank, rule
+
+
+def _check_order(report: FindingList, rules: Sequence[Rule], dialect: Dialect) -> None:
+    """1996 and 2.0, where the first match decides: what an earlier rule covers is dead."""
+    covers: _Covers = _CoveringPrefixes() if dialect is Dialect.R1996 else _CoveringPatterns()
+    for rule in rules:
+        earlier = covers.by(rule.value)
+        if earlier is None:
+            covers.add(rule)
+        elif _allows(earlier) == _allows(rule) and earlier.value == rule.value:
+            report.add(rule.line, "duplicate-rule", f"It is line {earlier.line} again.")
+        else:
+            report.add(rule.line, "unreachable-rule", f"Line {earlier.line} decides.")
+
+
+class _CoveringPrefixes:
+    """Plain prefixes: a value that begins with an earlier one is covered by it (R96-18)."""
+
+    def __init__(self) -> None:
+        self._rules: dict[str, Rule] = {}
+        self._lengths: list[int] = []
+        # From the least on: a value costs no more look-ups than it has octets.
+
+    def add(self, rule: Rule) -> None:
+        value = decoded(octets(rule.value))
+        self._rules[value] = rule
+        place = bisect_left(self._lengths, len(value))
+        if self._lengths[place : place + 1] != [len(value)]:
+            self._lengths.insert(place, len(value))
+
+    def by(self, value: str) -> Rule | None:
+        value = decoded(octets(value))
+        for length in self._lengths:
+            if length > len(value):
+                break
+            if (rule := self._rules.get(value[:length])) is not None:
+                return rule
+        return None
+
+
+class _CoveringPatterns:
+    """Patterns of 2.0: only the same pattern, and one that matches everything, are told."""
+
+    def __init__(self) -> None:
+        self._rules: dict[str, Rule] = {}
+        self._all: Rule | None = None
+
+    def add(self, rule: Rule) -> None:
+        self._rules[rule.value] = rule
+        if squeeze(rule.value) in {"*", "/*"}:
+            self._all = rule
+
+    def by(self, value: str) -> Rule | None:
+        return self._all or self._rules.get(value)
+
+
+_Covers = _CoveringPrefixes | _CoveringPatterns
+
+
+def _allows(rule: Rule) -> bool:
+    return rule.field.lower() == "allow"
+
 
 _HTML = re.compile(r"[\s\ufeff]*<(?:!doctype\s+html|html|head|body|\?xml)\b", re.IGNORECASE)
 
@@ -68,21 +561,21 @@ def lint(
 
     `text` is octets in a str (see `lines`).
     """
-    report = Report()
+    report = FindingList()
     cut = False
     try:
         html = _check_file(report, text, truncated=truncated, bom=bom)
-        reader = _Lines(report, dialect, html=html)
+        reader = _LineChecks(report, dialect, html=html)
         for line in iter_lines(text):
             reader.read(line)
         reader.end()
         check_groups(report, groups)
-    except Full:
+    except TooManyFindings:
         cut = True
     return report.result(cut=cut)
 
 
-def _check_file(report: Report, text: str, *, truncated: bool, bom: str) -> bool:
+def _check_file(report: FindingList, text: str, *, truncated: bool, bom: str) -> bool:
     if bom == "utf-8":
         report.add(1, "bom")
     elif bom:
@@ -95,10 +588,10 @@ def _check_file(report: Report, text: str, *, truncated: bool, bom: str) -> bool
     return True
 
 
-class _Lines:
+class _LineChecks:
     """Reads line by line, with as much memory as the checks need of what came before."""
 
-    def __init__(self, report: Report, dialect: Dialect | None, *, html: bool) -> None:
+    def __init__(self, report: FindingList, dialect: Dialect | None, *, html: bool) -> None:
         self._report = report
         self._html = html
         """The lines of a page are no records, and one finding about that is enough."""
@@ -130,7 +623,7 @@ class _Lines:
             "robot-version": self._robot_version,
         }
 
-    def read(self, line: Line) -> None:
+    def read(self, line: TextLine) -> None:
         """Check one line, and remember what the next ones need to know of it."""
         if line.spoilt:
             self._report.add(line.number, "control")
@@ -162,7 +655,7 @@ class _Lines:
         if self._old:
             self._in_group = False
 
-    def _record(self, line: Line) -> None:
+    def _record(self, line: TextLine) -> None:
         self._any_record = True
         if line.field == "user-agent":
             self._agent(line)
@@ -173,7 +666,7 @@ class _Lines:
             self._version_fits = False
         self._blank = False
 
-    def _agent(self, line: Line) -> None:
+    def _agent(self, line: TextLine) -> None:
         if not self._in_group or self._ruled:
             if not self._blank:
                 self._report.add(line.number, "missing-blank-line")
@@ -185,7 +678,7 @@ class _Lines:
         self._any_agent = self._in_group = self._version_fits = True
         check_agent(self._report, line)
 
-    def _rule(self, line: Line) -> None:
+    def _rule(self, line: TextLine) -> None:
         self._version_fits = False
         if not self._in_group:
             self._report.add(line.number, "rule-outside-group")
@@ -195,7 +688,7 @@ class _Lines:
         self._ruled = True
         self._parted = self._usage = 0
 
-    def _other(self, line: Line) -> None:
+    def _other(self, line: TextLine) -> None:
         if line.field not in _IN_GROUPS and line.field not in _ANYWHERE:
             meant = spelling(line.field)
             if meant is not None:
@@ -211,7 +704,7 @@ class _Lines:
         if check is not None:
             check(line.number, line.value)
 
-    def _no_colon(self, line: Line) -> None:
+    def _no_colon(self, line: TextLine) -> None:
         # Behind a known field something that a robot was to obey is lost.
         lost = Severity.ERROR if field_without_colon(line.text) else None
         self._noise(line.number, "no-colon", quoted(line.text), lost)

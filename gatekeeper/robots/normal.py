@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gatekeeper.robots.lines import octets
 
 __all__ = [
+    "PLAIN",
     "ROBOTS_TXT",
     "decoded",
     "decoded_patterns",
@@ -25,6 +26,8 @@ __all__ = [
     "unescaped",
 ]
 
+PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~:/@!&'()+,;="
+"""Octets that stand for themselves wherever they stand in a rule's value."""
 _UNRESERVED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
 # Brackets are reserved too, but no path or query may hold them (RFC 3986 section 3.3): a URL
 # that was sent always has them escaped, so a rule's `[` can only mean `%5B`.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gatekeeper.robots import signals
-from gatekeeper.robots.dialects import Groups, Source, find_groups, records_of
+from gatekeeper.robots.groups import Groups, Source, find_groups, records_of
 from gatekeeper.robots.lines import LIMIT, Decoded, decode, shown, value_of, values_in
 from gatekeeper.robots.model import Dialect, Group, Rule
 from gatekeeper.robots.policy import Conflicts, Policy, V2Semantics
@@ -21,7 +21,9 @@ from gatekeeper.robots.policy import Conflicts, Policy, V2Semantics
 if TYPE_CHECKING:
     from gatekeeper.robots.lint import Finding
 
-__all__ = ["RobotsTxt"]
+__all__ = [
+    "RobotsTxt",
+]
 
 _WORTH_PACKING = 256
 """Octets below which compressed text is no smaller."""

@@ -3,26 +3,127 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from gatekeeper.robots import lines, normal, sources, timing
-from gatekeeper.robots.agents import product_token
-from gatekeeper.robots.dialects import choose
-from gatekeeper.robots.longest import LongestMatch
-from gatekeeper.robots.model import Candidate, Dialect, Match, Rule
-from gatekeeper.robots.ordered import PrefixesInOrder
-from gatekeeper.robots.quick import PlainAnswer, QuickAnswer, Suspects, plainly, quickly
-from gatekeeper.robots.rulesets import RuleSet, rules_in, split_url
-from gatekeeper.robots.wishes import FIELDS, UsageRules, Wishes, heard
+from gatekeeper.robots import lines, normal, signals, timing
+from gatekeeper.robots.compiled import (
+    DENIED,
+    ROBOTS_FILE,
+    PlainAnswer,
+    QuickAnswer,
+    Suspects,
+    path_answer,
+    plain_path_answer,
+)
+from gatekeeper.robots.groups import choose
+from gatekeeper.robots.model import Candidate, Dialect, Match, Rule, product_token
+from gatekeeper.robots.rules import (
+    LongestMatch,
+    PrefixesInOrder,
+    RuleSet,
+    octets_of,
+    ready_rules,
+    rules_in,
+    split_url,
+)
 
 if TYPE_CHECKING:
     from gatekeeper.robots.parser import RobotsTxt
 
-__all__ = ["Conflicts", "Policy", "V2Semantics"]
+__all__ = [
+    "Conflicts",
+    "Policy",
+    "V2Semantics",
+]
+
+FIELDS = (
+    "crawl-delay",
+    "request-rate",
+    "visit-time",
+    "comment",
+    "content-signal",
+    "content-usage",
+)
+
+
+class Directives(NamedTuple):
+    """What came of the values; those that can't be read are left out."""
+
+    crawl_delay: float | None
+    """Seconds; of several the largest (VND-01)."""
+    request_rates: tuple[timing.RequestRate, ...]
+    visit_times: tuple[timing.Window, ...]
+    comments: tuple[str, ...]
+    signal: dict[str, str]
+    """What the Content-Signal lines say together (SIG-12)."""
+    usage: Sequence[str]
+    """Content-Usage lines, which speak of paths."""
+
+
+def read_directives(said: Mapping[str, Sequence[str]]) -> Directives:
+    """Read the values, as octets, of each of the `FIELDS`."""
+    delays = map(timing.parse_crawl_delay, said["crawl-delay"])
+    rates = map(timing.parse_request_rate, said["request-rate"])
+    windows = map(timing.parse_visit_time, said["visit-time"])
+    return Directives(
+        crawl_delay=max((delay for delay in delays if delay is not None), default=None),
+        request_rates=tuple(rate for rate in rates if rate),
+        visit_times=tuple(window for window in windows if window),
+        comments=tuple(map(lines.shown, said["comment"])),
+        signal=signals.combine_signals(map(signals.parse_content_signal, said["content-signal"])),
+        usage=said["content-usage"],
+    )
+
+
+class UsageRules:
+    """The Content-Usage lines of a rule set, by the paths that they speak of.
+
+    Paths are matched as those of Allow and Disallow are, the longest one counts (SIG-05), and
+    what is said twice of the same path is combined (SIG-07). Where finding the longest one
+    takes too long, as in `pieces`, whatever some line forbids is forbidden.
+    """
+
+    __slots__ = ("_everywhere", "_found", "_paths", "_strictest", "_views")
+
+    def __init__(self, values: Sequence[str]) -> None:
+        views: dict[str, dict[str, str]] = {}
+        known: dict[str, dict[str, str]] = {}
+        everywhere: list[dict[str, str]] = []
+        for path, text in map(signals.split_content_usage, values):
+            view = known.get(text)
+            if view is None:
+                view = known[text] = signals.parse_preferences(text)
+            if not path:
+                everywhere.append(view)
+                continue
+            form = normal.query_form(normal.rfc_pattern(path))
+            other = views.get(form)
+            views[form] = view if other is None else signals.combine_usage([other, view])
+        self._everywhere = signals.combine_usage(everywhere)
+        self._paths = list(views)
+        self._views = list(views.values())
+        said = signals.combine_usage([self._everywhere, *known.values()])
+        self._strictest = {label: answer for label, answer in said.items() if answer == "n"}
+        self._found = ready_rules([("dis", path) for path in self._paths])
+
+    def of(self, path: str) -> dict[str, str]:
+        """The preferences for a path with its query."""
+        code = self._found.decide(path)
+        if code == DENIED:
+            return dict(self._strictest)
+        if code == ROBOTS_FILE:  # no rule of Allow and Disallow, but one of these
+            code = self._among_all(normal.rfc_path(path))
+        return dict(self._everywhere if code < 0 else self._views[code >> 1])
+
+    def _among_all(self, path: str) -> int:
+        octets = [octets_of(each, path, path) for each in self._paths]
+        longest = max(octets, default=0)
+        return octets.index(longest) * 2 if longest else -1
+
 
 Conflicts = Literal["strict", "declared"]
 V2Semantics = Literal["order", "precedence"]
@@ -100,7 +201,7 @@ class Policy:
             self.allowed = first.allows_url
         else:
             self.allowed = _of_urls(readings)
-        self._wishes: Wishes | None = None
+        self._wishes: Directives | None = None
         self._usage: UsageRules | None = None
         self._sources: dict[timing.RequestRate | None, str] | None = None
         self._rules: dict[tuple[int, int], Rule] | None = None
@@ -135,7 +236,7 @@ class Policy:
         >>> answer("/x?y"), answer("/a"), answer("/a/../x")
         (False, True, None)
         """
-        return quickly(self._suspects(), self._asker(origin))
+        return path_answer(self._suspects(), self._asker(origin))
 
     def plain_answer(self, origin: str = "") -> PlainAnswer:
         """The same for paths that are known to be plain: never None.
@@ -145,7 +246,7 @@ class Policy:
         >>> answer("/x/y"), answer("/a")
         (False, True)
         """
-        return plainly(self._suspects(), self._asker(origin))
+        return plain_path_answer(self._suspects(), self._asker(origin))
 
     def _suspects(self) -> Suspects | None:
         first = self._readings[0]
@@ -256,7 +357,7 @@ class Policy:
 
     @property
     def visit_times(self) -> tuple[timing.Window, ...]:
-        """The windows in which visits are welcome; none means any time (V2-24)."""
+        """The windows in which visits are all_allowed; none means any time (V2-24)."""
         return self._said().visit_times
 
     @property
@@ -287,11 +388,11 @@ class Policy:
         return self._usage.of(split_url(url)[1])
 
     def may_visit(self, at: datetime) -> bool:
-        """Whether a visit is welcome at that moment. Raises ValueError for a naive one."""
+        """Whether a visit is all_allowed at that moment. Raises ValueError for a naive one."""
         return timing.may_visit(self.visit_times, at)
 
     def next_visit(self, at: datetime) -> datetime:
-        """The first moment from `at` on at which a visit is welcome, in UTC."""
+        """The first moment from `at` on at which a visit is all_allowed, in UTC."""
         return timing.next_visit(self.visit_times, at)
 
     def interval(self, at: datetime, took: float | None = None) -> float | None:
@@ -313,7 +414,7 @@ class Policy:
             return ""
         rate = timing.rate_in_force(said.request_rates, at)
         if seconds != said.crawl_delay and rate is None:
-            return sources.by_rule_of_thumb(seconds)
+            return timing.by_rule_of_thumb(seconds)
         by = None if seconds == said.crawl_delay else rate
         known = self._sources
         if known is None:
@@ -321,13 +422,13 @@ class Policy:
         if by not in known:  # finding a line costs a look at the whole rule set
             text = self.robots.lines
             known[by] = (
-                sources.by_crawl_delay(text, self._spans("crawl-delay"), seconds)
+                timing.by_crawl_delay(text, self._spans("crawl-delay"), seconds)
                 if by is None
-                else sources.by_request_rate(text, self._spans("request-rate"), by)
+                else timing.by_request_rate(text, self._spans("request-rate"), by)
             )
         return known[by]
 
-    def _said(self) -> Wishes:
+    def _said(self) -> Directives:
         if self._wishes is None:
             said: dict[str, list[str]] = {}
             for _, values in self._spoken(*FIELDS):
@@ -335,11 +436,11 @@ class Policy:
             if not said["crawl-delay"]:
                 for _, values in self._inherited():
                     said |= values
-            self._wishes = heard(said)
+            self._wishes = read_directives(said)
         return self._wishes
 
     def _spoken(self, *fields: str) -> Iterator[tuple[lines.Spans, dict[str, list[str]]]]:
-        """What each reading says of the fields. The first that speaks of one is heard."""
+        """What each reading says of the fields. The first that speaks of one is read_directives."""
         text = self.robots.lines
         for reading in self._readings:
             yield reading.spans, lines.values_in(text, reading.spans, *fields)

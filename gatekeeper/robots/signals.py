@@ -1,39 +1,223 @@
-"""What a robots.txt says beside Allow and Disallow: about use, about money, about the site.
+"""What a site says about use, indexing and licences, in its robots.txt and in response headers.
 
-Nothing here changes what may be fetched (standards.md section 6): it is read, combined and
-handed on. Every reader takes the value of one line, never raises, and gives nothing for a
-value it can't use.
-
-Preferences are dictionaries from a category (`train-ai`, `search`, ...) to `y` or `n`; a
-category that is missing is unknown (SIG-02).
+Read and handed on; none of it changes what may be fetched. In robots.txt: Content-Usage
+(draft-ietf-aipref-attach), Content-Signal, Clean-param, Host, License. In a response: Content-Usage
+(SIG-03), X-Robots-Tag (SIG-20), Robots-Tag (SIG-21), tdm-reservation (SIG-19), Link rel="license"
+(SIG-15). `parse_dictionary` and `parse_list` read structured fields (RFC 9651). Readers of headers
+never raise: a field that can't be read counts for nothing.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
-from gatekeeper.robots.structured import FieldError, Token, parse_dictionary
 
 __all__ = [
     "CATEGORIES",
     "CleanParam",
+    "FieldError",
+    "Item",
+    "PageRules",
+    "PageSignals",
+    "StructuredToken",
     "absolute_url",
     "combine_signals",
     "combine_usage",
+    "page_signals",
     "parse_clean_param",
     "parse_content_signal",
     "parse_content_usage",
+    "parse_content_usage_header",
+    "parse_dictionary",
     "parse_host",
+    "parse_license_links",
+    "parse_list",
     "parse_preferences",
+    "parse_robots_tag",
+    "parse_tdm_reservation",
+    "parse_x_robots_tag",
     "split_content_usage",
     "usage_labels",
     "usage_of_signal",
 ]
+
+
+class FieldError(ValueError):
+    """The text is no such field."""
+
+
+class StructuredToken(str):
+    """A bare word, as opposed to a quoted string."""
+
+    __slots__ = ()
+
+
+BareItem: TypeAlias = "int | float | str | StructuredToken | bytes | bool | datetime"
+
+
+class Item(msgspec.Struct, frozen=True):
+    """A value with its parameters; an inner list has a tuple of items for its value."""
+
+    value: BareItem | tuple[Item, ...]
+    params: dict[str, BareItem]
+
+
+_KEY = re.compile(r"[a-z*][a-z0-9_\-.*]*+")
+_TOKEN = re.compile(r"[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*+")
+_NUMBER = re.compile(r"-?(?:([0-9]{1,12})\.([0-9]{1,3})|([0-9]{1,15}))(?![0-9.])")
+_STRING = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*+)"')
+_BYTES = re.compile(r":([A-Za-z0-9+/=]*+):")
+_DISPLAY = re.compile(r'%"((?:[ !#$&-~]|%[0-9a-f]{2})*+)"')
+_ESCAPED = re.compile(r"\\(.)")
+_OWS = re.compile(r"[ \t]*+")
+_SP = re.compile(r" *+")
+
+
+def parse_dictionary(text: str) -> dict[str, Item]:
+    """Members by key; of a key given twice the last stands. Raises FieldError.
+
+    >>> parse_dictionary("train-ai=n, search=y;x")["search"].value
+    'y'
+    """
+    members: dict[str, Item] = {}
+    reader = _Reader(text)
+    while not reader.ended():
+        key = reader.take(_KEY)[0]
+        members[key] = reader.member() if reader.skip("=") else Item(True, reader.params())
+        reader.next_member()
+    return members
+
+
+def parse_list(text: str) -> list[Item]:
+    """Members in order. Raises FieldError.
+
+    >>> [item.value for item in parse_list("a, 1;q=0.5, (b c)")][:2]
+    ['a', 1]
+    """
+    members: list[Item] = []
+    reader = _Reader(text)
+    while not reader.ended():
+        members.append(reader.member())
+        reader.next_member()
+    return members
+
+
+class _Reader:
+    __slots__ = ("at", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text.strip(" ")
+        self.at = 0
+
+    def ended(self) -> bool:
+        return self.at >= len(self.text)
+
+    def skip(self, char: str) -> bool:
+        if self.text.startswith(char, self.at):
+            self.at += 1
+            return True
+        return False
+
+    def take(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        found = pattern.match(self.text, self.at)
+        if found is None:
+            raise FieldError(f"unexpected text at {self.at}")
+        self.at = found.end()
+        return found
+
+    def next_member(self) -> None:
+        """Past the comma to the next member; a comma at the very end is an error."""
+        self.take(_OWS)
+        if self.ended():
+            return
+        if not self.skip(","):
+            raise FieldError(f"a comma is missing at {self.at}")
+        self.take(_OWS)
+        if self.ended():
+            raise FieldError("a comma at the end")
+
+    def member(self) -> Item:
+        return self.inner_list() if self.skip("(") else self.item()
+
+    def inner_list(self) -> Item:
+        items: list[Item] = []
+        while True:
+            blanks = self.take(_SP)[0]
+            if self.skip(")"):
+                return Item(tuple(items), self.params())
+            if items and not blanks:
+                raise FieldError(f"a blank is missing at {self.at}")
+            items.append(self.item())
+
+    def item(self) -> Item:
+        value = self.bare()
+        return Item(value, self.params())
+
+    def params(self) -> dict[str, BareItem]:
+        params: dict[str, BareItem] = {}
+        while self.skip(";"):
+            self.take(_SP)
+            key = self.take(_KEY)[0]
+            params[key] = self.bare() if self.skip("=") else True
+        return params
+
+    def bare(self) -> BareItem:
+        char = self.text[self.at : self.at + 1]
+        if char.isalpha() or char == "*":
+            return StructuredToken(self.take(_TOKEN)[0])
+        if char == '"':
+            return _ESCAPED.sub(r"\1", self.take(_STRING)[1])
+        if char == ":":
+            return _octets(self.take(_BYTES)[1])
+        if char == "?":
+            return self.take(_BOOLEAN)[0] == "?1"
+        if char == "@":
+            self.at += 1
+            return _moment(self.number())
+        if char == "%":
+            return _unescaped(self.take(_DISPLAY)[1])
+        return self.number()
+
+    def number(self) -> int | float:
+        found = self.take(_NUMBER)
+        return float(found[0]) if found[2] else int(found[0])
+
+
+_BOOLEAN = re.compile(r"\?[01]")
+
+
+def _octets(text: str) -> bytes:
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4))
+    except binascii.Error as error:
+        raise FieldError("no base64") from error
+
+
+def _moment(number: int | float) -> datetime:
+    if isinstance(number, float):
+        raise FieldError("a date is a whole number")
+    try:
+        return datetime.fromtimestamp(number, UTC)
+    except (ValueError, OverflowError, OSError) as error:
+        raise FieldError("a date that no calendar holds") from error
+
+
+def _unescaped(text: str) -> str:
+    octets = re.sub(rb"%([0-9a-f]{2})", lambda m: bytes.fromhex(m[1].decode()), text.encode())
+    try:
+        return octets.decode()
+    except UnicodeDecodeError as error:
+        raise FieldError("no UTF-8") from error
+
 
 _PATH = re.compile(r"(/[^ \t]*+)[ \t]*+")
 _SIGNAL = re.compile(r"[ \t]*+([A-Za-z0-9_-]++)[ \t]*+=[ \t]*+([A-Za-z0-9_-]++)[ \t]*+\Z")
@@ -49,23 +233,23 @@ _MAX_ODD_USAGE = 1_024
 
 # The grammar of RFC 9651, less dates, byte sequences and display strings, whose text may be
 # right and whose value wrong. Every repetition is possessive: the time is linear.
-_KEY = r"[a-z*][a-z0-9_\-.*]*+"
+_LABEL_KEY = r"[a-z*][a-z0-9_\-.*]*+"
 _BARE = (
     r"(?:[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*+"
     r"|-?(?:[0-9]{1,12}\.[0-9]{1,3}|[0-9]{1,15})(?![0-9.])"
     r'|"(?:[ !#-\[\]-~]|\\["\\])*+"'
     r"|\?[01])"
 )
-_PARAMS = rf"(?:; *+{_KEY}(?:={_BARE})?+)*+"
+_PARAMS = rf"(?:; *+{_LABEL_KEY}(?:={_BARE})?+)*+"
 _ITEMS = rf"\( *+(?:{_BARE}{_PARAMS}(?: ++{_BARE}{_PARAMS})*+ *+)?+\){_PARAMS}"
 _ANSWER = r"([yn])(?![!#$%&'*+\-.^_`|~0-9A-Za-z:/])"
 _MEMBER = (
-    rf"({_KEY})(?:=(?:{_ANSWER}{_PARAMS}|{_BARE}{_PARAMS}|{_ITEMS})|{_PARAMS})"
+    rf"({_LABEL_KEY})(?:=(?:{_ANSWER}{_PARAMS}|{_BARE}{_PARAMS}|{_ITEMS})|{_PARAMS})"
     r"[ \t]*+(?:,[ \t]*+(?!\Z)|\Z)"
 )
 _MEMBERS = re.compile(_MEMBER).findall
 # Without its groups: Python 3.11 loses track of a group within a possessive repetition.
-_UNMARKED = _MEMBER.replace(f"({_KEY})", _KEY).replace("([yn])", "[yn]")
+_UNMARKED = _MEMBER.replace(f"({_LABEL_KEY})", _LABEL_KEY).replace("([yn])", "[yn]")
 _DICTIONARY = re.compile(rf" *+(?:{_UNMARKED})*+\Z").match
 
 _CLEAN_PARAM_LIMIT = 500  # VND-12
@@ -127,7 +311,9 @@ def usage_labels(text: str) -> dict[str, str] | None:
     except FieldError:
         return None
     return {
-        key: str(item.value) if isinstance(item.value, Token) and item.value in {"y", "n"} else ""
+        key: str(item.value)
+        if isinstance(item.value, StructuredToken) and item.value in {"y", "n"}
+        else ""
         for key, item in members.items()
     }
 
@@ -223,3 +409,255 @@ def _pair(text: str) -> dict[str, str]:
     if key in _YES_OR_NO and answer not in _SIGNAL_VALUES:
         return {}
     return {key: answer}
+
+
+_Value = TypeVar("_Value")
+
+_LIMIT = 65_536
+"""Characters read of one field: the newest draft wants 8 KiB at least (SIG-21)."""
+
+_ARGUMENTS = frozenset(
+    {"unavailable_after", "max-image-preview", "max-snippet", "max-video-preview"}
+)
+_PREVIEWS = ("none", "standard", "large")
+_WEEKDAY = re.compile(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\Z")
+_NAME = re.compile(r"[a-z][a-z0-9_-]*\Z")
+_COUNT = re.compile(r"-1\Z|[0-9]{1,9}\Z")
+_AGENT = re.compile(r"[^\s,;:=]+\Z")
+_UNLIMITED = -1
+
+_LINK = re.compile(
+    r"<([^<>]*)>[ \t]*((?:;[ \t]*[^\s=;,\"<>]+[ \t]*"
+    r"(?:=[ \t]*(?:\"(?:[^\"\\]|\\.)*+\"|[^\s;,\"<>]*+)[ \t]*)?)*+)"
+)
+_LINK_PARAM = re.compile(r";[ \t]*([^\s=;,]+)[ \t]*(?:=[ \t]*(?:\"([^\"]*)\"|([^\s;,]*)))?")
+
+
+class PageRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Rules about one page for one agent: of several sources the most restrictive (SIG-20)."""
+
+    names: frozenset[str] = frozenset()
+    """Rules without a value, in lower case: `noindex`, `nofollow`, `noarchive`, `noai`, ...
+    (`none` is its two parts, `all` is nothing)."""
+    max_snippet: int | None = None
+    """Characters; -1 is as many as one likes."""
+    max_image_preview: str | None = None
+    """`none`, `standard` or `large`."""
+    max_video_preview: int | None = None
+    """Seconds; -1 is as many as one likes."""
+    unavailable_after: datetime | None = None
+    """Not to be shown after this moment (aware, UTC)."""
+
+    @property
+    def index(self) -> bool:
+        """The page may be indexed."""
+        return "noindex" not in self.names
+
+    @property
+    def follow(self) -> bool:
+        """Its links may be followed."""
+        return "nofollow" not in self.names
+
+
+class PageSignals(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a response's header says of itself.
+
+    >>> page_signals({"X-Robots-Tag": "noindex", "Content-Usage": "train-ai=n"}, "bot").rules.index
+    False
+    """
+
+    content_usage: dict[str, str]
+    """Category to `y` or `n`; what is missing is unknown (SIG-02)."""
+    rules: PageRules
+    """X-Robots-Tag and Robots-Tag together."""
+    tdm_reserved: bool | None
+    """Text and data mining is reserved; None: unset (SIG-18)."""
+    tdm_policy: str | None
+    """Where the policy stands that goes with the reservation."""
+    licenses: tuple[str, ...]
+    """Absolute URLs of licences (SIG-15)."""
+
+
+def page_signals(headers: Mapping[str, str], agent: str, *, url: str | None = None) -> PageSignals:
+    """Read a response's header fields for one agent (a product token).
+
+    `headers` is a mapping that ignores case, with `getall` where a field may come several
+    times (aiohttp's), or any mapping with the usual spelling. `url`, the page's own, resolves
+    relative licences.
+    """
+    links = parse_license_links(_all(headers, "Link"), url=url)
+    policy = _all(headers, "tdm-policy")
+    return PageSignals(
+        content_usage=parse_content_usage_header(_all(headers, "Content-Usage")),
+        rules=_strictest(
+            [
+                parse_x_robots_tag(_all(headers, "X-Robots-Tag"), agent),
+                parse_robots_tag(_all(headers, "Robots-Tag"), agent),
+            ]
+        ),
+        tdm_reserved=parse_tdm_reservation(_all(headers, "tdm-reservation")),
+        tdm_policy=absolute_url(policy[0].strip()) if len(policy) == 1 else None,
+        licenses=links,
+    )
+
+
+def parse_content_usage_header(values: Iterable[str]) -> dict[str, str]:
+    """Preferences of a response; several fields are one Dictionary (SIG-03, RFC 9651)."""
+    return parse_preferences(_joined(values))
+
+
+def parse_x_robots_tag(values: Iterable[str], agent: str) -> PageRules:
+    """The rules for `agent` and for everybody (SIG-20).
+
+    >>> parse_x_robots_tag(["otherbot: noindex", "unavailable_after: 25 Jun 2027 15:00 GMT"],
+    ...                    "bot").names
+    frozenset()
+    """
+    rules: list[PageRules] = []
+    for value in values:
+        concerned = True  # each field line begins by speaking to everybody
+        for name, argument in _x_robots_rules(value[:_LIMIT]):
+            if name is None:
+                concerned = argument.lower() in {"*", agent.lower()}
+            elif concerned:
+                rules.append(_rule(name, argument))
+    return _strictest(rules)
+
+
+def parse_robots_tag(values: Iterable[str], agent: str) -> PageRules:
+    """The same from a Robots-Tag: `*` and the agent's own member together (SIG-21).
+
+    >>> sorted(parse_robots_tag(["*;nosnippet, ExampleBot;noindex"], "examplebot").names)
+    ['noindex', 'nosnippet']
+    """
+    try:
+        members = parse_list(_joined(values))
+    except FieldError:
+        return PageRules()
+    rules: list[PageRules] = []
+    for item in members:
+        if isinstance(item.value, StructuredToken) and item.value.lower() in {"*", agent.lower()}:
+            for name, argument in item.params.items():
+                if argument is not False:
+                    text = "" if argument is True else str(argument)
+                    rules.append(_rule(name, text))
+    return _strictest(rules)
+
+
+def parse_tdm_reservation(values: Iterable[str]) -> bool | None:
+    """`1` is reserved, `0` is not, anything else is unset (SIG-18); reserved beats free."""
+    said = {value.strip() for value in values}
+    if "1" in said:
+        return True
+    return False if "0" in said else None
+
+
+def parse_license_links(values: Iterable[str], *, url: str | None = None) -> tuple[str, ...]:
+    """Absolute URLs behind `Link: <...>; rel="license"` (SIG-15), in order, each once."""
+    found: dict[str, None] = {}
+    for value in values:
+        for link in _LINK.finditer(value[:_LIMIT]):
+            params: dict[str, str] = {}
+            for name, quoted, bare in _LINK_PARAM.findall(link[2]):
+                params.setdefault(name.lower(), quoted or bare)  # RFC 8288: the first counts
+            if "license" in params.get("rel", "").lower().split():
+                target = _resolved(link[1].strip(), url)
+                if target is not None:
+                    found[target] = None
+    return tuple(found)
+
+
+def _resolved(reference: str, base: str | None) -> str | None:
+    try:
+        if base is None:
+            return absolute_url(reference)
+        return urls.join(urls.parse(base), reference).url
+    except InvalidURL:
+        return None
+
+
+def _x_robots_rules(value: str) -> Iterator[tuple[str | None, str]]:
+    """(name, argument) of each rule, and (None, agent) where another agent is addressed."""
+    parts = iter(value.split(","))
+    for part in parts:
+        head, colon, rest = part.partition(":")
+        name = head.strip().lower()
+        # `otherbot: noindex` and `unavailable_after: ...` share the colon: what has an
+        # argument by its name has one, any other word before a colon is an agent's.
+        if colon and name not in _ARGUMENTS:
+            yield None, name if _AGENT.match(name) else ""
+            head, _, rest = rest.partition(":")
+            name = head.strip().lower()
+        argument = rest.strip()
+        if name == "unavailable_after" and _WEEKDAY.match(argument.lower()):
+            argument = f"{argument},{next(parts, '')}"  # `Fri, 25 Jun 2027`: one date, one comma
+        yield name, argument
+
+
+def _rule(name: str, argument: str) -> PageRules:
+    if name == "none":
+        return PageRules(names=frozenset({"noindex", "nofollow"}))
+    if name == "unavailable_after":
+        return PageRules(unavailable_after=_date(argument))
+    if name == "max-image-preview":
+        size = argument.lower()
+        return PageRules(max_image_preview=size if size in _PREVIEWS else None)
+    if name in {"max-snippet", "max-video-preview"}:
+        count = int(argument) if _COUNT.match(argument) else None
+        if name == "max-snippet":
+            return PageRules(max_snippet=count)
+        return PageRules(max_video_preview=count)
+    if name == "all" or argument or not _NAME.match(name):
+        return PageRules()
+    return PageRules(names=frozenset({name}))
+
+
+def _strictest(rules: Sequence[PageRules]) -> PageRules:
+    previews = _PREVIEWS.index
+    return PageRules(
+        names=frozenset().union(*[each.names for each in rules]),
+        max_snippet=_least([each.max_snippet for each in rules], _room),
+        max_image_preview=_least([each.max_image_preview for each in rules], previews),
+        max_video_preview=_least([each.max_video_preview for each in rules], _room),
+        unavailable_after=_least([each.unavailable_after for each in rules], datetime.timestamp),
+    )
+
+
+def _least(values: Iterable[_Value | None], key: Callable[[_Value], float]) -> _Value | None:
+    return min((value for value in values if value is not None), key=key, default=None)
+
+
+def _room(count: int) -> float:
+    return float("inf") if count == _UNLIMITED else count
+
+
+def _date(text: str) -> datetime | None:
+    """RFC 822, RFC 850 or ISO 8601; a date without a zone is UTC."""
+    from email.utils import parsedate_to_datetime  # noqa: PLC0415 - a dear import, seldom used
+
+    moment: datetime | None = None
+    for read in (datetime.fromisoformat, parsedate_to_datetime):
+        try:
+            moment = read(text)
+            break
+        except (ValueError, TypeError, IndexError, OverflowError):
+            continue
+    if moment is None:
+        return None
+    try:
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except OverflowError:
+        return None
+
+
+def _joined(values: Iterable[str]) -> str:
+    text = ", ".join(values)
+    return text if len(text) <= _LIMIT else ""  # cut, it would be another field
+
+
+def _all(headers: Mapping[str, str], name: str) -> list[str]:
+    getall = getattr(headers, "getall", None)
+    if getall is not None:
+        return list(getall(name, ()))
+    value = headers.get(name, headers.get(name.lower()))
+    return [] if value is None else [value]

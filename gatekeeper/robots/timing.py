@@ -1,22 +1,22 @@
-"""When and how often a site wants to be visited: Crawl-delay, Request-rate, Visit-time.
-
-Values are read strictly, singly and without exceptions: one that can't be used is None and
-counts for nothing (V2-33). Times of day are UTC (V2-24). Moments come in as aware datetimes
-of any zone; there is no clock here.
-"""
+"""Crawl-delay, Request-rate and Visit-time: values, intervals, and the lines that they stand on."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, time, timedelta
 
 import msgspec
+
+from gatekeeper.robots.lines import Spans
 
 __all__ = [
     "MAX_SECONDS",
     "RequestRate",
     "Window",
+    "by_crawl_delay",
+    "by_request_rate",
+    "by_rule_of_thumb",
     "effective_interval",
     "in_window",
     "may_visit",
@@ -224,3 +224,37 @@ def _utc(at: datetime) -> datetime:
     if at.utcoffset() is None:
         raise ValueError("a moment needs a time zone: datetime.now(timezone.utc), not utcnow()")
     return at.astimezone(UTC)
+
+
+def by_crawl_delay(text: str, spans: Spans, seconds: float) -> str:
+    """The first Crawl-delay line of the spans that asks for so much.
+
+    >>> by_crawl_delay("user-agent: *\\ncrawl-delay: 10", ((0, 29),), 10.0)
+    'crawl-delay 10 s from robots.txt line 2'
+    """
+    line = _line(text, spans, "crawl-delay", lambda value: parse_crawl_delay(value) == seconds)
+    return f"crawl-delay {seconds:.10g} s from robots.txt{line}"
+
+
+def by_request_rate(text: str, spans: Spans, rate: RequestRate) -> str:
+    """The first Request-rate line of the spans that says so."""
+    line = _line(text, spans, "request-rate", lambda value: parse_request_rate(value) == rate)
+    hours = "" if rate.window is None else f" {rate.window} UTC"
+    said = f"{rate.documents}/{rate.seconds}s{hours}"
+    return f"request-rate {said}, that is {rate.interval:.10g} s, from robots.txt{line}"
+
+
+def by_rule_of_thumb(seconds: float) -> str:
+    """No line: what the 2.0 draft asks for where the text gives no rate (V2-31)."""
+    return f"rule of thumb {seconds:.10g} s: robots.txt of the 2.0 draft gives no rate"
+
+
+def _line(text: str, spans: Spans, field: str, wanted: Callable[[str], bool]) -> str:
+    for low, high in spans:
+        at = low
+        for line in text[low:high].split("\n"):
+            head, colon, rest = line.partition("#")[0].partition(":")
+            if colon and head.strip(" \t").lower() == field and wanted(rest.strip(" \t")):
+                return f" line {text.count(chr(10), 0, at) + 1}"
+            at += len(line) + 1
+    return ""

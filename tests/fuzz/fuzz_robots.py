@@ -26,7 +26,7 @@ with atheris.instrument_imports(include=["gatekeeper.robots", "gatekeeper.urls"]
     from gatekeeper import urls
     from gatekeeper.errors import InvalidURL
     from gatekeeper.robots import RobotsTxt, signals, timing
-    from gatekeeper.robots.headers import from_headers
+    from gatekeeper.robots.signals import page_signals
 
 _DIALECTS = ("auto", "rfc9309", "1994", "1996", "2.0")
 _NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)
@@ -98,7 +98,7 @@ def check_values(data: atheris.FuzzedDataProvider) -> None:
     timing.parse_request_rate(text)
     timing.parse_visit_time(text)
     names = ("X-Robots-Tag", "Robots-Tag", "Content-Usage", "Link", "tdm-policy")
-    from_headers(dict.fromkeys(names, text), "bot", url="https://example.com/")
+    page_signals(dict.fromkeys(names, text), "bot", url="https://example.com/")
     assert urls.mask(text).isprintable()
 
 

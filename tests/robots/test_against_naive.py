@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatekeeper.robots import RobotsTxt, pieces, wilds
+from gatekeeper.robots import RobotsTxt, compiled, patterns
 
 UNRESERVED = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 RESERVED = set(":/?#@!$&'()*+,;=")  # brackets have no place in a path: always escaped
@@ -123,10 +123,10 @@ def layout(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every way to hold wildcard patterns: the one for few and short paths, and the other."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "flat or counted":
-            patch.setattr(wilds, "_PAIRS", 60)
+            patch.setattr(compiled, "_PAIRS", 60)
         if request.param == "counted":
-            patch.setattr(wilds, "_FLAT_RULES", 0)
-            patch.setattr(pieces, "_SHARED", 1)
+            patch.setattr(compiled, "_FLAT_RULES", 0)
+            patch.setattr(patterns, "_SHARED", 1)
         yield
 
 
@@ -160,7 +160,7 @@ def test_rfc9309_candidates_are_the_rules_that_match(
 
 @given(text=st.text("ab", max_size=40), parts=st.lists(st.text("ab", max_size=20), max_size=20))
 def test_pieces_that_stand_in_a_text(text: str, parts: list[str]) -> None:
-    found = pieces.PieceIndex(parts).found(pieces.Text(text, pieces.Meter()))
+    found = patterns.PieceIndex(parts).found(patterns.CountedText(text, patterns.Meter()))
     assert sorted(found) == [number for number, part in enumerate(parts) if part in text]
 
 

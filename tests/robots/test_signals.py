@@ -9,25 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gatekeeper.robots.headers import (
-    PageRules,
-    from_headers,
-    parse_content_usage_header,
-    parse_license_links,
-    parse_robots_tag,
-    parse_tdm_reservation,
-    parse_x_robots_tag,
-)
 from gatekeeper.robots.signals import (
     CleanParam,
+    PageRules,
     absolute_url,
     combine_signals,
     combine_usage,
+    page_signals,
     parse_clean_param,
     parse_content_signal,
     parse_content_usage,
+    parse_content_usage_header,
     parse_host,
+    parse_license_links,
     parse_preferences,
+    parse_robots_tag,
+    parse_tdm_reservation,
+    parse_x_robots_tag,
     usage_of_signal,
 )
 
@@ -311,7 +309,7 @@ def test_a_whole_header() -> None:
             ]
         )
     )
-    signals = from_headers(headers, "bot", url="https://example.com/a")
+    signals = page_signals(headers, "bot", url="https://example.com/a")
     assert signals.content_usage == {"train-ai": "n"}
     assert signals.rules.names == {"nofollow", "nosnippet"}
     assert signals.tdm_reserved is True
@@ -320,7 +318,7 @@ def test_a_whole_header() -> None:
 
 
 def test_a_silent_header() -> None:
-    signals = from_headers({}, "bot")
+    signals = page_signals({}, "bot")
     assert signals.rules == PageRules()
     assert (signals.content_usage, signals.tdm_reserved, signals.tdm_policy) == ({}, None, None)
 
@@ -340,7 +338,7 @@ _FIELDS = ["Content-Usage", "X-Robots-Tag", "Robots-Tag", "Link", "tdm-reservati
     )
 )
 def test_no_header_raises(fields: list[tuple[str, str]]) -> None:
-    from_headers(CIMultiDict(fields), "bot", url="https://example.com/")
+    page_signals(CIMultiDict(fields), "bot", url="https://example.com/")
 
 
 @given(st.text(max_size=60))

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatekeeper.robots.structured import FieldError, Item, Token, parse_dictionary, parse_list
+from gatekeeper.robots.signals import (
+    FieldError,
+    Item,
+    StructuredToken,
+    parse_dictionary,
+    parse_list,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,13 +40,13 @@ from gatekeeper.robots.structured import FieldError, Item, Token, parse_dictiona
 def test_an_item_has_a_type(text: str, value: object) -> None:
     (item,) = parse_list(text)
     assert item == Item(value, {})  # type: ignore[arg-type]
-    assert type(item.value) is Token if text[0].isalpha() or text == "*" else True
+    assert type(item.value) is StructuredToken if text[0].isalpha() or text == "*" else True
 
 
 def test_members_have_parameters_and_lists_inside() -> None:
     assert parse_list('a;x;y=2, ("b" c;z);w') == [
-        Item(Token("a"), {"x": True, "y": 2}),
-        Item((Item("b", {}), Item(Token("c"), {"z": True})), {"w": True}),
+        Item(StructuredToken("a"), {"x": True, "y": 2}),
+        Item((Item("b", {}), Item(StructuredToken("c"), {"z": True})), {"w": True}),
     ]
 
 
@@ -48,7 +54,7 @@ def test_a_dictionary_keeps_the_last_of_a_key() -> None:
     assert parse_dictionary("a=1, b, a=2 ,\tc;p=x") == {
         "a": Item(2, {}),
         "b": Item(True, {}),
-        "c": Item(True, {"p": Token("x")}),
+        "c": Item(True, {"p": StructuredToken("x")}),
     }
 
 

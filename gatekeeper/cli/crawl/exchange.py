@@ -15,7 +15,7 @@ from gatekeeper.cli.crawl.story import Answer
 from gatekeeper.cli.crawl.warc import WarcHead
 from gatekeeper.clock import Clock, utc
 from gatekeeper.middleware import signals
-from gatekeeper.robots.headers import from_headers
+from gatekeeper.robots.signals import page_signals
 from gatekeeper.urls import mask
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ async def _receive_spare(body: Body, content: aiohttp.StreamReader) -> None:
         body.cut = "disconnect"
 
 
-_SILENT = from_headers({}, "")
+_SILENT = page_signals({}, "")
 
 
 def _said(response: aiohttp.ClientResponse) -> dict[str, Any] | None:

@@ -1,23 +1,366 @@
-"""The readings that go by file order: 1994, 1996 (and 1.x of the 2.0 draft), and 2.0."""
+"""The rules that one agent obeys, as each dialect reads them.
+
+`LongestMatch` is RFC 9309: the longest match decides. `PrefixesInOrder` is the 1994 standard and
+the 1996 draft, `ShellRules` the 2.0 draft: the first line that matches decides.
+
+No rule is an object here. Rules are numbered as they stand in the text, and `decide` gives a
+*code*: the number of the deciding rule times two, plus one if it allows; -1, which allows, where
+no rule matches; DENIED; or ROBOTS_FILE, which allows.
+
+`verdict_from_text` is RFC 9309 without any preparation: it reads the lines anew at each question,
+and is what a small set answers its first question with, and every one of them where
+`gatekeeper.speedups` are off and the set and the path are small.
+"""
 
 from __future__ import annotations
 
 import re
+import threading
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import normal
-from gatekeeper.robots.lines import Spans, octets, shown
+from gatekeeper.robots.compiled import (
+    DENIED,
+    ROBOTS_FILE,
+    Compiled,
+    SortedRules,
+    Suspects,
+    WildRules,
+    prefixes_only,
+)
+from gatekeeper.robots.lines import RULE, Spans, octets, shown, value_of
 from gatekeeper.robots.model import Dialect
-from gatekeeper.robots.patterns import Places, ShellPattern, present, shell_keys
-from gatekeeper.robots.pieces import COMPARED, Meter, PieceIndex, Text, TooDear
-from gatekeeper.robots.rulesets import DENIED, ROBOTS_FILE, Numbered, lines_in
+from gatekeeper.robots.normal import PLAIN, ROBOTS_TXT
+from gatekeeper.robots.patterns import (
+    COMPARED,
+    CountedText,
+    Meter,
+    PathView,
+    PieceIndex,
+    ShellPattern,
+    TooDear,
+    present,
+    shell_keys,
+    squeeze,
+    wild_match,
+)
+from gatekeeper.urls import SURELY_SHORT
 
-__all__ = ["PrefixesInOrder", "ShellRules"]
+__all__ = [
+    "LongestMatch",
+    "PrefixesInOrder",
+    "RuleSet",
+    "ShellRules",
+    "TextSource",
+    "octets_of",
+    "ready_rules",
+    "rules_in",
+    "split_url",
+]
+
+_BLANKS = frozenset(" \t")
+
+
+class TextSource(Protocol):
+    """Where a rule set finds its text, and tells that it has read it: a `RobotsTxt`."""
+
+    @property
+    def size(self) -> int:
+        """Octets of the file."""
+
+    @property
+    def lines(self) -> str:
+        """The text that spans speak of."""
+
+    def pack(self) -> None:
+        """The text will hardly be needed any more."""
+
+
+class Numbered(NamedTuple):
+    """An Allow or Disallow line of a set; its number is its place."""
+
+    allow: bool
+    value: str
+
+
+class RuleSet(Protocol):
+    """What a `Policy` asks. Paths begin with `/` and carry their query."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """The one that these rules are read by."""
+
+    @property
+    def spans(self) -> Spans:
+        """Where the rules stand in the text."""
+
+    def allows(self, path: str) -> bool:
+        """The verdict alone."""
+
+    def decide(self, path: str) -> int:
+        """The code of the deciding rule, or -1."""
+
+    def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:
+        """Number and length of every rule that matches, the deciding one first.
+
+        `rules` is what `rules_in` gives for the text that the set was made of.
+        """
+
+
+def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Numbered]:
+    """Each Allow and Disallow line of the spans."""
+    return [Numbered(not dis, value) for dis, value in lines_in(text, spans, v2=v2)]
+
+
+def lines_in(text: str, spans: Spans, *, v2: bool = False) -> list[tuple[str, str]]:
+    """The same: whether each is a `dis`allow, and its value."""
+    if not v2 or "#" not in text:
+        return [
+            (dis, value.rstrip(" \t") if value[-1:] in _BLANKS else value)
+            for low, high in spans
+            for dis, value in RULE.findall(text, low, high)
+        ]
+    rules = []
+    for low, high in spans:
+        for found in RULE.finditer(text, low, high):
+            # RULE cuts comments the RFC's way; here a `#` may belong to the value (V2-03).
+            end = text.find("\n", found.end(), high)
+            rest = text[found.start(2) - 1 : end if end >= 0 else high].removeprefix(":")
+            rules.append((found[1] or "", value_of(rest, v2=True)))
+    return rules
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Origin, if there is one, and path with query. A path alone is read as in a URL.
+
+    Raises InvalidURL for text that is neither, and for any that is too long to be sent.
+    """
+    if url[:1] != "/":
+        try:
+            return urls.split(url)
+        except InvalidURL:
+            return "", urls.path_of(url)  # the host alone may be what is wrong with it
+    if len(url) > SURELY_SHORT or "#" in url or "/." in url or "/%2" in url:
+        return "", urls.split("http://a" + url)[1]
+    return "", url
+
+
+_plain_head = re.compile(f"[{re.escape(PLAIN)}]*+").match
+
+
+def verdict_from_text(text: str, spans: Spans, path: str) -> bool:
+    """Whether RFC 9309 allows the path: of most rules two octets say that they don't match.
+
+    Takes the path in its normal form, and does not know of `/robots.txt`.
+    """
+    escapes = "%" in path
+    query = normal.query_form(path) if escapes else path
+    search = _likely(path[1:2])
+    best = 1  # the score of no rule: octets times two, plus one if it allows (RFC-17 to RFC-19)
+    for low, high in spans:
+        for dis, head, rest in search(text, low, high):
+            if not path.startswith(head):
+                continue
+            if not rest:
+                octets = len(head)
+            elif escapes or _may_end(rest, path):
+                octets = octets_of(head + rest, path, query)
+            else:
+                continue
+            score = octets << 1 if dis else octets << 1 | 1
+            if octets and score > best:
+                best = score
+    return best & 1 == 1
+
+
+@lru_cache(maxsize=128)
+def _likely(second: str) -> Callable[[str, int, int], list[tuple[str, str, str]]]:
+    """Finds the rules that a path with this second octet may match.
+
+    Gives whether each forbids, the plain octets that its value begins with, and the rest.
+    """
+    plain = re.escape(PLAIN)
+    other = re.escape(PLAIN.replace(second, "") if second else PLAIN)
+    return re.compile(
+        # A set begins with its user-agent line, so that a line feed stands before each rule;
+        # looking for that first makes the search twice as fast as `^` does.
+        r"\n[ \t]*+(?i:(dis|)allow)[ \t]*+:[ \t]*+"  # the value keeps its case
+        rf"(?=\*|/(?:[^{other}#\n]|(?![^#\n])))([{plain}]*+)([^#\n]*+)",
+        re.ASCII,
+    ).findall
+
+
+def octets_of(value: str, path: str, query: str) -> int:
+    """How long a rule's pattern is if it matches, else 0.
+
+    Takes a path in its normal form, and as `normal.query_form` gives it.
+    """
+    value = value.rstrip(" \t")
+    if value[:1] != "/" and value[:1] != "*":
+        return 0
+    if not path.startswith(_plain_head(value)[0]):  # type: ignore[index]
+        return 0
+    pattern = normal.rfc_pattern(value)
+    if "?" not in pattern:
+        return len(pattern) if wild_match(squeeze(pattern), path) else 0
+    form = normal.query_form(pattern)
+    squeezed = {squeeze(pattern), squeeze(form)}
+    if any(wild_match(each, seen) for each in squeezed for seen in {path, query}):
+        return len(form)
+    return 0
+
+
+def _may_end(rest: str, path: str) -> bool:
+    """The last literal piece of a rule stands in a path without escapes, or might.
+
+    A piece that is no plain text has an escape in its normal form, if it is not one that the
+    normal form undoes.
+    """
+    piece = rest[rest.rfind("*") + 1 :].rstrip("$ \t")
+    return piece in path or "%" in piece
+
+
+_DOT_SEGMENT = re.compile(r"/\.\.?(?:[/?]|\Z)").search
+_MAKING_READY = threading.Lock()
+"""One for all sets: it is held for microseconds, and once for each."""
+_EAGER_OCTETS = 16_384
+"""Text beyond which a set is made ready before its first question."""
+_EXPLAINING = 500_000
+"""Steps that naming all the rules that match a path may take, beside looking at each."""
+_UNPREPARED_PATH = 256
+"""Octets of a path beyond which it is, too: the work grows with the product of both."""
+
+
+class LongestMatch:
+    """RFC 9309: the longest match wins whatever the order, a tie allows (RFC-16 to RFC-19).
+
+    A small set is made ready for its second question only: many a host is asked about one
+    page, and one answer can be read off the text. Once it is ready it needs the text no more,
+    and lets it be packed.
+    """
+
+    __slots__ = ("_asked", "_authority", "_ready", "_source", "spans")
+
+    dialect = Dialect.RFC9309
+    spans: Spans
+
+    def __init__(self, source: TextSource, spans: Spans) -> None:
+        self.spans = spans
+        self._source: TextSource | None = source
+        """Where the rules are read; None once they are ready."""
+        self._ready: Compiled | None = None
+        self._asked = False
+        self._authority = ""
+        if source.size > _EAGER_OCTETS and sum([hi - lo + 64 for lo, hi in spans]) > _EAGER_OCTETS:
+            self._make_ready()
+
+    def _make_ready(self) -> Compiled:
+        """The set made ready, once, whoever else is asking."""
+        with _MAKING_READY:
+            source = self._source
+            if source is not None:
+                self._ready = compiled(source.lines, self.spans)
+                self._source = None
+        if source is not None:
+            source.pack()
+        ready = self._ready
+        assert ready is not None  # noqa: S101 - it is what the lock waited for
+        return ready
+
+    def allows_url(self, url: str) -> bool:
+        """The verdict for a URL, or a path. Raises InvalidURL for text that is neither."""
+        # The authority of the question before was read already: what is left is the path.
+        path = url.removeprefix(self._authority)
+        if (
+            path[:1] != "/"
+            or "%" in path
+            or "#" in path
+            or " " in path
+            or ("." in path and "/." in path and _DOT_SEGMENT(path))
+            or not path.isprintable()
+            or len(url) > SURELY_SHORT
+        ):
+            origin, path = split_url(url)
+            if origin and url.startswith(origin + "/"):
+                self._authority = origin
+        ready = self._ready
+        return self.allows(path) if ready is None else ready.allows(path)
+
+    def allows(self, path: str) -> bool:
+        """The verdict alone."""
+        ready = self._ready
+        if ready is not None:
+            return ready.allows(path)
+        source = self._source
+        if source is None or self._asked:
+            return self._make_ready().allows(path)
+        self._asked = True
+        path = normal.rfc_path(path)
+        if len(path) > _UNPREPARED_PATH:
+            return self._make_ready().allows(path)
+        return verdict_from_text(source.lines, self.spans, path) or path == ROBOTS_TXT
+
+    def decide(self, path: str) -> int:
+        """The code of the deciding rule, or -1."""
+        return (self._ready or self._make_ready()).decide(path)
+
+    @property
+    def asker(self) -> Callable[[str], bool]:
+        """`allows` by the shortest way there is at this moment; for whoever will ask often."""
+        ready = self._ready
+        return self.allows if ready is None else ready.allows
+
+    @property
+    def decider(self) -> Callable[[str], int]:
+        """`decide` likewise."""
+        return (self._ready or self._make_ready()).decide
+
+    def suspects(self) -> Suspects | None:
+        """What to look for in a path before asking about it; None: ask."""
+        return (self._ready or self._make_ready()).suspects()
+
+    def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:
+        """Number and length of every rule that matches, the deciding one first.
+
+        In a file made so that this takes long, of those up to some place in the file.
+        """
+        plain = normal.rfc_path(path)
+        query = normal.query_form(plain)
+        meter = Meter(_EXPLAINING)
+        known: dict[str, int] = {}
+        found: list[tuple[int, int]] = []
+        try:
+            for number, (_, value) in enumerate(rules):
+                if value not in known:
+                    if "*" in value:
+                        meter.spend(len(plain) * len(value) >> COMPARED)
+                    known[value] = octets_of(value, plain, query)
+                if known[value]:
+                    found.append((number, known[value]))
+        except TooDear:
+            pass
+        found.sort(key=lambda each: (-each[1], not rules[each[0]].allow))
+        return found
+
+
+def compiled(text: str, spans: Spans) -> Compiled:
+    """The rules that stand in the spans, made ready to be asked."""
+    found: list[tuple[str, str]] = []
+    for low, high in spans:
+        found += RULE.findall(text, low, high)
+    return ready_rules(found)
+
+
+def ready_rules(found: list[tuple[str, str]]) -> Compiled:
+    """Rules made ready: of each whether it is a `dis`allow, and its value."""
+    rules = SortedRules(found)
+    return prefixes_only(rules) or WildRules(rules)
 
 
 _MAX_ODD = 100
@@ -27,7 +370,7 @@ _PLAIN_ORIGIN = re.compile(r"https?://[a-z0-9_-]+(?:\.[a-z0-9_-]+)*+(?::[0-9]+)?
 _AUTHORITY_END = re.compile("[/?]").search
 
 
-class _Prefixes(NamedTuple):
+class _OrderedPrefixes(NamedTuple):
     """Prefixes in order, each with the place of the longest one that it begins with, and the
     code of the first rule among all that it begins with, itself included."""
 
@@ -70,7 +413,7 @@ class PrefixesInOrder:
                 codes.setdefault(normal.decoded(value), code)
         self._absolute = tuple(absolute)
         self._codes = codes if absolute else {}
-        self._known: tuple[str, _Prefixes] = ("", _linked(codes))
+        self._known: tuple[str, _OrderedPrefixes] = ("", _linked(codes))
         """The last origin that was asked about, and the prefixes that hold there."""
         if absolute:
             self._known = ("", self._at(""))
@@ -89,7 +432,7 @@ class PrefixesInOrder:
             self._known = (origin, prefixes)
         return prefixes.first(normal.decoded(octets(path)))
 
-    def _at(self, origin: str) -> _Prefixes:
+    def _at(self, origin: str) -> _OrderedPrefixes:
         """The prefixes that hold at an origin; the empty one stands for any."""
         codes = dict(self._codes)
         same = _SameOrigin(origin)
@@ -113,7 +456,7 @@ class PrefixesInOrder:
         return found
 
 
-def _linked(codes: dict[str, int]) -> _Prefixes:
+def _linked(codes: dict[str, int]) -> _OrderedPrefixes:
     keys = sorted(codes)
     links: list[int] = []
     above: list[int] = []
@@ -125,7 +468,7 @@ def _linked(codes: dict[str, int]) -> _Prefixes:
         entries.append(min(codes[key], entries[up]) if above else codes[key])
         links.append(up)
         above.append(place)
-    return _Prefixes(tuple(keys), array("i", links), array("I", entries))
+    return _OrderedPrefixes(tuple(keys), array("i", links), array("I", entries))
 
 
 def _absolute(value: str) -> tuple[str, str] | None:
@@ -288,13 +631,13 @@ class ShellRules:
     def _matching(self, views: _ThreeViews, end: int | None = None) -> Iterator[int]:
         """The places in the list of those that match, in file order. Raises TooDear."""
         likely: list[tuple[int, int, int]] = []
-        texts: dict[int, Text] = {}
+        texts: dict[int, CountedText] = {}
         for which, listed, index in self._indexes:
             seen = views[which]
             text = texts.get(id(seen))
             if text is None:
                 joined = "\n".join([place.text for place in seen])
-                text = texts[id(seen)] = Text(joined, seen[0].meter)
+                text = texts[id(seen)] = CountedText(joined, seen[0].meter)
             likely += [(self._codes[listed[n]], listed[n], which) for n in index.found(text)]
         if not likely:
             return
@@ -351,7 +694,7 @@ class ShellRules:
         return [(code >> 1, len(rules[code >> 1].value)) for code, _ in found]
 
 
-_Views = tuple[Places, ...]
+_Views = tuple[PathView, ...]
 _ThreeViews = tuple[_Views, _Views, _Views]
 
 
@@ -370,8 +713,8 @@ def _views(path: str, meter: Meter) -> _ThreeViews:
     plainer: tuple[str, ...] = (decoded,)
     if mark:  # no escape holds a `?`: nothing is decoded twice
         forms, plainer = (path, bare), (f"{decoded}?{normal.decoded(query)}", decoded)
-    raw = tuple([Places(form, meter) for form in forms])
-    plain = tuple([Places(form, meter) for form in plainer])
+    raw = tuple([PathView(form, meter) for form in forms])
+    plain = tuple([PathView(form, meter) for form in plainer])
     if raw[0].text == plain[0].text:
         return raw, raw, raw
     return raw, plain, raw + plain

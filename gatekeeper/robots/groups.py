@@ -1,8 +1,8 @@
 """How each dialect cuts the text into rule sets and chooses the ones that an agent obeys.
 
-RFC 9309 sees *groups*: user-agent lines and what follows, up to a user-agent line behind a
-rule (RFC-02, RFC-05). The older texts see *records* between blank lines (R94-03). What comes
-of choosing is one or more *readings*: the first by the dialect that the rule set declares or
+RFC 9309 section 2.2.1 has *groups*: user-agent lines and what follows, up to a user-agent line
+behind a rule (RFC-02, RFC-05). The older texts have *records* between blank lines (R94-03). What
+comes of choosing is one or more *readings*: the first by the dialect that the rule set declares or
 that was forced; behind it, where that is not RFC 9309, the RFC's reading of the same file, so
 that a policy can take the stricter of the two (DIA-03).
 """
@@ -15,12 +15,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.model import Dialect
-from gatekeeper.robots.ordered import PrefixesInOrder, ShellRules
-from gatekeeper.robots.rulesets import RuleSet, TextSource
+from gatekeeper.robots.rules import LongestMatch, PrefixesInOrder, RuleSet, ShellRules, TextSource
 
-__all__ = ["Groups", "Record", "Source", "choose", "find_groups", "records_of"]
+__all__ = [
+    "Groups",
+    "Source",
+    "choose",
+    "find_groups",
+    "records_of",
+]
 
 _RULE_LINE = re.compile(r"^[ \t]*+(?:dis)?+allow[ \t]*+:", re.MULTILINE)
 _RULE_LETTERS = frozenset("AaDd")
@@ -30,7 +34,7 @@ _WORD_END = re.compile(r"[/ \t]")
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # V2-08
 
 
-class Record(NamedTuple):
+class AgentRecord(NamedTuple):
     """A stretch of the text between blank lines, with user-agent lines at its head."""
 
     start: int
@@ -123,14 +127,14 @@ def _names(rest: str) -> str:
     return "".join(f"{name}\n" for name in dict.fromkeys((value, word, identifier)) if name)
 
 
-def records_of(text: str, *, allow_ends: bool = True) -> tuple[Record, ...]:
+def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]:
     """The records of 1994, 1996 and 2.0.
 
     Comment-only lines are dropped before anything else (R94-06). Blank lines end a record
     (R94-03), and so does a user-agent line behind a rule (R94-14); an Allow is one unless
     `allow_ends` is false, as in 1994 (R94-08).
     """
-    records: list[Record] = []
+    records: list[AgentRecord] = []
     agents: list[str] = []
     version: tuple[int, int] | None = None
     start = offset = 0
@@ -138,7 +142,7 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[Record, ...]:
 
     def close(end: int) -> None:
         if agents:
-            records.append(Record(start, end, tuple(agents), version))
+            records.append(AgentRecord(start, end, tuple(agents), version))
             agents.clear()
 
     for line in text.split("\n"):
@@ -229,18 +233,18 @@ def _longest(source: Source, groups: Sequence[int]) -> RuleSet:
     )
 
 
-def _by_record(source: Source, dialect: Dialect, records: Sequence[Record]) -> RuleSet:
+def _by_record(source: Source, dialect: Dialect, records: Sequence[AgentRecord]) -> RuleSet:
     spans = tuple((record.start, record.end) for record in records)
     if dialect is Dialect.V2:
         return ShellRules(source.text, spans, precedence=source.precedence)
     return PrefixesInOrder(source.text, spans, disallow_only=dialect is Dialect.R1994)
 
 
-def _called(records: Sequence[Record], name: str) -> list[Record]:
+def _called(records: Sequence[AgentRecord], name: str) -> list[AgentRecord]:
     """The records that fit the name best: its own, else the longest value inside it, else a
     value that it is inside of (R94-10, R94-13). An empty value fits nobody."""
     best: tuple[int, int] = (0, 0)
-    found: list[Record] = []
+    found: list[AgentRecord] = []
     for record in records:
         rank = max((_rank(agent, name) for agent in record.agents), default=(0, 0))
         if rank > best:
@@ -261,18 +265,18 @@ def _rank(agent: str, name: str) -> tuple[int, int]:
     return (1, 0) if name in value else (0, 0)
 
 
-def _stars(records: Sequence[Record]) -> list[Record]:
+def _stars(records: Sequence[AgentRecord]) -> list[AgentRecord]:
     return [record for record in records if "*" in record.agents]
 
 
-def _newest(records: Sequence[Record]) -> list[Record]:
+def _newest(records: Sequence[AgentRecord]) -> list[AgentRecord]:
     """Those of the highest version that is understood (V2-09, V2-13); none is 1.0 (V2-06)."""
     known = [record for record in records if not record.experimental]
     highest = max((record.version or (1, 0) for record in known), default=None)
     return [record for record in known if (record.version or (1, 0)) == highest]
 
 
-def _declared(source: Source, name: str, records: Sequence[Record]) -> tuple[RuleSet, ...]:
+def _declared(source: Source, name: str, records: Sequence[AgentRecord]) -> tuple[RuleSet, ...]:
     """Auto, in a file with a Robot-version: the declared reading, then the RFC's (DIA-03)."""
     groups = _groups(source, name)
     declared = [record for record in records if record.version is not None]

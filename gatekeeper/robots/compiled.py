@@ -1,0 +1,712 @@
+"""Rules of RFC 9309 prepared for many questions: prefixes to bisect, wildcard patterns by piece.
+
+`SortedRules` parts plain prefixes, exact paths and wildcard patterns. A set of prefixes alone
+becomes one of three small matchers, any other one `WildRules`. `path_answer` and
+`plain_path_answer` are functions for a hot path, from the text behind a URL's authority straight
+to the verdict; they answer None where the text has to be read as a URL first.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, Protocol
+
+from gatekeeper.robots import normal
+from gatekeeper.robots.normal import PLAIN, ROBOTS_TXT
+from gatekeeper.robots.patterns import (
+    CountedText,
+    Meter,
+    PatternIndex,
+    TooDear,
+    key_piece,
+    squeeze,
+    wild_match,
+)
+from gatekeeper.urls import SURELY_SHORT
+
+__all__ = [
+    "DENIED",
+    "ROBOTS_FILE",
+    "Compiled",
+    "PlainAnswer",
+    "QuickAnswer",
+    "SortedRules",
+    "Suspects",
+    "WildRules",
+    "path_answer",
+    "plain_path_answer",
+    "prefixes_only",
+]
+
+DENIED = -2
+"""A code: denied, but by no line of the file."""
+ROBOTS_FILE = -3
+"""A code: the path is `/robots.txt`, which may always be asked for (RFC-20, R96-16, V2-34)."""
+_PECULIAR = re.compile(rf"[^{re.escape(PLAIN)}\n]").search
+"""What a value may hold that is more, or less, than a prefix in its normal form."""
+_LIKE_AN_ESCAPE = re.compile(r"\*[0-9A-F%]").search
+"""A piece behind a star may be found from within an escape on; `%` may stand for a digit."""
+_BEGINS_IN_ESCAPE = re.compile(r"\*[0-9A-F]").search
+"""The same for values in their normal form."""
+_CHANGED = re.compile("%3A|%2F").search
+_SPECIAL = re.compile("[*?]").search
+_TWOFOLD = re.compile("[/:]|%3A|%2F").search
+"""What RFC-25 speaks of."""
+
+
+class SortedRules:
+    """The rules of a set by shape, each pattern with its *entry*.
+
+    An entry is one number: octets, whether the rule allows, and how far from the end of the
+    set it stands, from the high bits to the low ones. So the greatest entry is the longest
+    match, of equal ones an Allow (RFC-18), of these the first in the file.
+    """
+
+    def __init__(self, found: list[tuple[str, str]]) -> None:
+        """`found`: of each rule whether it is a `dis`allow, and its value."""
+        self.count = len(found)
+        self.shift = shift = (len(found) + 1).bit_length()
+        """Bits of an entry that say where the rule stands; the next one up: it allows."""
+        self.prefixes = {"": 1 << shift}  # no rule: allowed (RFC-19)
+        self.exact: dict[str, int] = {}
+        """Paths that a `$` ends (RFC-28)."""
+        self.wild: dict[str, int] = {}
+        self.escapes = False
+        """An escape stands in some pattern: no path may be compared as it comes."""
+        self.twofold = False
+        """Some pattern with a `?` has a `:` or `/` that may meet the query of a path (RFC-25)."""
+        self.inherit = False
+        """A prefix is longer than it looks: its stars at the end count (RFC-17)."""
+        values = [value for _, value in found]
+        joined = "\n".join(values)
+        self.like_escapes = _LIKE_AN_ESCAPE(joined) is not None
+        """Some piece may be found from within an escape on: see `normal.rfc_path`."""
+        if _PECULIAR(joined) is None:
+            self._take_prefixes(found)
+            return
+        if " " in joined or "\t" in joined:
+            joined = "\n".join([value.rstrip(" \t") for value in values])
+        if not normal.is_plain(joined.replace("\n", "")):
+            joined = normal.rfc_patterns(joined)
+        self.escapes = "%" in joined
+        self._take(found, joined)
+
+    def _take_prefixes(self, found: list[tuple[str, str]]) -> None:
+        """Take rules that are plain prefixes, all of them."""
+        prefixes = self.prefixes
+        octet, allow, place = 2 << self.shift, 1 << self.shift, self.count + 1
+        for dis, value in found:
+            place -= 1
+            if value[:1] == "/":
+                entry = len(value) * octet + place
+                if not dis:
+                    entry += allow
+                if prefixes.get(value, 0) < entry:
+                    prefixes[value] = entry
+
+    def _take(self, found: list[tuple[str, str]], joined: str) -> None:
+        """Take rules of any kind; their values in normal form, one a line."""
+        prefixes, exact, wild = self.prefixes, self.exact, self.wild
+        octet, allow, place = 2 << self.shift, 1 << self.shift, self.count + 1
+        queries = "?" in joined
+        values = joined.split("\n")
+        # Several stars mean what one means, but each is an octet of the rule's length.
+        keys = squeeze(joined).split("\n") if "**" in joined else values
+        begins_in_escape = _BEGINS_IN_ESCAPE(joined) is not None
+        for (dis, _), value, short in zip(found, values, keys, strict=True):
+            place -= 1
+            if value[:1] != "/" and value[:1] != "*":
+                continue  # an empty pattern has no effect (RFC-21), any other is none (RFC-32)
+            forms: tuple[str, ...] = (short,)
+            length = len(value)
+            if queries and "?" in value and self._meets_query(value):
+                length = len(normal.query_form(value))
+                form = normal.query_form(short)
+                if form != short:
+                    # Whatever matches a path as it stands matches it in this form, too, unless
+                    # what changes may be met by something that does not change.
+                    unsure = begins_in_escape or _CHANGED(value, 0, value.index("?"))
+                    forms = (short, form) if unsure else (form,)
+            entry = length * octet + place if dis else length * octet + place + allow
+            for key in forms:
+                into = prefixes
+                if "*" in key:
+                    if key[-1] == "*":
+                        key = key[:-1]  # noqa: PLW2901 - it says what every end says
+                    if "*" in key:
+                        into = wild
+                    else:
+                        self.inherit = True
+                elif key[-1] == "$":
+                    into, key = exact, key[:-1]  # noqa: PLW2901
+                if into.get(key, 0) < entry:
+                    into[key] = entry
+
+    def _meets_query(self, value: str) -> bool:
+        """The query of a path may meet what stands behind the first star or question mark."""
+        found = _SPECIAL(value)
+        if found is None or _TWOFOLD(value, found.start()) is None:
+            return False
+        self.twofold = True
+        return True
+
+
+_FEW_FORBIDDEN = 24
+"""Forbidden prefixes up to which trying each, in one call, is faster than bisection."""
+HEAD = 2
+"""A bit of a link: the key, or one that it begins with, is the head of a wildcard pattern."""
+
+
+Suspects = tuple[tuple[str, ...], tuple[str, ...]]
+"""Prefixes and pieces: a path in its normal form that begins with none of the former and holds
+none of the latter is allowed."""
+
+
+class Compiled(Protocol):
+    """Rules made ready. Takes any path that begins with `/`, in whatever form it comes."""
+
+    def allows(self, path: str) -> bool:
+        """The verdict alone."""
+
+    def decide(self, path: str) -> int:
+        """The code of the deciding rule, -1, DENIED or ROBOTS_FILE (see `rulesets`)."""
+
+    def suspects(self) -> Suspects | None:
+        """What to look for before asking; None: ask."""
+
+
+class _NoRules:
+    """Everything is allowed."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def allows(path: str) -> bool:
+        return True
+
+    @staticmethod
+    def decide(path: str) -> int:
+        if path == ROBOTS_TXT or ("%" in path and normal.is_robots_txt(path)):
+            return ROBOTS_FILE
+        return -1
+
+    @staticmethod
+    def suspects() -> Suspects:
+        return (), ()
+
+
+_NO_RULES = _NoRules()
+
+
+class _FewForbidden:
+    """Some prefixes, all of them forbidden. Keys are sorted; each has the code of its rule."""
+
+    __slots__ = ("_codes", "_keys")
+
+    def __init__(self, keys: tuple[str, ...], codes: Sequence[int]) -> None:
+        self._keys = keys
+        self._codes = codes
+
+    def allows(self, path: str) -> bool:
+        if "%" in path:
+            path = _plainer(path)
+        return not path.startswith(self._keys) or path == ROBOTS_TXT
+
+    def decide(self, path: str) -> int:
+        if "%" in path:
+            path = _plainer(path)
+        if path == ROBOTS_TXT:
+            return ROBOTS_FILE
+        keys = self._keys
+        if not path.startswith(keys):
+            return -1
+        # Keys that the path begins with stand before it, the longest one last.
+        place = bisect_right(keys, path) - 1
+        while not path.startswith(keys[place]):
+            place -= 1
+        return self._codes[place] - 1
+
+    def suspects(self) -> Suspects:
+        return self._keys, ()
+
+
+class _PrefixRules:
+    """Any number of prefixes: see `linked`. A code is kept plus one, so that none is 0."""
+
+    __slots__ = ("_codes", "_keys", "_links")
+
+    def __init__(self, keys: tuple[str, ...], links: Sequence[int], codes: Sequence[int]) -> None:
+        self._keys = keys
+        self._links = links
+        self._codes = codes
+
+    def allows(self, path: str) -> bool:
+        if "%" in path:
+            path = _plainer(path)
+        keys = self._keys
+        place = bisect_right(keys, path) - 1
+        while not path.startswith(keys[place]):
+            place = self._links[place] >> 2
+        return self._links[place] & 1 == 1 or path == ROBOTS_TXT
+
+    def decide(self, path: str) -> int:
+        if "%" in path:
+            path = _plainer(path)
+        if path == ROBOTS_TXT:
+            return ROBOTS_FILE
+        keys = self._keys
+        place = bisect_right(keys, path) - 1
+        while not path.startswith(keys[place]):
+            place = self._links[place] >> 2
+        return self._codes[place] - 1
+
+    def suspects(self) -> Suspects:
+        forbid = zip(self._keys, self._links, strict=True)
+        return tuple(key for key, link in forbid if not link & 1), ()
+
+
+def prefixes_only(rules: SortedRules) -> Compiled | None:
+    """The set made ready, if it has no other rules and no escapes in them."""
+    if rules.wild or rules.exact or rules.escapes or rules.twofold:
+        return None
+    mask = (1 << rules.shift) - 1
+    ruled = rules.prefixes[""] & mask  # by a lone `*`, which matches what the empty key does
+    if len(rules.prefixes) == 1 and not ruled:
+        return _NO_RULES
+    keys, links, entries = linked(rules, ())
+    codes = packed(
+        [
+            (rules.count - (entry & mask)) * 2 + (entry >> rules.shift & 1) + 1
+            if entry & mask
+            else 0
+            for entry in entries
+        ]
+    )
+    if len(keys) - 1 <= _FEW_FORBIDDEN and not ruled and not any(link & 1 for link in links[1:]):
+        return _FewForbidden(keys[1:], codes[1:])
+    return _PrefixRules(keys, packed(links), codes)
+
+
+class Linked(NamedTuple):
+    """Prefixes in order, each with a link and its entry.
+
+    The longest key that a path begins with is found by bisection, and from a neighbour that
+    shares only a part, up the links to the keys that it begins with. The first key is empty,
+    begins every path and allows (RFC-19). A link is the place of the longest key that the key
+    begins with, and two bits: HEAD, and whether the key's rule allows.
+    """
+
+    keys: tuple[str, ...]
+    links: list[int]
+    entries: list[int]
+
+
+def linked(rules: SortedRules, heads: Collection[str]) -> Linked:
+    """The prefixes of the rules; `heads` are keys too, though no rule need stand there."""
+    prefixes = rules.prefixes
+    for head in heads:
+        prefixes.setdefault(head, 0)
+    inherit = rules.inherit or bool(heads)
+    keys = sorted(prefixes)
+    entries = [prefixes[key] for key in keys]
+    links = [entries[0] >> rules.shift & 1]
+    above: list[tuple[int, str]] = []
+    up, top = 0, ""  # the last key, then the keys that it begins with, the longest first
+    for place, key in enumerate(keys):
+        if not place:
+            continue
+        while not key.startswith(top):
+            up, top = above.pop()
+        # `/a*` is longer than its key, and the head of a pattern is no rule at all.
+        if inherit and entries[up] > entries[place]:
+            entries[place] = entries[up]
+        links.append(up << 2 | links[up] & HEAD | entries[place] >> rules.shift & 1)
+        if heads and key in heads:
+            links[place] |= HEAD
+        above.append((up, top))
+        up, top = place, key
+    return Linked(tuple(keys), links, entries)
+
+
+def packed(numbers: Sequence[int]) -> Sequence[int]:
+    """The numbers in as few bytes as hold them."""
+    most = max(numbers, default=0)
+    if most < 1 << 8:
+        return bytes(numbers)
+    return array("H" if most < 1 << 16 else "I" if most < 1 << 32 else "Q", numbers)
+
+
+def _plainer(path: str) -> str:
+    """The path in the only respect that matters to a set without escapes: `%61` is an `a`."""
+    return path if normal.unescaped(path) else normal.rfc_path(path)
+
+
+_FLAT_RULES = 512
+_FLAT_OCTETS = 16_384
+"""Up to here wildcard patterns are tried one by one, beyond they are found by their pieces."""
+_PAIRS = 1 << 22
+"""Octets of a path times those of the wildcard patterns up to which they are tried one by one:
+in the worst case each octet of the one is compared with each of the other three times, which
+takes some 2 ms. Beyond, the work is counted: see `pieces`."""
+_QUICK_OCTETS = _PAIRS // 8_192
+"""Octets of pieces that may be looked for in any path of the lengths that `quick` answers about."""
+
+
+class WildRules:
+    """Prefixes as in `prefixes`, and beside them patterns that cost more to try.
+
+    A wildcard pattern is tried only if its longest literal piece stands in the path, and if
+    it can turn the verdict of the longest prefix. The *headed* ones have a literal up to
+    their first star: it is a key among the prefixes, and where the path's key has no HEAD bit
+    none of them matches. The *loose* ones may match anywhere, those with a `?` only a path
+    with a query.
+
+    Trying patterns takes at most the product of path and patterns, in octets. Where that is
+    large they are looked up in two `PatternIndex`es instead, and what one answer may cost is
+    counted: the answer is exact up to `pieces.MAX_STEPS`, and no beyond, which is DENIED.
+    """
+
+    __slots__ = (
+        "_count",
+        "_entries",
+        "_exact",
+        "_headed",
+        "_indexes",
+        "_keys",
+        "_links",
+        "_loose",
+        "_odd",
+        "_patterns",
+        "_query",
+        "_ranks",
+        "_roomy",
+        "_shift",
+        "_strict",
+        "_turns",
+        "_twofold",
+    )
+
+    def __init__(self, rules: SortedRules) -> None:
+        self._count = rules.count
+        self._shift = rules.shift
+        self._twofold = rules.twofold
+        self._strict = rules.escapes or (bool(rules.wild) and rules.like_escapes)
+        """Some pattern may be found in what is escaped: none is compared with a path as it
+        comes. Elsewhere what a path holds beside plain octets can make no difference, for no
+        pattern holds it and none begins within an escape, but for escapes of plain octets."""
+        self._exact = rules.exact or None
+        self._odd = self._strict or bool(rules.exact)
+        # Whether a wildcard pattern can turn an Allow (1), a Disallow (2).
+        verdicts = {entry >> rules.shift & 1 for entry in rules.wild.values()}
+        self._turns = (0 in verdicts) | (1 in verdicts) << 1
+        self._roomy = _PAIRS
+        """Octets of a path up to which the patterns are tried one by one."""
+        heads = self._sow(rules.wild)
+        self._keys, links, entries = linked(rules, heads)
+        self._links = packed(links)
+        self._entries = packed(entries)
+
+    def _sow(self, wild: dict[str, int]) -> dict[str, str]:
+        """Takes the wildcard patterns in; gives the heads of those that begin with one."""
+        self._indexes: tuple[PatternIndex, PatternIndex] | None = None
+        self._loose: tuple[str, ...] = ()
+        self._headed: tuple[str, ...] = ()
+        self._query: tuple[str, ...] = ()
+        self._patterns: tuple[str, ...] = ()
+        self._ranks: Sequence[int] = b""
+        if not wild:
+            return {}
+        octets = sum(map(len, wild))
+        if len(wild) > _FLAT_RULES or octets > _FLAT_OCTETS:
+            self._indexes = _indexes_of(wild)
+            self._roomy = 0
+            return {}
+        self._roomy = _PAIRS // octets
+        ranked = sorted(wild, key=wild.__getitem__, reverse=True)
+        query = [pattern for pattern in ranked if "?" in pattern]
+        plain = [pattern for pattern in ranked if "?" not in pattern]
+        loose = [pattern for pattern in plain if pattern.startswith(("*", "/*"))]
+        headed = [pattern for pattern in plain if not pattern.startswith(("*", "/*"))]
+        heads = {head: head for head in (pattern[: pattern.index("*")] for pattern in headed)}
+        self._loose = tuple(map(key_piece, loose))
+        # The head says nothing where it stands already.
+        self._headed = tuple(key_piece(pattern[pattern.index("*") :]) for pattern in headed)
+        self._query = tuple(map(key_piece, query))
+        ordered = loose + headed + query
+        self._ranks = packed([wild[pattern] for pattern in ordered])
+        literals = self._loose + self._headed + self._query
+        self._patterns = tuple(
+            _shape_of(pattern, literal, heads)
+            for pattern, literal in zip(ordered, literals, strict=True)
+        )
+        return heads
+
+    def allows(self, path: str) -> bool:
+        """The verdict alone."""
+        if "%" in path or (self._odd and self._is_odd(path)):
+            return self.decide(path) & 1 == 1
+        keys = self._keys
+        place = bisect_right(keys, path) - 1
+        while not path.startswith(keys[place]):
+            place = self._links[place] >> 2
+        link = self._links[place]
+        if self._turns & (2 - (link & 1)) and (link & HEAD or self._may_be_wild(path)):
+            try:
+                entry = self._wild(path, path, self._entries[place])
+            except TooDear:
+                return path == ROBOTS_TXT
+            return entry >> self._shift & 1 == 1 or path == ROBOTS_TXT
+        return link & 1 == 1 or path == ROBOTS_TXT
+
+    def _is_odd(self, path: str) -> bool:
+        """Not to be answered in the quick way."""
+        if self._exact and path in self._exact:
+            return True
+        return self._strict and ("*" in path or not normal.is_plain(path))
+
+    def _may_be_wild(self, path: str) -> bool:
+        """A piece of some wildcard pattern without a head stands in the path."""
+        if len(path) > self._roomy:
+            return True
+        for literal in self._loose:
+            if literal in path:
+                return True
+        return "?" in path and any(literal in path for literal in self._query)
+
+    def suspects(self) -> Suspects | None:
+        """What to look for before asking; None: ask."""
+        pieces = self._loose + self._query
+        if self._strict or not self._roomy or sum(map(len, pieces)) > _QUICK_OCTETS:
+            return None
+        # Not those that allow, unless a wildcard pattern begins with them.
+        keys = zip(self._keys, self._links, strict=True)
+        prefixes = [key for key, link in keys if link & (HEAD | 1) != 1]
+        return (*prefixes, *(self._exact or ())), pieces
+
+    def decide(self, path: str) -> int:
+        """The code of the deciding rule, -1, DENIED or ROBOTS_FILE."""
+        if "%" in path or (self._strict and ("*" in path or not normal.is_plain(path))):
+            path = normal.rfc_path(path)
+        if path == ROBOTS_TXT:
+            return ROBOTS_FILE
+        try:
+            entry = self._entry(path)
+        except TooDear:
+            return DENIED
+        place = entry & (1 << self._shift) - 1
+        # The place counts down to 1; the entry of no rule has none.
+        return (self._count - place) * 2 + (entry >> self._shift & 1) if place else -1
+
+    def _entry(self, path: str) -> int:
+        # A rule with a `?` is compared with the path as it stands, and as RFC-25 reads it.
+        query = normal.query_form(path) if self._twofold and "%" in path else path
+        entry = self._prefix(path)
+        if query != path:
+            entry = max(entry, self._prefix(query))
+        if self._exact:
+            entry = max(entry, self._exact.get(path, 0), self._exact.get(query, 0))
+        return self._wild(path, query, entry)
+
+    def _prefix(self, path: str) -> int:
+        keys = self._keys
+        place = bisect_right(keys, path) - 1
+        while not path.startswith(keys[place]):
+            place = self._links[place] >> 2
+        return self._entries[place]
+
+    def _wild(self, path: str, query: str, floor: int) -> int:
+        """The entry of the best wildcard pattern that matches, if it beats `floor`, else that.
+
+        Raises TooDear.
+        """
+        if len(path) > self._roomy:
+            return self._counted(path, query, floor)
+        loose, headed = self._loose, self._headed
+        if loose:
+            floor = self._best(loose, 0, path, floor)
+        if headed:
+            floor = self._best(headed, len(loose), path, floor)
+        if self._query and "?" in query:
+            start = len(loose) + len(headed)
+            floor = self._best(self._query, start, path, floor)
+            if query != path:
+                floor = self._best(self._query, start, query, floor)
+        return floor
+
+    def _counted(self, path: str, query: str, floor: int) -> int:
+        """The same by looking pieces up. Raises TooDear."""
+        indexes = self._indexes
+        if indexes is None:
+            indexes = self._indexes = _indexes_of(self._all())
+        meter = Meter()
+        text = CountedText(path, meter)
+        floor = indexes[0].best(text, floor)
+        if "?" in path:
+            floor = indexes[1].best(text, floor)
+            if query != path:
+                floor = indexes[1].best(CountedText(query, meter), floor)
+        return floor
+
+    def _all(self) -> dict[str, int]:
+        """The patterns again, with their entries."""
+        literals = self._loose + self._headed + self._query
+        kept = zip(self._patterns, literals, self._ranks, strict=True)
+        return {_pattern_of(shape, literal): entry for shape, literal, entry in kept}
+
+    def _best(self, literals: tuple[str, ...], start: int, path: str, floor: int) -> int:
+        """The same for the patterns from `start` on, which have these literals."""
+        for index, literal in enumerate(literals, start):
+            if literal in path:
+                entry = self._ranks[index]
+                if entry <= floor:
+                    break
+                if _shape_matches(self._patterns[index], literal, path):
+                    return entry
+        return floor
+
+
+# What is kept of the commonest patterns beside their literal. Every path begins with a
+# slash, so that of a pattern before whose star stands nothing else the literal says the rest.
+_ANYWHERE, _BEHIND, _LAST = "*", "/*", "/*$"
+
+
+def _shape_of(pattern: str, literal: str, heads: dict[str, str]) -> str:
+    """What to keep of a pattern beside its literal: one of three, its head, or all of it.
+
+    The head is kept as the very string in `heads`, and stands for `head*literal`.
+    """
+    for shape in (_ANYWHERE, _BEHIND, _LAST):
+        if pattern == shape.replace("*", "*" + literal):
+            return shape
+    head, _, rest = pattern.partition("*")
+    return heads[head] if rest == literal and head in heads else pattern
+
+
+def _pattern_of(shape: str, literal: str) -> str:
+    """The pattern that was kept as `shape` beside its literal."""
+    if "*" not in shape:
+        return f"{shape}*{literal}"
+    common = shape is _ANYWHERE or shape is _BEHIND or shape is _LAST
+    return shape.replace("*", "*" + literal) if common else shape
+
+
+def _indexes_of(wild: dict[str, int]) -> tuple[PatternIndex, PatternIndex]:
+    """Of the patterns without a `?`, and of those with one."""
+    return (
+        PatternIndex({pattern: wild[pattern] for pattern in wild if "?" not in pattern}),
+        PatternIndex({pattern: wild[pattern] for pattern in wild if "?" in pattern}),
+    )
+
+
+def _shape_matches(shape: str, literal: str, path: str) -> bool:
+    """Whether the pattern kept as `shape` matches a path in which its literal stands."""
+    if shape is _BEHIND:
+        return path.find(literal, 1) > 0
+    if shape is _LAST:
+        return path.endswith(literal, 1)
+    if "*" not in shape:
+        return path.startswith(shape) and path.find(literal, len(shape)) >= 0
+    return shape is _ANYWHERE or wild_match(shape, path)
+
+
+QuickAnswer = Callable[[str], bool | None]
+"""Takes what follows the authority in a URL, as written, beginning with `/`. True, False, or
+None: ask again with the whole URL, which may be no URL at all."""
+
+PlainAnswer = Callable[[str], bool]
+"""The verdict about a path that is known to be plain: ASCII, without blanks, escapes, dot
+segments, query or fragment."""
+
+
+_FEW = 24
+"""Prefixes or pieces up to which trying each in turn is faster than looking them up."""
+_LONG = SURELY_SHORT
+"""Characters that are answered about; the reader of URLs knows their bound."""
+_dot_segment = re.compile(r"/\.\.?(?:[/?#]|\Z)").search
+
+
+def all_allowed(path: str) -> bool | None:
+    """No rule speaks to the agent: only what is no URL has to be told from the rest."""
+    if path.isprintable() and " " not in path and len(path) < _LONG:
+        return True
+    return None
+
+
+def by_suspects(
+    prefixes: tuple[str, ...], pieces: tuple[str, ...], allows: Callable[[str], bool]
+) -> QuickAnswer:
+    """Only what begins with one of a few prefixes, or holds one of a few pieces, can be denied.
+
+    Both are plain octets without escapes, and hold no `#`: so neither a fragment nor a
+    character that would be escaped can make a path match one of them that it does not match
+    as it stands, and these need no look. `allows` answers about those that do match.
+    """
+
+    def answer(path: str) -> bool | None:
+        if (
+            "%" in path
+            or " " in path
+            or not path.isprintable()
+            or ("/." in path and _dot_segment(path))
+            or len(path) >= _LONG
+        ):
+            return None
+        if path.startswith(prefixes):
+            return allows(path) if path.isascii() and "#" not in path else None
+        for piece in pieces:
+            if piece in path:
+                return allows(path) if path.isascii() and "#" not in path else None
+        return True
+
+    return answer
+
+
+def path_answer(suspects: Suspects | None, allows: Callable[[str], bool]) -> QuickAnswer:
+    """The answer for such a policy, whose long road is `allows`."""
+    if suspects is None or max(map(len, suspects)) > _FEW:
+        return in_general(allows)
+    return by_suspects(*suspects, allows) if any(suspects) else all_allowed
+
+
+def plain_path_answer(suspects: Suspects | None, allows: Callable[[str], bool]) -> PlainAnswer:
+    """The same for plain paths, which need no look of their own.
+
+    >>> answer = plain_path_answer((("/x",), ()), lambda path: path == "/x/y")
+    >>> answer("/a"), answer("/x/y"), answer("/xyz")
+    (True, True, False)
+    """
+    if suspects is None or max(map(len, suspects)) > _FEW:
+        return allows
+    prefixes, pieces = suspects
+
+    def answer(path: str) -> bool:
+        if path.startswith(prefixes):
+            return allows(path)
+        for piece in pieces:
+            if piece in path:
+                return allows(path)
+        return True
+
+    return answer
+
+
+def in_general(allows: Callable[[str], bool]) -> QuickAnswer:
+    """Any other policy: `allows` takes a path and query in which nothing is escaped."""
+
+    def answer(path: str) -> bool | None:
+        if (
+            path.isascii()
+            and path.isprintable()
+            and "%" not in path
+            and "#" not in path
+            and " " not in path
+            and ("/." not in path or not _dot_segment(path))
+            and len(path) < _LONG
+        ):
+            return allows(path)
+        return None
+
+    return answer
