@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gatekeeper import Config, Deferred, Gatekeeper, PoliteQueue, polite_session
+from gatekeeper import Config, Deferred, Gatekeeper, PoliteQueue, StorageError, polite_session
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.gate import internals
-from gatekeeper.storage import SqliteStorage
+from gatekeeper.storage import ClockRecord, SqliteStorage, journal
 from tests.internet import FakeInternet
 
 SLOW = "http://slow.test/page"
@@ -33,6 +33,19 @@ def full_disk() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "pwrite", refuse)
+        yield
+
+
+@contextmanager
+def spared_room_alone() -> Iterator[None]:
+    """No journal takes a line but of what can't be refused, in the room held back for that."""
+
+    def refuse(*_: object) -> float:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "_take_room", refuse)
+        patch.setattr(journal, "_SPARED", 131_072)
         yield
 
 
@@ -119,13 +132,55 @@ async def test_no_turn_is_given_that_could_not_be_kept_and_it_goes_on_by_itself(
                 assert str(tmp_path) not in decision.explain()
                 assert not it.gate.ready
                 assert internals(it.gate).storage_failing == "No space left on device"
-                await ask(it, QUICK)  # its clock is not one that has to be kept
+                await refused(ask(it, QUICK))  # a block that it drew could not be kept
                 assert it.gate.stats().pacing.in_flight == 0
                 assert await it.gate.allowed(SLOW), "what is welcome is welcome"
                 asked = it.asked()
             await it.recovered()
             await ask(it, SLOW)
             assert it.asked() == asked + (way == "middleware")
+
+    await virtual_internet.drive(run())
+
+
+async def test_while_a_block_finds_room_hosts_go_on_whose_clocks_need_not_be_kept(
+    virtual_internet: FakeInternet, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with scene(virtual_internet, tmp_path) as it:
+            with spared_room_alone():
+                for _ in range(3):
+                    await refused(it.lease(SLOW))
+                    await it.lease(QUICK)
+                async with it.gate.lease(QUICK) as lease:
+                    lease.report(status=429, retry_after=60)
+                assert "quick.test" in {record.scope for record in journaled(tmp_path)}
+            await it.recovered()
+
+    await virtual_internet.drive(run())
+
+
+def journaled(path: Path) -> list[ClockRecord]:
+    """What the next process would find after kill -9."""
+    (file,) = path.glob("*.promises-*")
+    return [record for _, record in journal.read_generation(file)[0]]
+
+
+async def test_nothing_is_asked_once_the_disk_was_found_to_take_nothing(
+    virtual_internet: FakeInternet, tmp_path: Path
+) -> None:
+    """Another's promise met it: hosts that never need the journal stop as well."""
+
+    async def run() -> None:
+        async with scene(virtual_internet, tmp_path) as it:
+            with full_disk():
+                assert it.gate._storage is not None
+                with pytest.raises(StorageError):
+                    it.gate._storage.owe(ClockRecord(scope="other.test", next_at=0.0))
+                await it.gate._clock.sleep(1.0)
+                await refused(it.lease(QUICK))
+            await it.recovered()
+            await it.lease(QUICK)
 
     await virtual_internet.drive(run())
 
@@ -167,7 +222,7 @@ async def test_a_queue_brings_the_url_when_there_is_room_again(
         async with scene(virtual_internet, tmp_path) as it, PoliteQueue(it.gate) as queue:
             await queue.put(SLOW)
             await queue.put(QUICK)
-            with full_disk():
+            with spared_room_alone():
                 async with await queue.get() as lease:
                     assert lease.url == QUICK
                 getting = asyncio.create_task(queue.get())
@@ -242,8 +297,6 @@ async def test_a_block_that_an_answer_drew_is_in_force_and_written_when_there_is
 async def test_what_the_operator_says_is_in_force_and_he_is_told(
     virtual_internet: FakeInternet, tmp_path: Path
 ) -> None:
-    from gatekeeper import StorageError
-
     async def run() -> None:
         async with scene(virtual_internet, tmp_path) as it:
             with full_disk():

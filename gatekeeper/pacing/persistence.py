@@ -57,6 +57,8 @@ class Promises:
         Returns how many hosts were left in the storage, since there is no room for them.
         """
         records = await self._storage.load_clocks()
+        if (watch := getattr(self._storage, "watch", None)) is not None:
+            watch(self._look)
         now = self._clock.monotonic()
         if any(record.scope == RUNNING for record in records):
             self._books.floor_until = now + DURABLE
@@ -85,7 +87,7 @@ class Promises:
 
     @property
     def marked(self) -> bool:
-        """Would the next run know of a crash?"""
+        """Would the next run know of a crash, and of the blocks that turns draw until then?"""
         return RUNNING not in self._unkept
 
     @property
@@ -267,6 +269,13 @@ class Promises:
     def _write_anyhow(self, record: ClockRecord) -> None:
         with contextlib.suppress(StorageError):
             self._write(record, getattr(self._storage, "owe", self._storage.promise))
+        self._look()
+
+    def _look(self) -> None:
+        """No turn at all while nothing can be written: the block that it drew could not be."""
+        if self.exhausted:
+            self._unkept.add(RUNNING)
+            self._books.survey()
 
     def _write(
         self, record: ClockRecord, write: Callable[[ClockRecord], None] | None = None
@@ -275,6 +284,7 @@ class Promises:
             (write or self._storage.promise)(record)
         except (StorageError, OSError) as error:
             self._unkept.add(record.scope)
+            self._look()
             if isinstance(error, StorageError):
                 raise
             raise StorageError(f"a clock can't be kept: {error}") from error

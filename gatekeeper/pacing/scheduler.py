@@ -777,6 +777,7 @@ class Scheduler(Controls):
                 if waiter.error is not None:
                     raise waiter.error
                 await self._go_and_fetch(waiter, end, refetch)
+            self.refuse_unknown(host)  # the storage may be why
             raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
         except BaseException as error:
             self._give_up(waiter, error)
@@ -915,6 +916,7 @@ class Scheduler(Controls):
             await refetch()
             wish = admit()
         if not isinstance(wish, RobotsInterval):
+            self.refuse_unknown(scope.name)  # the storage may be why
             raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
         now = self._clock.monotonic()
         grant, wait = self._books.take_dry(scope, wish, now, url, ttl)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -235,6 +236,10 @@ class Storage(Protocol):
     @property
     def exhausted(self) -> bool:
         """Whether that is so for `owe` as well."""
+
+    def watch(self, told: Callable[[], None]) -> None:
+        """Have `told` called, in the loop that runs now, whenever `failing` begins to hold a
+        reason; the latest `told` alone."""
 
     def forget_clock(self, scope: str) -> None:
         """Nothing is owed to that scope any more."""

@@ -33,7 +33,7 @@ import msgspec
 from gatekeeper.errors import StorageError
 from gatekeeper.storage.base import ClockRecord
 
-__all__ = ["Journal", "read_generation"]
+__all__ = ["NOBODYS", "NOTHING", "Journal", "read_generation"]
 
 HEADER = b"gatekeeper promises 1\n"
 _MAGIC = b"\xa5\x9c\xc3\x0a"
@@ -51,6 +51,12 @@ _MAX_RETIRED = 16
 """Generations that may wait to be absorbed, beyond which none is begun."""
 _NO_ROOM_AHEAD = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
 """What a file system says that can't take room ahead."""
+
+NOBODYS = 0
+"""The sequence of a frame that is written only to see whether one can be: `replay`, in which
+the first sequence is 1, passes over it."""
+NOTHING = ClockRecord(scope="", next_at=0.0)
+"""What such a frame holds."""
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
@@ -170,6 +176,11 @@ class Journal:
         """Is there room for sure for some more of what can't be refused?"""
         ready = self._fd >= 0 and not self._sick
         return ready and self.size + _LEAST_SPARED <= self._ahead < math.inf
+
+    @property
+    def short(self) -> bool:
+        """Is the room in use that is held back, because there is no other?"""
+        return self._fd >= 0 and self.size > self._ahead - _SPARED
 
     @property
     def full(self) -> bool:

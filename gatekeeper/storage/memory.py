@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gatekeeper.config import StorageConfig
 from gatekeeper.storage.base import (
     ClockRecord,
@@ -106,6 +108,9 @@ class MemoryStorage:
     def exhausted(self) -> bool:
         """Nor run out."""
         return False
+
+    def watch(self, told: Callable[[], None]) -> None:
+        """Never calls it."""
 
     def forget_clock(self, scope: str) -> None:
         """Nothing is owed to that scope any more."""

@@ -11,6 +11,7 @@ either of them after `flush_interval`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -169,6 +170,16 @@ class SqliteStorage:
     def exhausted(self) -> bool:
         """Whether not even `owe` finds room while promises can't be kept."""
         return self._writer.exhausted
+
+    def watch(self, told: Callable[[], None]) -> None:
+        """Have `told` called, in the running loop, when promises begin not to be kept."""
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(told)
+
+        self._writer.on_trouble = tell
 
     def forget_clock(self, scope: str) -> None:
         """Nothing is owed to that scope any more."""

@@ -13,11 +13,14 @@ meanwhile and is in force goes in first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
+import os
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from enum import Enum, auto
 from pathlib import Path
@@ -28,7 +31,7 @@ from gatekeeper.errors import StorageError
 from gatekeeper.storage import schema
 from gatekeeper.storage.base import ClockRecord, OriginRecord, StorageStats
 from gatekeeper.storage.batches import Committer
-from gatekeeper.storage.journal import Journal
+from gatekeeper.storage.journal import NOBODYS, NOTHING, Journal
 from gatekeeper.storage.lock import DatabaseLock, FileLock
 from gatekeeper.storage.pending import Batch, Pending, Sighting, merge, with_hash
 
@@ -68,6 +71,9 @@ class Writer:
         self._path = path
         self._config = config
         self._clock = clock
+        self.on_trouble: Callable[[], None] | None = None
+        """Called, in whichever thread met it, when promises begin not to be kept; to return
+        at once and call nothing of this object."""
         self._wake = threading.Condition(threading.Lock())
         # Guarded by _wake:
         self._pending = Pending(
@@ -86,6 +92,8 @@ class Writer:
         self._trouble: str | None = None
         """Why the journal took no promise when it was last tried."""
         self._mend_at = 0.0
+        self._unproven = False
+        """An fsync failed, and none has succeeded since."""
         self._unkept: dict[str, None] = {}
         """Scopes whose latest promise is in memory alone."""
         # The thread's own; `append` alone is called from outside, under _wake:
@@ -150,6 +158,8 @@ class Writer:
             self._promises += 1
             kept = True
             try:
+                if self._unproven:
+                    raise OSError(errno.EIO, self._trouble)
                 self._journal.append(sequence, record, spare=spare)
             except OSError as error:
                 kept = False
@@ -159,6 +169,8 @@ class Writer:
             else:
                 if self._unkept:
                     self._unkept.pop(record.scope, None)
+                if spare and self._journal.short:
+                    self._in_trouble(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
             if self._unsynced_since is None:
                 self._unsynced_since = time.monotonic()
                 self._wake.notify()
@@ -182,11 +194,14 @@ class Writer:
     @property
     def exhausted(self) -> bool:
         """Are promises refused, and not even those that can't be refused find room?"""
-        return self.failing is not None and not self._journal.spared
+        return self.failing is not None and (self._unproven or not self._journal.spared)
 
     def _in_trouble(self, error: OSError) -> None:
         """Under the lock: the journal does not take what it should."""
-        if self._trouble is None:
+        self._trouble, before = error.strerror or str(error), self._trouble
+        if before is None:
+            if self.on_trouble is not None:
+                self.on_trouble()
             _log.error(
                 "%s: promises can't be kept (%s): %s",
                 self._path,
@@ -197,7 +212,6 @@ class Writer:
             )
             self._mend_at = time.monotonic()
             self._wake.notify()
-        self._trouble = error.strerror or str(error)
 
     def flush(self) -> Future[None]:
         """Done when all that was put so far is committed, or holds the StorageError."""
@@ -392,12 +406,16 @@ class Writer:
                 self._journal.abandon()
                 for clocks in (self._writing.clocks if self._writing else {}, self._pending.clocks):
                     self._unkept.update(dict.fromkeys(clocks))
+                self._unproven = True
                 self._in_trouble(error)
             return False
         return True
 
     def _mend(self) -> None:
-        """Have a journal that takes promises, and make up for those that it missed."""
+        """Have a journal that takes promises, and make up for those that it missed.
+
+        It takes them again once a frame was written and an fsync came back.
+        """
         with self._wake:
             self._mend_at = time.monotonic() + MEND_INTERVAL
         try:
@@ -420,10 +438,15 @@ class Writer:
             if self._unkept:  # another one was missed meanwhile
                 return
             self._trouble = None
+            self._unproven = False
         _log.warning("%s: promises can be kept again", self._path)
 
     def _make_up(self) -> None:
-        """Append what the journal missed. Raises OSError."""
+        """Append what the journal missed, or a frame that is nobody's where it missed nothing:
+        that the file is open proves nothing. Raises OSError."""
+        if not self._unkept:
+            with self._wake:
+                self._journal.append(NOBODYS, NOTHING)
         while self._unkept:
             with self._wake:
                 for scope in list(itertools.islice(self._unkept, _AT_ONCE)):
@@ -497,4 +520,8 @@ class Writer:
             self._journal.stalled = True
             wait = min(self._config.flush_interval * 2.0 ** min(self._failures, 16), MAX_RETRY)
             self._due = time.monotonic() + wait if len(self._pending) else None
+            try:  # what the database met, promises may meet as well
+                self._journal.append(NOBODYS, NOTHING)
+            except OSError as refused:
+                self._in_trouble(refused)
         self._sync()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -149,9 +150,14 @@ class World:
                 lead("/shut", f"{door.url}/shut")
                 self.welcome.add(f"{door.url}/open")
 
-    def breaches(self) -> list[Breach]:
-        """What the judge finds in the log."""
-        return judge(self.internet.requests, self.manners, wall=WALL)
+    def breaches(self, lost: Collection[int] = ()) -> list[Breach]:
+        """What the judge finds in the log; `lost`: requests, by their number in it, of whose
+        answers nothing could be kept."""
+        log = [
+            replace(request, answered=None, answer=b"") if number in lost else request
+            for number, request in enumerate(self.internet.requests)
+        ]
+        return judge(log, self.manners, wall=WALL)
 
     def known(self) -> set[str]:
         """The robots.txt that were answered with a file or its absence, and not elsewhere."""

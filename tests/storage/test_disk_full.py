@@ -196,16 +196,34 @@ def promised(host: str) -> ClockRecord:
 
 
 async def until(done: Callable[[], bool]) -> None:
-    """The writer's thread comes round by itself, within a second or so."""
+    """Until that is so after something that the writer's thread did."""
     async with asyncio.timeout(30.0):
-        while not done():
-            await asyncio.sleep(0.005)
+        while True:
+            Looks.step.clear()
+            if done():
+                return
+            await Looks.step.wait()
+
+
+class Looks:
+    """Set whenever the writer's thread has done something and looks for more to do."""
+
+    step: asyncio.Event
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+async def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "MEND_INTERVAL", 0.02)
     monkeypatch.setattr(writer, "SYNC_INTERVAL", 0.02)
+    Looks.step = asyncio.Event()
+    loop, look = asyncio.get_running_loop(), writer.Writer._await_work
+
+    def looked(self: writer.Writer) -> object:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(Looks.step.set)
+        return look(self)
+
+    monkeypatch.setattr(writer.Writer, "_await_work", looked)
 
 
 async def in_trouble(storage: SqliteStorage) -> None:
