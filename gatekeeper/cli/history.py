@@ -22,7 +22,7 @@ from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, loa
 from gatekeeper.cli.terminal import json_text
 from gatekeeper.clock import utc
 from gatekeeper.errors import ConfigError, StorageError
-from gatekeeper.storage import HistoryEntry, history, schema
+from gatekeeper.storage import HistoryEntry, schema
 from gatekeeper.urls import parse
 
 __all__ = ["add_parser", "run"]
@@ -116,10 +116,10 @@ def _moment(text: str) -> datetime:
 
 
 def _show(connection: sqlite3.Connection, origin: str, args: argparse.Namespace) -> int:
-    spells = history.entries(connection, origin)
+    spells = schema.history_of(connection, origin)
     if args.at is not None:
         at = args.at.timestamp()
-        found = history.entry_at(spells, at)
+        found = schema.entry_at(spells, at)
         if found is None:
             since = f"; first seen {_time(spells[0].first_seen)}" if spells else ""
             return _nothing(args, origin, f"nothing is known of that moment{since}")
@@ -161,7 +161,7 @@ def _print_json(
             versions[n] = msgspec.structs.replace(versions[n], diff=change)
     if args.at is not None:
         spell, versions = spells[-1], versions[-1:]
-        body = history.text_of(connection, spell.body_hash)
+        body = schema.text_of(connection, spell.body_hash)
         versions[0] = msgspec.structs.replace(
             versions[0],
             confirmed=args.at.timestamp() <= spell.last_seen,
@@ -185,7 +185,7 @@ def _print_text(connection: sqlite3.Connection, spell: HistoryEntry, at: float) 
     """The facts on stderr, the text itself, octet for octet, on stdout."""
     confirmed = "" if at <= spell.last_seen else " (not asked again before that moment)"
     print(_line(spell) + confirmed, file=sys.stderr)
-    body = history.text_of(connection, spell.body_hash)
+    body = schema.text_of(connection, spell.body_hash)
     if body is None:
         return
     if sys.stdout.isatty():
@@ -219,7 +219,7 @@ def _change(
 
 
 def _text_lines(connection: sqlite3.Connection, spell: HistoryEntry) -> list[str]:
-    body = history.text_of(connection, spell.body_hash)
+    body = schema.text_of(connection, spell.body_hash)
     if body is None:
         return []
     text = body.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")

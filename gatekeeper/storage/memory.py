@@ -10,10 +10,12 @@ from gatekeeper.storage.base import (
     HistoryEntry,
     OriginRecord,
     StorageStats,
+    overlay,
+    sighting,
     unpack_body,
+    with_hash,
 )
-from gatekeeper.storage.history import ROW_COST, entry_at
-from gatekeeper.storage.pending import overlay, sighting, with_hash
+from gatekeeper.storage.schema import ROW_COST, entry_at
 
 __all__ = ["MemoryStorage"]
 

@@ -1,29 +1,65 @@
-"""The SQLite file: how it is told from others, created, and brought up to date.
+"""The SQLite file: its tables, how they are created, brought up to date, read and bounded.
 
-A file is looked at before SQLite is let near it, so that a foreign or damaged one is
-never written to. A new one is built under another name and renamed when it is whole:
-a process killed meanwhile leaves nothing that a later one would have to doubt.
+A file is looked at before SQLite is let near it, so that a foreign or damaged one is never
+written to. A new one is built under another name and renamed when it is whole: a process
+killed meanwhile leaves nothing that a later one would have to doubt.
+
+    origins     the latest `OriginRecord` of each origin, without its body
+    clocks      the latest `ClockRecord` of each scope
+    blobs       every text once, by its SHA-256
+    history     one body of an origin from its first to its last sighting in a row
+    meta        numbers of the file's own bookkeeping
+
+A text goes with the last row of `history` that names it. The newest row of an origin that is
+kept stays whatever the bounds say, because `origins` takes its body from there. An origin goes
+when nobody used it for `forget_after`, or when there are more than `max_origins`, the least
+recently asked first; never one to which something is owed: a place on the ladder of failures,
+an answer in force, or a clock of its host that lies in the future, blocks it or holds it
+paused. A few rows go at a time: should the wall clock jump years ahead, little is lost before
+somebody sets it right.
+
+All functions run in the thread that owns the connection; writes inside its transaction.
 """
 
+# ruff: noqa: S608 - the statements are put together from constants of this module
 from __future__ import annotations
 
 import os
 import sqlite3
 import stat
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gatekeeper.errors import StorageError
-from gatekeeper.storage.base import unpack_body
+from gatekeeper.storage.base import ClockRecord, HistoryEntry, OriginRecord, Sighting, unpack_body
+from gatekeeper.urls import host_of
 
 __all__ = [
     "APPLICATION_ID",
+    "CLOCK_COLUMNS",
+    "ORIGIN_COLUMNS",
+    "ROW_COST",
     "VERSION",
     "connect",
     "connect_readonly",
+    "entry_at",
+    "forget",
+    "get_meta",
+    "history_of",
     "open_to_read",
     "prepare",
+    "read_clock",
+    "read_clocks",
+    "read_origin",
+    "record_sightings",
+    "set_meta",
+    "shrink_history",
+    "text_of",
     "unusable",
+    "write_clocks",
+    "write_origins",
 ]
 
 APPLICATION_ID = 0x67617465
@@ -358,3 +394,346 @@ def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
 
 def _text_size(body: bytes) -> int:
     return len(unpack_body(body))
+
+
+# --- rows ------------------------------------------------------------------------------------
+
+ORIGIN_COLUMNS = tuple(name for name in OriginRecord.__struct_fields__ if name != "body")
+CLOCK_COLUMNS = ClockRecord.__struct_fields__
+
+_PUT_ORIGIN = (
+    f"INSERT OR REPLACE INTO origins ({', '.join(ORIGIN_COLUMNS)})"
+    f" VALUES ({', '.join('?' * len(ORIGIN_COLUMNS))})"
+)
+_GET_ORIGIN = (
+    f"SELECT {', '.join('o.' + name for name in ORIGIN_COLUMNS)}, b.body"
+    " FROM origins AS o LEFT JOIN blobs AS b ON b.hash = o.body_hash WHERE o.origin = ?"
+)
+_PUT_CLOCK = (
+    f"INSERT OR REPLACE INTO clocks ({', '.join(CLOCK_COLUMNS)})"
+    f" VALUES ({', '.join('?' * len(CLOCK_COLUMNS))})"
+)
+_GET_CLOCKS = f"SELECT {', '.join(CLOCK_COLUMNS)} FROM clocks"
+
+Text = str | bytes
+
+
+def _text(value: str) -> Text:
+    """Text as SQLite can take it.
+
+    A header may carry lone surrogates (bytes that were no UTF-8): those go as octets, so
+    that one site's ETag can't spoil a batch, and comes back as it was.
+    """
+    if value.isascii():
+        return value
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-8", "surrogatepass")
+    return value
+
+
+def _str(value: Text) -> str:
+    return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
+
+
+def _opt(value: str | None) -> Text | None:
+    return None if value is None else _text(value)
+
+
+def _opt_str(value: Text | None) -> str | None:
+    return None if value is None else _str(value)
+
+
+def _lines(value: Text) -> tuple[str, ...]:
+    # A URL holds no line end: urls.py refuses controls.
+    text = _str(value)
+    return tuple(text.split("\n")) if text else ()
+
+
+def _origin_row(r: OriginRecord) -> tuple[Any, ...]:
+    return (
+        _text(r.origin),
+        _text(r.outcome),
+        _text(r.state),
+        r.status,
+        r.fetched_at,
+        r.soft_expires_at,
+        r.expires_at,
+        r.first_unreachable_at,
+        r.ladder_step,
+        _text("\n".join(r.hops)),
+        _opt(r.etag),
+        _opt(r.last_modified),
+        _opt(r.good_outcome),
+        r.good_status,
+        r.good_fetched_at,
+        _text("\n".join(r.good_hops)),
+        r.body_hash,
+        r.took,
+        r.last_page_ok_at,
+        r.made_at,
+        r.boot_id,
+        r.boot_at,
+    )
+
+
+def _origin(row: tuple[Any, ...]) -> OriginRecord:
+    fields: dict[str, Any] = dict(zip(ORIGIN_COLUMNS, row, strict=False))
+    for name in ("origin", "outcome", "state"):
+        fields[name] = _str(fields[name])
+    for name in ("etag", "last_modified", "good_outcome"):
+        fields[name] = _opt_str(fields[name])
+    for name in ("hops", "good_hops"):
+        fields[name] = _lines(fields[name])
+    return OriginRecord(**fields, body=row[-1])
+
+
+def write_origins(connection: sqlite3.Connection, records: Iterable[OriginRecord]) -> None:
+    """Put them, the bodies apart: those are history's."""
+    connection.executemany(_PUT_ORIGIN, map(_origin_row, records))
+
+
+def read_origin(connection: sqlite3.Connection, origin: str) -> OriginRecord | None:
+    """One origin, its body joined."""
+    row = connection.execute(_GET_ORIGIN, (_text(origin),)).fetchone()
+    return None if row is None else _origin(row)
+
+
+def _clock_row(r: ClockRecord) -> tuple[Any, ...]:
+    return (
+        _text(r.scope),
+        r.next_at,
+        r.blocked_until,
+        _text(r.block_reason),
+        r.failures,
+        r.last_failure_at,
+        r.safe_interval,
+        r.paused,
+        r.errors,
+        r.latency,
+        r.said_interval,
+        r.said_until,
+        r.made_at,
+        r.boot_id,
+        r.boot_at,
+        r.refused_interval,
+        r.refused_at,
+        r.refused_status,
+        r.retry_wait,
+    )
+
+
+def _clock(row: tuple[Any, ...]) -> ClockRecord:
+    fields: dict[str, Any] = dict(zip(CLOCK_COLUMNS, row, strict=True))
+    for name in ("scope", "block_reason"):
+        fields[name] = _str(fields[name])
+    fields["paused"] = bool(fields["paused"])
+    return ClockRecord(**fields)
+
+
+def write_clocks(connection: sqlite3.Connection, clocks: Mapping[str, ClockRecord | None]) -> None:
+    """Put them; None forgets a scope."""
+    connection.executemany(_PUT_CLOCK, (_clock_row(r) for r in clocks.values() if r is not None))
+    connection.executemany(
+        "DELETE FROM clocks WHERE scope = ?",
+        ((_text(scope),) for scope, record in clocks.items() if record is None),
+    )
+
+
+def read_clock(connection: sqlite3.Connection, scope: str) -> ClockRecord | None:
+    """One scope's clock."""
+    row = connection.execute(f"{_GET_CLOCKS} WHERE scope = ?", (_text(scope),)).fetchone()
+    return None if row is None else _clock(row)
+
+
+def read_clocks(connection: sqlite3.Connection) -> list[ClockRecord]:
+    """Every clock."""
+    return [_clock(row) for row in connection.execute(_GET_CLOCKS)]
+
+
+def get_meta(connection: sqlite3.Connection, name: str) -> int | None:
+    """A number of the file's own bookkeeping."""
+    row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def set_meta(connection: sqlite3.Connection, name: str, value: int) -> None:
+    """Keep a number of the file's own bookkeeping."""
+    connection.execute("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", (name, value))
+
+
+# --- history ---------------------------------------------------------------------------------
+
+ROW_COST = 200
+"""Bytes that a row is counted as, beside its text: about what it takes with its indexes."""
+
+_SEEN_AGAIN = (
+    "UPDATE history SET last_seen = max(last_seen, ?)"
+    " WHERE id = (SELECT max(id) FROM history WHERE origin = ?) AND body_hash = ?"
+)
+_BEGIN_SPELL = (
+    "INSERT INTO history (origin, body_hash, first_seen, last_seen, outcome, status, size)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
+_BEYOND = "SELECT id, body_hash FROM history WHERE origin = ? ORDER BY id DESC LIMIT -1 OFFSET ?"
+_OLDEST = (
+    "SELECT id, body_hash FROM history AS h"
+    " WHERE id < (SELECT max(id) FROM history WHERE origin = h.origin)"
+    " OR NOT EXISTS (SELECT 1 FROM origins WHERE origin = h.origin)"
+    " ORDER BY last_seen, id LIMIT ?"
+)
+_ENTRIES = (
+    "SELECT body_hash, first_seen, last_seen, outcome, status, size"
+    " FROM history WHERE origin = ? ORDER BY id"
+)
+
+
+def record_sightings(
+    connection: sqlite3.Connection, origin: str, seen: Sequence[Sighting], *, versions: int
+) -> int:
+    """Note what was seen, oldest first; returns by how many bytes the history grew."""
+    grown = 0
+    for one in seen:
+        again = connection.execute(_SEEN_AGAIN, (one.last_seen, origin, one.body_hash))
+        if again.rowcount == 0:
+            grown += _begin_spell(connection, origin, one)
+            for row in connection.execute(_BEYOND, (origin, versions)).fetchall():
+                grown -= _drop(connection, *row)
+    return grown
+
+
+def _begin_spell(connection: sqlite3.Connection, origin: str, one: Sighting) -> int:
+    size, grown = 0, ROW_COST
+    if one.body_hash:
+        known = connection.execute("SELECT size FROM blobs WHERE hash = ?", (one.body_hash,))
+        row = known.fetchone()
+        if row is not None:
+            size = row[0]
+        elif one.body is None:
+            # A hash alone, of a text that was dropped long since: nothing can be proven.
+            return 0
+        else:
+            size = len(unpack_body(one.body))
+            connection.execute(
+                "INSERT INTO blobs (hash, size, body) VALUES (?, ?, ?)",
+                (one.body_hash, size, one.body),
+            )
+            grown += len(one.body)
+    spell = (
+        origin,
+        one.body_hash,
+        one.first_seen,
+        one.last_seen,
+        one.outcome,
+        one.status,
+        size,
+    )
+    connection.execute(_BEGIN_SPELL, spell)
+    return grown
+
+
+def _drop(connection: sqlite3.Connection, spell: int, body_hash: bytes) -> int:
+    """Forget one spell, and the text if it was the last to name it; the bytes set free."""
+    connection.execute("DELETE FROM history WHERE id = ?", (spell,))
+    freed = connection.execute(
+        "DELETE FROM blobs WHERE hash = ?"
+        " AND NOT EXISTS (SELECT 1 FROM history WHERE body_hash = blobs.hash)"
+        " RETURNING length(body)",
+        (body_hash,),
+    ).fetchall()
+    return ROW_COST + sum(int(row[0]) for row in freed)
+
+
+def shrink_history(connection: sqlite3.Connection, *, excess: int, at_most: int = 2000) -> int:
+    """Forget the spells that ended longest ago; returns the bytes set free.
+
+    Stops when `excess` bytes are free, after `at_most` spells, or when only the newest
+    spells of kept origins are left.
+    """
+    freed = 0
+    for row in connection.execute(_OLDEST, (at_most,)).fetchall():
+        if freed >= excess:
+            break
+        freed += _drop(connection, *row)
+    return freed
+
+
+def history_of(connection: sqlite3.Connection, origin: str) -> list[HistoryEntry]:
+    """An origin's spells, in the order they were observed."""
+    return [
+        HistoryEntry(
+            origin=origin,
+            body_hash=body_hash,
+            first_seen=first_seen,
+            last_seen=last_seen,
+            outcome=outcome,
+            status=status,
+            size=size,
+        )
+        for body_hash, first_seen, last_seen, outcome, status, size in connection.execute(
+            _ENTRIES, (origin,)
+        )
+    ]
+
+
+def text_of(connection: sqlite3.Connection, body_hash: bytes) -> bytes | None:
+    """The text behind a hash; None if there is none. Raises sqlite3.Error, damage included."""
+    row = connection.execute("SELECT body FROM blobs WHERE hash = ?", (body_hash,)).fetchone()
+    if row is None:
+        return None
+    try:
+        return unpack_body(row[0])
+    except zlib.error as error:
+        raise sqlite3.DatabaseError(f"the text {body_hash.hex()} is damaged") from error
+
+
+def entry_at(spells: Sequence[HistoryEntry], wall: float) -> HistoryEntry | None:
+    """The spell last begun at or before that moment; None before the first.
+
+    Within `first_seen` and `last_seen` it is proven; after `last_seen` it is what was last
+    known, until the next spell's first sighting.
+    """
+    begun = [spell for spell in spells if spell.first_seen <= wall]
+    return begun[-1] if begun else None
+
+
+# --- what is forgotten -----------------------------------------------------------------------
+
+AT_ONCE = 1000
+
+_OWED = (
+    "EXISTS (SELECT 1 FROM clocks WHERE scope = host_of(origin)"
+    " AND (next_at > :now OR blocked_until > :now OR paused))"
+)
+_STALE_ORIGINS = (
+    "DELETE FROM origins WHERE origin IN (SELECT origin FROM origins"
+    " WHERE max(fetched_at, coalesce(last_page_ok_at, 0)) < :horizon AND expires_at <= :now"
+    f" AND NOT {_OWED} LIMIT :at_once)"
+)
+_EXCESS_ORIGINS = (
+    "DELETE FROM origins WHERE origin IN (SELECT origin FROM origins"
+    " WHERE first_unreachable_at IS NULL"
+    f" AND NOT {_OWED} ORDER BY fetched_at LIMIT :at_once)"
+)
+_STALE_CLOCKS = (
+    "DELETE FROM clocks WHERE scope IN (SELECT scope FROM clocks"
+    " WHERE max(next_at, blocked_until, last_failure_at, said_until) < :horizon AND NOT paused"
+    " LIMIT :at_once)"
+)
+
+
+def forget(
+    connection: sqlite3.Connection, *, now: float, forget_after: float, max_origins: int
+) -> int:
+    """Drop what nobody needs; returns how many rows went. Call it in a transaction."""
+    connection.create_function("host_of", 1, host_of, deterministic=True)
+    terms = {"now": now, "horizon": now - forget_after, "at_once": AT_ONCE}
+    gone = connection.execute(_STALE_CLOCKS, terms).rowcount
+    gone += connection.execute(_STALE_ORIGINS, terms).rowcount
+    kept = int(connection.execute("SELECT count(*) FROM origins").fetchone()[0])
+    if kept > max_origins:
+        # A little under the bound, so that not every batch has to look for the oldest.
+        terms["at_once"] = kept - max_origins + max_origins // 20
+        gone += connection.execute(_EXCESS_ORIGINS, terms).rowcount
+    return gone

@@ -21,15 +21,15 @@ from typing import TypeVar
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import StorageConfig
 from gatekeeper.errors import StorageError
-from gatekeeper.storage import history, schema, tables
+from gatekeeper.storage import schema
 from gatekeeper.storage.base import (
     ClockRecord,
     HistoryEntry,
     OriginRecord,
     StorageStats,
+    overlay,
     unpack_body,
 )
-from gatekeeper.storage.pending import overlay
 from gatekeeper.storage.writer import Writer
 
 __all__ = ["SqliteStorage"]
@@ -114,7 +114,7 @@ class SqliteStorage:
         pending = self._writer.pending_origin(origin)
         if pending is not None:
             return pending
-        return await self._read(lambda connection: tables.read_origin(connection, origin))
+        return await self._read(lambda connection: schema.read_origin(connection, origin))
 
     def put_origin(self, record: OriginRecord) -> None:
         """Keep it, in the next batch. A body joins the origin's history."""
@@ -124,7 +124,7 @@ class SqliteStorage:
         """Every clock kept, journal included."""
         # Before the file is read: what is committed meanwhile would be missed afterwards.
         pending = self._writer.pending_clocks()
-        kept = await self._read(tables.read_clocks)
+        kept = await self._read(schema.read_clocks)
         clocks = [record for record in kept if record.scope not in pending]
         clocks.extend(record for record in pending.values() if record is not None)
         return clocks
@@ -134,7 +134,7 @@ class SqliteStorage:
         known, pending = self._writer.pending_clock(scope)
         if known:
             return pending
-        return await self._read(lambda connection: tables.read_clock(connection, scope))
+        return await self._read(lambda connection: schema.read_clock(connection, scope))
 
     def load_clock_nowait(self, scope: str) -> ClockRecord | None:
         """The same at once: a row is read by its key, and no writer stands in the way (WAL)."""
@@ -145,7 +145,7 @@ class SqliteStorage:
         try:
             if self._here is None:
                 self._here = schema.connect_readonly(self._path)
-            return tables.read_clock(self._here, scope)
+            return schema.read_clock(self._here, scope)
         except sqlite3.Error as error:
             raise schema.unusable(self._path, error) from error
 
@@ -189,7 +189,7 @@ class SqliteStorage:
         """The bodies of an origin, oldest first, pending ones included."""
         while True:
             batches, seen = self._writer.pending_history(origin)
-            kept = await self._read(lambda connection: history.entries(connection, origin))
+            kept = await self._read(lambda connection: schema.history_of(connection, origin))
             # Committed in between, the same sightings would be told twice.
             if batches == self._writer.batches():
                 return overlay(kept, origin, seen)
@@ -199,11 +199,11 @@ class SqliteStorage:
         pending = self._writer.pending_body(body_hash)
         if pending is not None:
             return unpack_body(pending)
-        return await self._read(lambda connection: history.text_of(connection, body_hash))
+        return await self._read(lambda connection: schema.text_of(connection, body_hash))
 
     async def body_at(self, origin: str, wall: float) -> bytes | None:
         """The text that was last seen at or before that moment; None: no file, or unknown."""
-        entry = history.entry_at(await self.history(origin), wall)
+        entry = schema.entry_at(await self.history(origin), wall)
         return None if entry is None else await self.body(entry.body_hash)
 
     async def flush(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.errors import StorageError
-from gatekeeper.storage import ClockRecord, SqliteStorage, schema, tables
+from gatekeeper.storage import ClockRecord, SqliteStorage, schema
 
 ORIGIN = "https://a.example"
 
@@ -97,7 +97,7 @@ def version_1(path: Path) -> None:
 def test_the_columns_are_the_fields_of_the_records(path: Path) -> None:
     schema.prepare(path)
     connection = schema.connect(path)
-    for table, fields in (("origins", tables.ORIGIN_COLUMNS), ("clocks", tables.CLOCK_COLUMNS)):
+    for table, fields in (("origins", schema.ORIGIN_COLUMNS), ("clocks", schema.CLOCK_COLUMNS)):
         found = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
         assert found == list(fields)
     connection.close()

@@ -19,8 +19,8 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import StorageConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage
-from gatekeeper.storage.history import ROW_COST
-from gatekeeper.storage.pending import Pending
+from gatekeeper.storage.base import Pending
+from gatekeeper.storage.schema import ROW_COST
 
 ORIGIN = "https://a.example"
 SLOW = StorageConfig(flush_interval=3600.0)
