@@ -39,10 +39,10 @@ from gatekeeper.fetching.outcomes import (
     soft_expiry,
 )
 from gatekeeper.fetching.records import (
-    Answer,
+    FileText,
+    FileTexts,
+    OriginAnswer,
     Record,
-    Text,
-    Texts,
     from_stored,
     inflate,
     to_stored,
@@ -51,7 +51,7 @@ from gatekeeper.fetching.records import (
 from gatekeeper.robots import RobotsTxt
 from gatekeeper.storage.base import OriginRecord, Storage
 
-__all__ = ["Absorber", "Shelf", "Sweeper", "answered"]
+__all__ = ["RecordCache", "RecordUpdates", "SoftExpiry", "answered"]
 
 
 _LEAST = 1.0
@@ -60,7 +60,7 @@ _AT_ONCE = 10_000
 """Records whose look costs about half a millisecond: a second more between two for each."""
 
 
-class Sweeper:
+class SoftExpiry:
     """Empties a dictionary of what is no longer fresh."""
 
     def __init__(self, warm: dict[str, Record], clock: Clock) -> None:
@@ -163,7 +163,7 @@ class _Hot(cachetools.LRUCache[str, Record]):
         return origin, record
 
 
-class Shelf:
+class RecordCache:
     """Every record in memory. `warm` is the part that the gate reads by itself."""
 
     def __init__(
@@ -179,7 +179,7 @@ class Shelf:
         """`on_warm` is told until when each record that is put into `warm` is fresh."""
         self.warm: dict[str, Record] = {} if warm is None else warm
         self._on_warm = on_warm
-        self.texts = Texts(config)
+        self.texts = FileTexts(config)
         self.evicted = 0
         """Cold records dropped so far."""
         self._config = config
@@ -312,10 +312,10 @@ class Shelf:
             return None
         if packed.wall <= self._void_until and _OUTCOMES[packed.outcome] in OURS:
             return None
-        text: Text | None = None
+        text: FileText | None = None
         if packed.text is not None:
             text = self.texts.of(inflate(packed.text), packed.text)
-        current = Answer(
+        current = OriginAnswer(
             _OUTCOMES[packed.outcome],
             packed.status,
             packed.wall,
@@ -324,10 +324,10 @@ class Shelf:
             packed.etag,
             packed.last_modified,
         )
-        good: Answer | None = current if current.outcome.good else None
+        good: OriginAnswer | None = current if current.outcome.good else None
         if packed.good is not None:
             old = packed.good
-            good = Answer(
+            good = OriginAnswer(
                 _OUTCOMES[old.outcome],
                 old.status,
                 old.wall,
@@ -376,7 +376,7 @@ def _encoded(packed: _Packed) -> bytes:
     return bytes(memoryview(_ENCODER.encode(packed)))
 
 
-def _packed_answer(answer: Answer) -> _PackedAnswer:
+def _packed_answer(answer: OriginAnswer) -> _PackedAnswer:
     return _PackedAnswer(
         _CODES[answer.outcome],
         answer.status,
@@ -428,7 +428,7 @@ def answered(retrieval: Retrieval) -> bool:
     return outcome.good or retrieval.status is not None or outcome in _ANSWERED
 
 
-class Absorber:
+class RecordUpdates:
     """Turns retrievals into records, keeps them, stores them, and tells of changes.
 
     No method awaits: what is checked still holds when it is acted upon.
@@ -436,7 +436,7 @@ class Absorber:
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: RecordCache,
         faults: LocalFaults,
         *,
         config: Config,
@@ -445,7 +445,7 @@ class Absorber:
         storage: Storage | None,
         on_learnt: Callable[[Record], object],
     ) -> None:
-        self._shelf = shelf
+        self._cache = shelf
         self._faults = faults
         self._config = config
         self._clock = clock
@@ -455,10 +455,10 @@ class Absorber:
         self._callbacks: list[Callable[[str, RobotsTxt | None, RobotsTxt | None], object]] = []
         self.storage_errors = 0
 
-    def absorb(self, origin: str, retrieval: Retrieval, *, began: float) -> Record:
+    def apply(self, origin: str, retrieval: Retrieval, *, began: float) -> Record:
         """Keep what a retrieval, begun at that monotonic moment, came to."""
         outcome = retrieval.outcome
-        old = self._shelf.get(origin)
+        old = self._cache.get(origin)
         if outcome is Outcome.NOT_MODIFIED and (old is None or old.good is None):
             outcome = Outcome.NOT_MODIFIED_NOTHING  # forgotten while it was being asked for
         now = self._clock.monotonic()
@@ -491,7 +491,7 @@ class Absorber:
         if outcome is Outcome.NOT_MODIFIED and old is not None and old.good is not None:
             # Row 9. RFC 9111 4.3.4: the stored answer stands, its metadata are renewed.
             text = old.text
-            current = Answer(
+            current = OriginAnswer(
                 old.good.outcome,
                 old.good.status,
                 wall,
@@ -502,8 +502,8 @@ class Absorber:
             )
         else:
             if outcome.has_text and said.body is not None:
-                text = self._shelf.texts.of(said.body)
-            current = Answer(
+                text = self._cache.texts.of(said.body)
+            current = OriginAnswer(
                 outcome, said.status, wall, said.hops, said.took, said.etag, said.last_modified
             )
         fresh = fresh_for(current.outcome.row.kept, said.lifetime, self._config.cache)
@@ -529,7 +529,7 @@ class Absorber:
         return Record(
             origin,
             self._config,
-            current=Answer(outcome, said.status, self._clock.wall(), said.hops, said.took),
+            current=OriginAnswer(outcome, said.status, self._clock.wall(), said.hops, said.took),
             # A failure never overwrites the last good copy.
             good=None if old is None else old.good,
             text=None if old is None else old.text,
@@ -547,7 +547,7 @@ class Absorber:
         return Record(
             origin,
             self._config,
-            current=Answer(outcome, None, self._clock.wall()),
+            current=OriginAnswer(outcome, None, self._clock.wall()),
             fresh_until=until,
             expires=until,
         )
@@ -556,7 +556,7 @@ class Absorber:
         """The answer during a local fault: nothing recorded, ask again soon (section 6)."""
         now = self._clock.monotonic()
         retry_at = self._faults.retry_at(now)
-        return self._not_recorded(origin, self._shelf.get(origin), Outcome.LOCAL_FAULT, retry_at)
+        return self._not_recorded(origin, self._cache.get(origin), Outcome.LOCAL_FAULT, retry_at)
 
     def _not_recorded(
         self, origin: str, old: Record | None, outcome: Outcome, retry_at: float
@@ -570,13 +570,13 @@ class Absorber:
 
     def _keep(self, record: Record) -> None:
         self._on_learnt(record)  # it may lengthen the record's life
-        self._shelf.put(record)
+        self._cache.put(record)
         self._store(record)
 
     def _restore(self, origin: str, old: Record | None) -> None:
         """Undo what was recorded of a failure that turned out to be ours."""
         if old is None:
-            self._shelf.drop(origin)
+            self._cache.drop(origin)
             self.forget(origin)
         else:
             self._keep(old)
@@ -593,7 +593,7 @@ class Absorber:
         if other is None or other == origin or said.outcome is Outcome.TOO_MANY_REDIRECTS:
             return
         now = self._clock.monotonic()
-        old = self._shelf.get(other)
+        old = self._cache.get(other)
         if old is not None and now < old.fresh_until:
             return
         direct = Retrieval(
@@ -611,7 +611,7 @@ class Absorber:
 
     def known(self, origin: str) -> Retrieval | None:
         """What is fresh about an origin, as if it had just been asked; else None."""
-        record = self._shelf.get(origin)
+        record = self._cache.get(origin)
         now = self._clock.monotonic()
         if record is None or now >= record.fresh_until:
             return None
@@ -631,7 +631,7 @@ class Absorber:
 
     def note_page(self, origin: str) -> None:
         """A page of the origin was had. Matters, and is stored, while its file can't be."""
-        record = self._shelf.get(origin)
+        record = self._cache.get(origin)
         if record is None or record.reachable:
             return
         now = self._clock.monotonic()
@@ -689,7 +689,7 @@ class Absorber:
                 stored,
                 config=self._config,
                 clock=self._clock,
-                texts=self._shelf.texts,
+                texts=self._cache.texts,
                 uptime=self._faults.uptime,
             )
         except (zlib.error, ValueError) as error:
@@ -697,7 +697,7 @@ class Absorber:
             log.warning("the stored record of %s is damaged: %s", stored.origin, error)
             return None
         if record is not None:
-            self._shelf.put(record)
+            self._cache.put(record)
         return record
 
 

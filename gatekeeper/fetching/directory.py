@@ -22,7 +22,7 @@ import msgspec
 from gatekeeper.clock import Clock, Timer, deadline
 from gatekeeper.config import Config
 from gatekeeper.errors import GateClosed, StorageError
-from gatekeeper.fetching.cache import Absorber, Shelf, Sweeper, answered
+from gatekeeper.fetching.cache import RecordCache, RecordUpdates, SoftExpiry, answered
 from gatekeeper.fetching.faults import PATIENCE, LocalFaults
 from gatekeeper.fetching.outcomes import (
     ANSWERED,
@@ -35,18 +35,18 @@ from gatekeeper.fetching.outcomes import (
     hurried,
     precedence,
 )
-from gatekeeper.fetching.records import NO_TEXT, Answer, Record, Standing, Text
+from gatekeeper.fetching.records import NO_TEXT, FileText, OriginAnswer, Record, Standing
 from gatekeeper.robots import RobotsTxt
 from gatekeeper.storage.base import Storage
 
 __all__ = [
     "NO_TEXT",
-    "Answer",
     "Directory",
     "DirectoryStats",
     "Flight",
     "HeldUp",
     "OnChange",
+    "OriginAnswer",
     "Record",
     "Standing",
     "flying",
@@ -159,17 +159,17 @@ class Directory:
         self._storage = storage
         self._faults = faults or LocalFaults(rng)
         self.warm: dict[str, Record] = {} if warm is None else warm
-        self._sweeper = Sweeper(self.warm, clock)
-        self._shelf = Shelf(
+        self._soft_expiry = SoftExpiry(self.warm, clock)
+        self._cache = RecordCache(
             config,
             stored=storage is not None,
             warm=self.warm,
-            on_warm=self._sweeper.expect,
+            on_warm=self._soft_expiry.expect,
             uptime=self._faults.uptime,
             on_evict=on_evict,
         )
-        self._absorber = Absorber(
-            self._shelf,
+        self._updates = RecordUpdates(
+            self._cache,
             self._faults,
             config=config,
             clock=clock,
@@ -203,7 +203,7 @@ class Directory:
     async def close(self) -> None:
         """End every flight; those who wait get GateClosed. Idempotent."""
         self._open = False
-        self._sweeper.close()
+        self._soft_expiry.close()
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
         tasks.extend(self._probes.values())
         if self._next_probe is not None:
@@ -233,7 +233,7 @@ class Directory:
         the background; beyond the hard one it waits. Never fails because of the origin:
         what can't be had reads as DEFER. Raises GateClosed.
         """
-        record = self._shelf.get(origin)
+        record = self._cache.get(origin)
         if record is not None:
             now = self._clock.monotonic()
             if now < record.fresh_until:
@@ -246,14 +246,14 @@ class Directory:
 
     def peek(self, origin: str) -> Record | None:
         """What is in memory and may still answer; never waits, asks or loads."""
-        record = self._shelf.get(origin)
+        record = self._cache.get(origin)
         if record is None or not record.usable(self._clock.monotonic()):
             return None
         return record
 
     def recall(self, origin: str) -> Record | None:
         """What is in memory of the origin, however old."""
-        return self._shelf.get(origin)
+        return self._cache.get(origin)
 
     async def refresh(self, origin: str) -> Record:
         """Ask the origin now, whatever is known. Raises GateClosed."""
@@ -264,28 +264,28 @@ class Directory:
 
     def void_refusals(self) -> None:
         """The guard has other settings: what it refused to fetch may be asked for again."""
-        self._shelf.void_refusals(self._clock.wall())
+        self._cache.void_refusals(self._clock.wall())
 
     async def forget(self, origin: str) -> None:
         """Drop everything known of the origin, in storage too."""
-        self._shelf.drop(origin)
-        self._absorber.forget(origin)
+        self._cache.drop(origin)
+        self._updates.forget(origin)
 
     def note_page(self, origin: str, ok: bool) -> None:
         """A page of the origin was fetched; `ok` is 2xx or 3xx (for RFC-38's 30 days)."""
         if ok and origin not in self.warm:
-            self._absorber.note_page(origin)
+            self._updates.note_page(origin)
 
     def subscribe(self, callback: OnChange) -> Callable[[], None]:
         """Be told when an origin's rules change; call the result to be told no more.
 
         Not called when an origin is asked for the first time.
         """
-        return self._absorber.subscribe(callback)
+        return self._updates.subscribe(callback)
 
     def known(self, origin: str) -> Retrieval | None:
         """What is fresh about an origin, as if it had just been asked; else None."""
-        return self._absorber.known(origin)
+        return self._updates.known(origin)
 
     def holder(self) -> Callable[[HeldUp | None], None]:
         """For who takes a flight's turns, called from within it: tell it why it has to wait.
@@ -304,16 +304,16 @@ class Directory:
     def _meanwhile(self, flight: Flight) -> Record | None:
         """What to answer while a flight is held up; None where it is not."""
         found = None if flight.held_up is None else flight.held_up()
-        return None if found is None else self._absorber.passing(flight.origin, *found)
+        return None if found is None else self._updates.passing(flight.origin, *found)
 
     def stats(self) -> DirectoryStats:
         """Counters and sizes."""
         return DirectoryStats(
-            records=len(self._shelf),
-            hot=self._shelf.hot,
+            records=len(self._cache),
+            hot=self._cache.hot,
             warm=len(self.warm),
-            texts=len(self._shelf.texts),
-            bytes=self._shelf.bytes,
+            texts=len(self._cache.texts),
+            bytes=self._cache.bytes,
             in_flight=len(self._flights),
             waiting=self._waiting,
             fetches=self._fetches,
@@ -321,8 +321,8 @@ class Directory:
             revalidated=self._counts[Outcome.NOT_MODIFIED.row.name],
             internal_errors=self._internal,
             overloaded=self._overloaded,
-            evicted=self._shelf.evicted,
-            storage_errors=self._storage_errors + self._absorber.storage_errors,
+            evicted=self._cache.evicted,
+            storage_errors=self._storage_errors + self._updates.storage_errors,
             local_fault=self._faults.active,
             local_faults=self._faults.count,
         )
@@ -336,7 +336,7 @@ class Directory:
             flight is None and len(self._flights) >= self._config.cache.max_waiters
         ):
             self._overloaded += 1
-            return self._absorber.passing(origin, Outcome.OVERLOADED, _SOON), True
+            return self._updates.passing(origin, Outcome.OVERLOADED, _SOON), True
         if flight is None:
             flight = self._launch(origin, force=force)
         elif force:
@@ -379,15 +379,15 @@ class Directory:
 
     def _after_surprise(self, origin: str) -> Record:
         try:
-            return self._absorber.absorb(
+            return self._updates.apply(
                 origin, Retrieval(outcome=Outcome.INTERNAL), began=self._clock.monotonic()
             )
         except Exception:
             log.exception("robots.txt of %s: the failure could not be recorded", origin)
-            return self._absorber.passing(origin, Outcome.INTERNAL, _SOON)
+            return self._updates.passing(origin, Outcome.INTERNAL, _SOON)
 
     async def _learn(self, origin: str, flight: Flight) -> Record:
-        record = self._shelf.get(origin)
+        record = self._cache.get(origin)
         if record is None and self._storage is not None:
             record = await self._load(origin, self._storage)
         now = self._clock.monotonic()
@@ -398,7 +398,7 @@ class Directory:
                 flight.answer(record)  # the rest of this flight is in the background
         flight.asked = True
         if not self._faults.may_ask(origin, now):
-            return self._absorber.postponed(origin)
+            return self._updates.postponed(origin)
         self._fetches += 1
         if record is not None:
             precedence.set(ANSWERED if record.reachable else FAILED)
@@ -411,17 +411,17 @@ class Directory:
         if self.on_retrieval is not None:
             self.on_retrieval(origin, retrieval, self._clock.monotonic() - now)
         log.debug("robots.txt of %s: %s %s", origin, retrieval.outcome.row.name, retrieval.detail)
-        # `text` is only held: absorbing finds it among the texts in use.
+        # `text` is only held: `apply` finds it among the texts in use.
         text = await self._read_ahead(retrieval.body)
-        learnt = self._absorber.absorb(origin, retrieval, began=now)
+        learnt = self._updates.apply(origin, retrieval, began=now)
         del text
         return learnt
 
-    async def _read_ahead(self, body: bytes | None) -> Text | None:
+    async def _read_ahead(self, body: bytes | None) -> FileText | None:
         """Parse a large text in a thread, so that it holds up nobody else's answer."""
         if body is None or len(body) < _LARGE:
             return None
-        texts = self._shelf.texts
+        texts = self._cache.texts
         return texts.add(await asyncio.to_thread(texts.read, body))
 
     async def _load(self, origin: str, storage: Storage) -> Record | None:
@@ -431,7 +431,7 @@ class Directory:
             self._storage_errors += 1
             log.warning("the stored record of %s can't be read: %s", origin, error)
             return None
-        return None if stored is None else self._absorber.restore(stored)
+        return None if stored is None else self._updates.restore(stored)
 
     def _validators(self, record: Record | None, origin: str) -> Validators | None:
         if record is None or record.good is None or not self._config.fetch.conditional:
@@ -482,7 +482,7 @@ class Directory:
         Of a failure nothing is recorded: it was our own curiosity, and in a hurry.
         """
         precedence.set(ANSWERED)
-        clock, record = self._clock, self._shelf.get(origin)
+        clock, record = self._clock, self._cache.get(origin)
         began = clock.monotonic()
         try:
             try:

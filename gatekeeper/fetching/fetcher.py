@@ -30,7 +30,7 @@ from gatekeeper.clock import Clock
 from gatekeeper.config import Config, FetchConfig, PacingConfig
 from gatekeeper.errors import GateClosed, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.fetching.guard import connecting, dialling
-from gatekeeper.fetching.limits import Alarm, HostTurns, Slots, Watch, watching
+from gatekeeper.fetching.limits import HostTurns, RetrievalDeadline, SharedTimer, Slots, watching
 from gatekeeper.fetching.outcomes import (
     Known,
     Outcome,
@@ -49,7 +49,7 @@ from gatekeeper.http_fields import wait_of
 from gatekeeper.library_internals import default_proxy, limit_interim
 from gatekeeper.urls import Target, join, parse
 
-__all__ = ["Asker", "BadEncoding", "Decoder", "Fetcher", "Reply", "send_once"]
+__all__ = ["BadEncoding", "Decoder", "Fetcher", "Reply", "RequestSender", "send_once"]
 
 
 _BOMB_FROM: Final = 65_536
@@ -179,7 +179,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
 
 
-class Asker:
+class RequestSender:
     """Sends requests over the connections of a session, and nothing else of it.
 
     The caller's session may carry cookies, headers and middlewares, and a robots.txt is asked
@@ -197,12 +197,12 @@ class Asker:
         self._lent = lent
         self._headers = headers
         self._config = config
-        self._alarm = Alarm(clock)
+        self._alarm = SharedTimer(clock)
         self._ssl = config.tls_errors != "accept" and config.profile != "archival"
         self._own: aiohttp.ClientSession | None = None
         self._reaching: aiohttp.ClientSession | None = None
 
-    def watch(self) -> Watch:
+    def watch(self) -> RetrievalDeadline:
         """For one retrieval: all its requests share the time that it has. Raises GateClosed."""
         self._session()
         config, hurry = self._config, hurried.get()
@@ -212,7 +212,7 @@ class Asker:
                 connect_timeout=min(config.connect_timeout, hurry.seconds),
                 first_byte_timeout=min(config.first_byte_timeout, hurry.seconds),
             )
-        return Watch(self._alarm, config, self._loop)
+        return RetrievalDeadline(self._alarm, config, self._loop)
 
     def _session(self) -> aiohttp.ClientSession:
         """Our own session, made when it is first asked for.
@@ -237,7 +237,12 @@ class Asker:
         return connector
 
     async def ask(
-        self, target: Target, headers: Mapping[str, str] | None, watch: Watch, *, first_hop: bool
+        self,
+        target: Target,
+        headers: Mapping[str, str] | None,
+        watch: RetrievalDeadline,
+        *,
+        first_hop: bool,
     ) -> Reply:
         """Send one GET and read its answer. Whatever goes wrong out there is an outcome.
 
@@ -286,7 +291,7 @@ class Asker:
                 addresses=tuple(dialled),
             )
 
-    async def reach(self, target: Target, watch: Watch) -> bool | None:
+    async def reach(self, target: Target, watch: RetrievalDeadline) -> bool | None:
         """Whether a connection to the target's origin comes about; no request is sent over it.
 
         Connections that are kept alive prove nothing and are not used. False: it failed as a
@@ -304,7 +309,7 @@ class Asker:
             weakref.finalize(self, session.detach)
         watching.set(watch)
         for _ in range(_MOST_KEPT_ALIVE):
-            attempt = _Attempt()
+            attempt = _NewConnection()
             try:
                 with watch:
                     async with session.get(
@@ -324,7 +329,7 @@ class Asker:
         return None
 
 
-class _Attempt:
+class _NewConnection:
     """One attempt to connect."""
 
     made = False
@@ -386,7 +391,7 @@ def _trace_of_queue() -> aiohttp.TraceConfig:
 
 
 def _trace_of_connections() -> aiohttp.TraceConfig:
-    """Tells the _Attempt given as `trace_request_ctx` of a new connection."""
+    """Tells the _NewConnection given as `trace_request_ctx` of a new connection."""
     trace = aiohttp.TraceConfig()
 
     async def made(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
@@ -399,7 +404,7 @@ def _trace_of_connections() -> aiohttp.TraceConfig:
 class _Request(aiohttp.ClientRequest):
     """A request that tells its Watch when it has a connection."""
 
-    watch: Watch | None = None
+    watch: RetrievalDeadline | None = None
     connect_only = False
 
     def send(self, conn: Connection) -> Coroutine[Any, Any, aiohttp.ClientResponse]:
@@ -435,7 +440,7 @@ async def send_once(
 
 
 async def _ask_once(
-    watch: Watch, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    watch: RetrievalDeadline, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
     """Each request for a robots.txt has a turn of its own, and time of its own."""
     if isinstance(request, _Request):
@@ -444,7 +449,7 @@ async def _ask_once(
 
 
 async def _connect_only(
-    watch: Watch, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    watch: RetrievalDeadline, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
     """Nothing is sent."""
     if not isinstance(request, _Request):
@@ -454,7 +459,10 @@ async def _connect_only(
 
 
 async def _read(
-    head: aiohttp.ClientResponse, watch: Watch, config: FetchConfig, elapsed: float | None
+    head: aiohttp.ClientResponse,
+    watch: RetrievalDeadline,
+    config: FetchConfig,
+    elapsed: float | None,
 ) -> Reply:
     outcome = classify(status=head.status, headers=head.headers, config=config)
     if not outcome.has_text or outcome is Outcome.EMPTY:
@@ -475,7 +483,7 @@ async def _read(
 
 
 async def _body_of(
-    head: aiohttp.ClientResponse, watch: Watch, config: FetchConfig
+    head: aiohttp.ClientResponse, watch: RetrievalDeadline, config: FetchConfig
 ) -> tuple[bytes, int, bool]:
     """(the decoded body, octets on the wire, whether it is no text).
 
@@ -552,7 +560,7 @@ class Fetcher:
             clock, config.fetch.max_concurrent, max_in_flight=config.pacing.max_in_flight
         )
         self._longest_wait = config.pacing.backoff_max
-        self._asker = Asker(
+        self._sender = RequestSender(
             session, headers=_headers(user_agent, config.fetch), config=config.fetch, clock=clock
         )
 
@@ -567,7 +575,7 @@ class Fetcher:
         With `validators` the request is conditional (HTTP-01).
         """
         try:
-            retrieval = await _Journey(self, origin, validators).run()
+            retrieval = await _Redirects(self, origin, validators).run()
         except LeaseTimeout as error:  # row 28: too many wait for turns
             return Retrieval(outcome=Outcome.OVERLOADED, detail=str(error))
         except StorageError as error:
@@ -586,7 +594,7 @@ class Fetcher:
         between.
         """
         try:
-            return await self._asker.reach(parse(origin + _PATH), self._asker.watch())
+            return await self._sender.reach(parse(origin + _PATH), self._sender.watch())
         except GateClosed:
             return None
 
@@ -601,7 +609,7 @@ class Fetcher:
         return None if seconds is None else min(seconds, self._longest_wait)
 
 
-class _Journey:
+class _Redirects:
     """One retrieval on its way."""
 
     __slots__ = (
@@ -624,7 +632,7 @@ class _Journey:
         self._target: Target = parse(origin + _PATH)
         self._hops: list[str] = []
         self._start = self._target.url
-        self._watch = fetcher._asker.watch()
+        self._watch = fetcher._sender.watch()
         self._encoding = _ENCODING
         self._retried = False
         self._wait: float | None = None
@@ -650,7 +658,7 @@ class _Journey:
         fetcher = self._fetcher
         target, url = self._target, self._target.url
         async with fetcher._slots.with_turn(fetcher._take_turn(url)) as turn:
-            reply = await fetcher._asker.ask(
+            reply = await fetcher._sender.ask(
                 target, self._own_headers(url), self._watch, first_hop=not self._hops
             )
             headers = reply.headers

@@ -44,7 +44,7 @@ from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, Verdict
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.guard_policy import Guard, GuardStats, Kind, Refusal
-from gatekeeper.fetching.limits import Places, watching
+from gatekeeper.fetching.limits import PlaceQueue, watching
 from gatekeeper.library_internals import close_pooled, limit_interim
 from gatekeeper.robots import product_token
 from gatekeeper.url_cache import UrlCache
@@ -60,11 +60,11 @@ __all__ = [
     "GuardStats",
     "GuardedConnector",
     "GuardedResolver",
+    "HostAddresses",
     "Kind",
     "Refusal",
     "RememberingResolver",
     "SystemResolver",
-    "Whereabouts",
     "dialling",
     "guarded_connector",
     "refuse_proxy",
@@ -92,7 +92,7 @@ class _Threads:
     """What aiohttp's resolver asks of a loop, done by threads of our own."""
 
     def __init__(self, count: int, name: str) -> None:
-        self.places = Places(count)
+        self.places = PlaceQueue(count)
         self._executor: Executor = ThreadPoolExecutor(count, thread_name_prefix=name)
         self._loop = asyncio.get_running_loop()
         # It takes any loop, and asks nothing but these two of it.
@@ -137,7 +137,7 @@ class SystemResolver(AbstractResolver):
         return await asyncio.shield(looking)
 
     @staticmethod
-    async def _enter(places: Places) -> None:
+    async def _enter(places: PlaceQueue) -> None:
         if places.take_nowait():
             return
         watch = watching.get()
@@ -147,7 +147,7 @@ class SystemResolver(AbstractResolver):
         if watch is not None:
             watch.connecting()
 
-    def _looked(self, places: Places, host: str, looking: asyncio.Future[Any]) -> None:
+    def _looked(self, places: PlaceQueue, host: str, looking: asyncio.Future[Any]) -> None:
         places.give()
         if not looking.cancelled() and looking.exception() is None:
             self._known[host] = None
@@ -479,7 +479,7 @@ class HeldResolver(AbstractResolver):
         await self._inner.close()
 
 
-class Whereabouts:
+class HostAddresses:
     """The scopes of hosts' addresses, such as "address:203.0.113.9"."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """Limits on retrievals: how long each may take, how many run at once, and whose turn is next.
 
 Nearly every limit on time is over long before its moment, so none has a timer of its own: an
-`Alarm` has one for all, set for the earliest, and looks at them when it goes off.
+`SharedTimer` has one for all, set for the earliest, and looks at them when it goes off.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Final, Protocol, Self
 
 from gatekeeper.clock import Clock, Deadline, Timer
 from gatekeeper.config import FetchConfig, PacingConfig
-from gatekeeper.fetching.outcomes import ANSWERED, STRANGER, Turn, precedence
+from gatekeeper.fetching.outcomes import ANSWERED, STRANGER, HostTurn, precedence
 from gatekeeper.urls import parse
 
 __all__ = [
-    "SLOW_LANE",
-    "Alarm",
+    "SLOW_FACTOR",
     "HostTurns",
-    "Places",
+    "PlaceQueue",
+    "RetrievalDeadline",
+    "SharedTimer",
     "Slot",
     "Slots",
     "Timed",
-    "Watch",
     "watching",
     "within_files",
 ]
@@ -37,7 +37,7 @@ _NEVER: Final = float("inf")
 
 
 class Timed(Protocol):
-    """What an `Alarm` looks after; hashed by what it is."""
+    """What an `SharedTimer` looks after; hashed by what it is."""
 
     ends: float
     """The monotonic moment at which `due` is to be called; the alarm's to write."""
@@ -46,7 +46,7 @@ class Timed(Protocol):
         """The moment has come. Whoever wants another one says so to the alarm."""
 
 
-class Alarm:
+class SharedTimer:
     """One timer for many moments, most of which are called off before they come."""
 
     def __init__(self, clock: Clock) -> None:
@@ -86,11 +86,11 @@ class Alarm:
                 self._arm(first)
 
 
-watching: ContextVar[Watch | None] = ContextVar("gatekeeper_watching", default=None)
+watching: ContextVar[RetrievalDeadline | None] = ContextVar("gatekeeper_watching", default=None)
 """The watch over the request that this context sends."""
 
 
-class Watch:
+class RetrievalDeadline:
     """The network time of one retrieval; `with watch:` around each of its requests.
 
     Waiting for turns, for slots and for a place in the connection pool is not network time
@@ -114,7 +114,9 @@ class Watch:
         "ends",
     )
 
-    def __init__(self, alarm: Alarm, config: FetchConfig, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, alarm: SharedTimer, config: FetchConfig, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._alarm = alarm
         self._config = config
         self._loop = loop
@@ -230,7 +232,7 @@ _BREATH: Final = 0.01
 """Seconds in which a burst of retrievals may begin."""
 _LEAST_BURST: Final = 2
 _BURST: Final = 64
-SLOW_LANE: Final = 19
+SLOW_FACTOR: Final = 19
 """Places in the slow lane for each in the fast one."""
 
 
@@ -265,7 +267,7 @@ class HostTurns:
         self._hosts: dict[str, _Host] = {}
 
     @asynccontextmanager
-    async def __call__(self, url: str) -> AsyncIterator[Turn]:
+    async def __call__(self, url: str) -> AsyncIterator[HostTurn]:
         """Wait for the turn of the URL's host; it ends with the block."""
         name = parse(url).host
         host = self._hosts.get(name)
@@ -293,7 +295,7 @@ class HostTurns:
         self._hosts = {n: h for n, h in self._hosts.items() if h.users or h.next_at > now}
 
 
-class Places:
+class PlaceQueue:
     """A bound on what is done at once, and who goes next.
 
     Who answered before goes before strangers, and these before who failed (`precedence`); of
@@ -352,7 +354,7 @@ class Places:
                     place.set_result(None)
 
 
-class Slots(Places):
+class Slots(PlaceQueue):
     """A bound on retrievals at once, in which the dead don't crowd out the living.
 
     A retrieval that has not come to its end within a quarter of a second leaves its slot to
@@ -378,8 +380,8 @@ class Slots(Places):
         self._in_flight = max_in_flight
         super().__init__(min(most, _half(max_in_flight)))
         self.slow_free = self._slow(max_in_flight)
-        self._entries = Places(_quarter(max_in_flight))
-        self.alarm = Alarm(clock)
+        self._entries = PlaceQueue(_quarter(max_in_flight))
+        self.alarm = SharedTimer(clock)
         self.patience = patience
         self.taken = 0
         """Retrievals on the network now, in both lanes."""
@@ -412,7 +414,9 @@ class Slots(Places):
         return Slot(self)
 
     @asynccontextmanager
-    async def with_turn(self, turn: AbstractAsyncContextManager[Turn]) -> AsyncIterator[Turn]:
+    async def with_turn(
+        self, turn: AbstractAsyncContextManager[HostTurn]
+    ) -> AsyncIterator[HostTurn]:
         """Wait for the turn and then for a slot; hold both for the block."""
         entry = _Entry(self._entries, self.alarm)
         await self._entries.take()
@@ -436,7 +440,7 @@ class Slots(Places):
     def _slow(self, max_in_flight: int) -> int:
         most = self._most
         room = _half(max_in_flight) - min(most, _half(max_in_flight))
-        return min(within_files(most * (1 + SLOW_LANE)) - most, room)
+        return min(within_files(most * (1 + SLOW_FACTOR)) - most, room)
 
 
 class _Entry:
@@ -447,7 +451,7 @@ class _Entry:
 
     __slots__ = ("_alarm", "_entries", "_left", "ends")
 
-    def __init__(self, entries: Places, alarm: Alarm) -> None:
+    def __init__(self, entries: PlaceQueue, alarm: SharedTimer) -> None:
         self._entries = entries
         self._alarm = alarm
         self._left = False
@@ -518,4 +522,4 @@ def within_files(wanted: int) -> int:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return wanted
-    return min(wanted, max(wanted // (1 + SLOW_LANE), files // 2))
+    return min(wanted, max(wanted // (1 + SLOW_FACTOR), files // 2))

@@ -38,17 +38,17 @@ __all__ = [
     "OURS",
     "STRANGER",
     "Holds",
+    "HostTurn",
     "Hurry",
     "Kept",
     "Known",
     "Lifetime",
     "Outcome",
+    "OutcomeRow",
     "Refuse",
     "Retrieval",
     "RobotsSource",
-    "Row",
     "TakeTurn",
-    "Turn",
     "Validators",
     "classify",
     "fresh_for",
@@ -83,7 +83,7 @@ class Kept(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OutcomeRow:
     """One row of the table."""
 
     number: int
@@ -102,12 +102,12 @@ class Row:
     """For a failure: after the 12 hours and 30 days of the ladder something else may hold."""
 
 
-def _text(number: int, name: str, reason: Reason = Reason.NO_RULE) -> Row:
-    return Row(number, name, None, State.PARSED, reason, Kept.FRESH)
+def _text(number: int, name: str, reason: Reason = Reason.NO_RULE) -> OutcomeRow:
+    return OutcomeRow(number, name, None, State.PARSED, reason, Kept.FRESH)
 
 
-def _absent(number: int, name: str, reason: Reason, kept: Kept = Kept.DAY) -> Row:
-    return Row(number, name, Verdict.ALLOW, State.UNAVAILABLE, reason, kept)
+def _absent(number: int, name: str, reason: Reason, kept: Kept = Kept.DAY) -> OutcomeRow:
+    return OutcomeRow(number, name, Verdict.ALLOW, State.UNAVAILABLE, reason, kept)
 
 
 def _failed(
@@ -119,8 +119,10 @@ def _failed(
     retry: bool = False,
     local: bool = False,
     lapses: bool = True,
-) -> Row:
-    return Row(number, name, Verdict.DEFER, State.UNREACHABLE, reason, kept, retry, local, lapses)
+) -> OutcomeRow:
+    return OutcomeRow(
+        number, name, Verdict.DEFER, State.UNREACHABLE, reason, kept, retry, local, lapses
+    )
 
 
 _WITH_TEXT = frozenset({1, 2, 4, 6, 22})
@@ -134,14 +136,14 @@ class Outcome(Enum):
     hash cost a call in Python each.
     """
 
-    row: Row
+    row: OutcomeRow
     """The row of the table."""
     good: bool
     """A file, or a definite absence: becomes the last good copy."""
     has_text: bool
     """A text was read, which the parser speaks for."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: OutcomeRow) -> None:
         self.row = row
         self.good = row.state is not State.UNREACHABLE
         self.has_text = row.number in _WITH_TEXT
@@ -149,7 +151,7 @@ class Outcome(Enum):
     __hash__ = object.__hash__  # each is one of its kind
 
     RULES = _text(1, "rules")
-    EMPTY = Row(2, "empty", Verdict.ALLOW, State.PARSED, Reason.EMPTY_FILE, Kept.FRESH)
+    EMPTY = OutcomeRow(2, "empty", Verdict.ALLOW, State.PARSED, Reason.EMPTY_FILE, Kept.FRESH)
     SOFT_404 = _absent(3, "soft_404", Reason.SOFT_404)
     HTML_RULES = _text(4, "html_rules")
     NOT_TEXT = _absent(5, "not_text", Reason.NOT_TEXT)
@@ -158,19 +160,19 @@ class Outcome(Enum):
     INVALID_RESPONSE = _failed(8, "invalid_response", Reason.INVALID_RESPONSE)
     NOT_MODIFIED = _text(9, "not_modified")
     NOT_MODIFIED_NOTHING = _failed(9, "not_modified_nothing", Reason.INVALID_RESPONSE, retry=True)
-    REDIRECT = Row(10, "redirect", None, State.PARSED, Reason.NO_RULE, Kept.NOT)
+    REDIRECT = OutcomeRow(10, "redirect", None, State.PARSED, Reason.NO_RULE, Kept.NOT)
     TOO_MANY_REDIRECTS = _absent(11, "too_many_redirects", Reason.TOO_MANY_REDIRECTS)
     REDIRECTED_AWAY = _failed(11, "redirected_away", Reason.TOO_MANY_REDIRECTS)
     BAD_REDIRECT = _failed(12, "bad_redirect", Reason.BAD_REDIRECT)
     EGRESS_POLICY = _failed(13, "egress_policy", Reason.EGRESS_POLICY, Kept.DAY, lapses=False)
     # The origin's own name or address is refused, not that of a redirect: no later
     # attempt helps, so the answer is no, and outwardly one constant word (T2).
-    BLOCKED = Row(
+    BLOCKED = OutcomeRow(
         13, "blocked", Verdict.DENY, State.UNREACHABLE, Reason.BLOCKED, Kept.DAY, lapses=False
     )
     NO_FILE = _absent(14, "no_file", Reason.NO_FILE)
     NO_FILE_SAID_OTHERWISE = _absent(14, "no_file_said_otherwise", Reason.NO_FILE, Kept.SIX_HOURS)
-    ACCESS_RESTRICTED = Row(
+    ACCESS_RESTRICTED = OutcomeRow(
         14,
         "access_restricted",
         Verdict.DENY,
@@ -666,7 +668,7 @@ class Retrieval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Those that were dialled for the last hop, as far as our own connector saw it."""
 
 
-class Turn(Protocol):
+class HostTurn(Protocol):
     """The right to send one request to a host."""
 
     def report(
@@ -692,7 +694,7 @@ class RobotsSource(Protocol):
         """
 
 
-TakeTurn = Callable[[str], AbstractAsyncContextManager[Turn]]
+TakeTurn = Callable[[str], AbstractAsyncContextManager[HostTurn]]
 """Waits for the turn of a URL's host and gives it back on leaving."""
 
 Refuse = Callable[[str], object | None]

@@ -30,12 +30,12 @@ from gatekeeper.storage.base import OriginRecord, pack_body, unpack_body
 __all__ = [
     "NO_TEXT",
     "PRIMER",
-    "Answer",
+    "FileText",
+    "FileTexts",
     "Moment",
+    "OriginAnswer",
     "Record",
     "Standing",
-    "Text",
-    "Texts",
     "deflate",
     "digest_of",
     "from_stored",
@@ -113,7 +113,7 @@ def digest_of(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=32).digest()
 
 
-class Text:
+class FileText:
     """One distinct text: parsed, and with the policies compiled so far.
 
     The octets as they were fetched are not kept where the parsed text gives them back, which
@@ -149,32 +149,32 @@ class Text:
         return octets.replace(b"\n", b"\r\n") if self._crlf else octets
 
 
-class Texts:
+class FileTexts:
     """Every text in use, by its digest. One lives as long as some record holds it."""
 
     def __init__(self, config: Config) -> None:
         self._dialect = config.robots.dialect
         self._limit = config.fetch.max_body
-        self._texts: weakref.WeakValueDictionary[bytes, Text] = weakref.WeakValueDictionary()
+        self._texts: weakref.WeakValueDictionary[bytes, FileText] = weakref.WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._texts)
 
-    def of(self, body: bytes, packed: bytes | None = None) -> Text:
+    def of(self, body: bytes, packed: bytes | None = None) -> FileText:
         """The text with that body, parsed now unless it is in use already."""
         digest = digest_of(body)
         text = self._texts.get(digest)
         return self.add(self._read(digest, body, packed)) if text is None else text
 
-    def read(self, body: bytes) -> Text:
+    def read(self, body: bytes) -> FileText:
         """Parse a body; touches nothing shared, so it may run in a thread."""
         return self._read(digest_of(body), body, None)
 
-    def _read(self, digest: bytes, body: bytes, packed: bytes | None) -> Text:
+    def _read(self, digest: bytes, body: bytes, packed: bytes | None) -> FileText:
         robots = RobotsTxt.parse(readable(body), dialect=self._dialect, limit=self._limit)
-        return Text(digest, body, robots, packed)
+        return FileText(digest, body, robots, packed)
 
-    def add(self, text: Text) -> Text:
+    def add(self, text: FileText) -> FileText:
         """The one text with that body: this one, unless it is in use already."""
         return self._texts.setdefault(text.digest, text)
 
@@ -200,7 +200,7 @@ class Moment(NamedTuple):
         return self.wall_time
 
 
-class Answer(msgspec.Struct, frozen=True, gc=False):
+class OriginAnswer(msgspec.Struct, frozen=True, gc=False):
     """One answer of an origin, or the lack of one."""
 
     outcome: Outcome
@@ -267,11 +267,11 @@ class Record:
         origin: str,
         config: Config,
         *,
-        current: Answer,
+        current: OriginAnswer,
         fresh_until: float,
         expires: float,
-        good: Answer | None = None,
-        text: Text | None = None,
+        good: OriginAnswer | None = None,
+        text: FileText | None = None,
         unreachable_since: float | None = None,
         step: int = 0,
         page_ok: float | None = None,
@@ -370,7 +370,7 @@ class Record:
             took=None if self.good is None else self.good.took,
         )
 
-    def _speaks(self, answer: Answer, offset: float, *, stale: bool) -> Standing:
+    def _speaks(self, answer: OriginAnswer, offset: float, *, stale: bool) -> Standing:
         row = answer.outcome.row
         return Standing(
             verdict=row.verdict,
@@ -451,7 +451,7 @@ def from_stored(
     *,
     config: Config,
     clock: Clock,
-    texts: Texts,
+    texts: FileTexts,
     uptime: Callable[[float], float],
 ) -> Record | None:
     """The record again; None for a tombstone.
@@ -464,7 +464,7 @@ def from_stored(
     now = clock.monotonic()
     then, doubtful = _wall_of(stored, clock)
     soft, hard = stored.soft_expires_at - then, stored.expires_at - then
-    current = Answer(
+    current = OriginAnswer(
         Outcome.named(stored.outcome),
         stored.status,
         stored.fetched_at,
@@ -511,7 +511,7 @@ def _wall_of(stored: OriginRecord, clock: Clock) -> tuple[float, bool]:
     return made.wall + made.age(clock), doubtful
 
 
-def _good_of(stored: OriginRecord, current: Answer) -> Answer | None:
+def _good_of(stored: OriginRecord, current: OriginAnswer) -> OriginAnswer | None:
     if current.outcome.good:
         return current
     if stored.good_outcome is None or stored.good_fetched_at is None:
@@ -519,7 +519,7 @@ def _good_of(stored: OriginRecord, current: Answer) -> Answer | None:
     outcome = Outcome.named(stored.good_outcome)
     if not outcome.good:
         return None
-    return Answer(
+    return OriginAnswer(
         outcome,
         stored.good_status,
         stored.good_fetched_at,
@@ -530,7 +530,7 @@ def _good_of(stored: OriginRecord, current: Answer) -> Answer | None:
     )
 
 
-def _text_of(stored: OriginRecord, good: Answer | None, texts: Texts) -> Text | None:
+def _text_of(stored: OriginRecord, good: OriginAnswer | None, texts: FileTexts) -> FileText | None:
     if good is None or not good.outcome.has_text:
         return None
     if stored.body is None:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, State, Verdict
 from gatekeeper.fetching.guard import Guard
-from gatekeeper.fetching.outcomes import Row
+from gatekeeper.fetching.outcomes import OutcomeRow
 from gatekeeper.fetching.records import Moment, Record, Standing
 from gatekeeper.gate.decision_cache import (
     CachedDecision,
@@ -490,7 +490,7 @@ class Decider:
         return replace(decision, retry_at=utc(moment.wall_time + _AFTER_A_FULL_DISK))
 
     def what_if(
-        self, raw: str, target: Target, agent: str, policy: Policy, row: Row, wall: float
+        self, raw: str, target: Target, agent: str, policy: Policy, row: OutcomeRow, wall: float
     ) -> Decision:
         """The decision that a text would give which was fetched with the outcome of `row`, at
         that wall time. It is not counted and has no id."""

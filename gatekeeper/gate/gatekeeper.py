@@ -30,8 +30,8 @@ from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.directory import Directory, DirectoryStats, HeldUp
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.guard import Guard, GuardStats, Whereabouts, guarded_connector
-from gatekeeper.fetching.outcomes import Retrieval, Row
+from gatekeeper.fetching.guard import Guard, GuardStats, HostAddresses, guarded_connector
+from gatekeeper.fetching.outcomes import OutcomeRow, Retrieval
 from gatekeeper.fetching.records import Record
 from gatekeeper.gate.decider import Decider, DecisionIds
 from gatekeeper.gate.decision_cache import CachedOrigin, WrittenDecision
@@ -124,7 +124,7 @@ class Gatekeeper:
         self._storage = storage or _storage_of(config, self._clock)
         ids = DecisionIds()
         self._guard = Guard(config, next_id=ids) if session is None else None
-        self._dns = Whereabouts.of(config, self._clock, self._guard, resolver)
+        self._dns = HostAddresses.of(config, self._clock, self._guard, resolver)
         self._overrides = HostRules(config.host)
         self._warm: dict[str, Record] = {}
         self._decider = Decider(
@@ -587,7 +587,7 @@ class GateInternals:
         return self._gate._open.questions.unkept(url, target, user_agent, why)
 
     def what_if(
-        self, url: str, robots: RobotsTxt, row: Row, *, user_agent: str
+        self, url: str, robots: RobotsTxt, row: OutcomeRow, *, user_agent: str
     ) -> tuple[Decision, Policy]:
         """The decision that a text would give which was fetched with the outcome of `row`, and
         the text as it reads for the agent. Nothing is counted. Raises InvalidURL, ConfigError.

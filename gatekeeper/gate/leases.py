@@ -22,7 +22,7 @@ from gatekeeper.deadlock import Holdings, WaitGraph
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Deferred, Denied, LeaseTimeout, StorageError
 from gatekeeper.fetching.faults import LocalFaults
-from gatekeeper.fetching.guard import Whereabouts
+from gatekeeper.fetching.guard import HostAddresses
 from gatekeeper.fetching.outcomes import classify
 from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.decision_cache import CachedOrigin
@@ -422,7 +422,7 @@ class LeaseManager:
         *,
         faults: LocalFaults,
         waits: WaitGraph[Lease],
-        dns: Whereabouts | None,
+        dns: HostAddresses | None,
     ) -> None:
         """`faults` is told who answers; `waits` finds circles among the tasks that wait; `dns`,
         if any, looks up the addresses whose clocks hosts share. Make it in the gate's loop."""

@@ -20,7 +20,7 @@ from gatekeeper.deadlock import Wait, WaitGraph, WaitsForItself
 from gatekeeper.decision import Decision, State
 from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL, LeaseTimeout
 from gatekeeper.fetching.directory import Directory
-from gatekeeper.fetching.guard import Whereabouts
+from gatekeeper.fetching.guard import HostAddresses
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.gate.decider import ON_THE_WAY, Decider
@@ -63,7 +63,7 @@ class Questions:
         *,
         agent: str,
         waits: WaitGraph[Any],
-        dns: Whereabouts | None,
+        dns: HostAddresses | None,
     ) -> None:
         """`agent` is the product token of the gate's own name; `waits` finds circles among the
         tasks that wait; `dns`, if any, looks up the addresses whose clocks hosts share."""

@@ -17,7 +17,7 @@ from gatekeeper.clock import Clock, Timer
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.errors import StorageError
 from gatekeeper.fetching.directory import HeldUp, flying
-from gatekeeper.fetching.guard import Whereabouts
+from gatekeeper.fetching.guard import HostAddresses
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.gate.decider import Decider
@@ -49,7 +49,7 @@ class RobotsPacing:
         *,
         agent: str,
         waits: WaitGraph[Any],
-        dns: Whereabouts | None,
+        dns: HostAddresses | None,
         recall: Callable[[str], Record | None],
         holder: Callable[[], Callable[[HeldUp | None], None]],
     ) -> None:

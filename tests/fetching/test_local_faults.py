@@ -169,7 +169,7 @@ async def test_a_pause_that_was_there_before_the_fault_is_there_after() -> None:
         await it.clock.elapse(100.0)
         await ask(it, 40)
         assert it.directory.local_fault
-        after = it.directory._shelf.get(origin(0))
+        after = it.directory._cache.get(origin(0))
         assert after is not None
         assert after.step == before.step
         assert after.unreachable_since == before.unreachable_since

@@ -14,7 +14,7 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
-from gatekeeper.fetching.cache import Shelf
+from gatekeeper.fetching.cache import RecordCache
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.records import Record, from_stored
 from gatekeeper.pacing.scheduler import Scheduler
@@ -63,7 +63,7 @@ async def test_every_clock_and_block_is_found(
 
 async def test_every_text_and_pause_is_found(storage: SqliteStorage, clock: VirtualClock) -> None:
     config = Config()
-    shelf = Shelf(config, stored=True)
+    shelf = RecordCache(config, stored=True)
     faults = LocalFaults(random.Random(1), lambda _on: None)
 
     async def record(origin: str) -> Record:

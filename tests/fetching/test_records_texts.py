@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gatekeeper.config import Config
-from gatekeeper.fetching.records import Texts, deflate, inflate
+from gatekeeper.fetching.records import FileTexts, deflate, inflate
 from gatekeeper.robots import RobotsTxt
 
 BODIES = {
@@ -25,18 +25,18 @@ BODIES = {
 
 
 @pytest.fixture
-def texts() -> Texts:
-    return Texts(Config())
+def texts() -> FileTexts:
+    return FileTexts(Config())
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_the_body_is_given_back_octet_by_octet(texts: Texts, name: str) -> None:
+def test_the_body_is_given_back_octet_by_octet(texts: FileTexts, name: str) -> None:
     assert texts.of(BODIES[name]).body() == BODIES[name]
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_packing_gives_the_same_body_also_when_the_parsed_text_was_packed(
-    texts: Texts, name: str
+    texts: FileTexts, name: str
 ) -> None:
     text = texts.of(BODIES[name])
     text.robots.pack()
@@ -44,18 +44,18 @@ def test_packing_gives_the_same_body_also_when_the_parsed_text_was_packed(
     assert text.body() == BODIES[name]
 
 
-def test_a_text_that_comes_packed_is_not_packed_again(texts: Texts) -> None:
+def test_a_text_that_comes_packed_is_not_packed_again(texts: FileTexts) -> None:
     packed = deflate(BODIES["both"])
     assert texts.of(BODIES["both"], packed).packed() is packed
 
 
-def test_a_text_is_read_as_its_readable_part(texts: Texts) -> None:
+def test_a_text_is_read_as_its_readable_part(texts: FileTexts) -> None:
     robots = texts.of(BODIES["a page"]).robots
     assert robots == RobotsTxt.parse(robots.octets)
     assert not robots.policy("bot").allowed("/a")
 
 
-def test_identical_bodies_are_one_text(texts: Texts) -> None:
+def test_identical_bodies_are_one_text(texts: FileTexts) -> None:
     first = texts.of(BODIES["both"])
     assert texts.of(bytes(bytearray(BODIES["both"]))) is first
     assert len(texts) == 1

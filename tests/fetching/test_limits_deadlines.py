@@ -8,11 +8,11 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import FetchConfig
-from gatekeeper.fetching.limits import Alarm, Watch
+from gatekeeper.fetching.limits import RetrievalDeadline, SharedTimer
 
 
 class One:
-    def __init__(self, alarm: Alarm, again: float | None = None) -> None:
+    def __init__(self, alarm: SharedTimer, again: float | None = None) -> None:
         self.alarm = alarm
         self.again = again
         self.ends = 0.0
@@ -25,7 +25,7 @@ class One:
 
 
 async def test_each_is_called_at_its_moment(clock: VirtualClock) -> None:
-    alarm = Alarm(clock)
+    alarm = SharedTimer(clock)
     ones = [One(alarm) for _ in range(3)]
     for one, moment in zip(ones, (5.0, 2.0, 9.0), strict=True):
         alarm.set(one, moment)
@@ -35,7 +35,7 @@ async def test_each_is_called_at_its_moment(clock: VirtualClock) -> None:
 
 
 async def test_the_last_word_counts(clock: VirtualClock) -> None:
-    alarm = Alarm(clock)
+    alarm = SharedTimer(clock)
     later, sooner, off = (One(alarm) for _ in range(3))
     for one, then, now in ((later, 3.0, 8.0), (sooner, 8.0, 3.0)):
         alarm.set(one, then)
@@ -47,7 +47,7 @@ async def test_the_last_word_counts(clock: VirtualClock) -> None:
 
 
 async def test_whoever_was_called_may_want_another_moment(clock: VirtualClock) -> None:
-    alarm = Alarm(clock)
+    alarm = SharedTimer(clock)
     one = One(alarm, again=4.0)
     alarm.set(one, 4.0)
     await clock.elapse(13.0)
@@ -55,18 +55,18 @@ async def test_whoever_was_called_may_want_another_moment(clock: VirtualClock) -
 
 
 async def test_a_thousand_moments_have_one_timer(clock: VirtualClock) -> None:
-    alarm = Alarm(clock)
+    alarm = SharedTimer(clock)
     for number in range(1000):
         alarm.set(One(alarm), 10.0 + number)
     assert len(clock._timers) == 1
 
 
-def watch_of(clock: VirtualClock, **fetch: float) -> Watch:
+def watch_of(clock: VirtualClock, **fetch: float) -> RetrievalDeadline:
     config = FetchConfig(**fetch)  # type: ignore[arg-type]
-    return Watch(Alarm(clock), config, asyncio.get_running_loop())
+    return RetrievalDeadline(SharedTimer(clock), config, asyncio.get_running_loop())
 
 
-async def wait(watch: Watch, event: asyncio.Event, clock: VirtualClock) -> float:
+async def wait(watch: RetrievalDeadline, event: asyncio.Event, clock: VirtualClock) -> float:
     try:
         with watch:
             await event.wait()

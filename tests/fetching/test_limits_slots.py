@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.fetching.limits import SLOW_LANE, HostTurns, Slots
+from gatekeeper.fetching.limits import SLOW_FACTOR, HostTurns, Slots
 from gatekeeper.fetching.outcomes import ANSWERED, FAILED, STRANGER, precedence
 
 
@@ -87,7 +87,7 @@ async def test_the_slow_lane_is_bounded_too() -> None:
     never = asyncio.Event()
     dead = [asyncio.create_task(_hold(slots, never)) for _ in range(100)]
     await clock.elapse(60.0)
-    assert slots.taken == 2 + 2 * SLOW_LANE
+    assert slots.taken == 2 + 2 * SLOW_FACTOR
     never.set()
     await asyncio.gather(*dead)
     assert slots.taken == 0

@@ -10,9 +10,9 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.decision import Verdict
-from gatekeeper.fetching.cache import Shelf
+from gatekeeper.fetching.cache import RecordCache
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
-from gatekeeper.fetching.records import Answer, Record, deflate, inflate
+from gatekeeper.fetching.records import OriginAnswer, Record, deflate, inflate
 from gatekeeper.storage.memory import MemoryStorage
 from tests.fetching.directories import DAY, OLD, House, file, house
 
@@ -139,10 +139,12 @@ def test_a_cold_record_costs_little() -> None:
     """Everything counted: key, dictionary, moments, text. The corpus' mean is a benchmark."""
     config = Config.from_dict({"cache": {"hot_records": 1}})
     clock = VirtualClock(start=1000.0)
-    shelf = Shelf(config, stored=True)
+    shelf = RecordCache(config, stored=True)
 
     def put(number: int) -> None:
-        answer = Answer(Outcome.RULES, 200, clock.wall(), (), 0.213, f'"{number:x}-5f3a"', None)
+        answer = OriginAnswer(
+            Outcome.RULES, 200, clock.wall(), (), 0.213, f'"{number:x}-5f3a"', None
+        )
         text = shelf.texts.of(body(number, 3))
         shelf.put(
             Record(
