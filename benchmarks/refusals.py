@@ -1,7 +1,7 @@
 """How often sites that refuse are met, and how much of what they allow is used: simulated days.
 
-The scheduler's own books serve one host under virtual time, asked without a pause by somebody
-with endless many URLs. The site refuses by its own rule, which the books do not know.
+The scheduler's own engine serves one host under virtual time, asked without a pause by somebody
+with endless many URLs. The site refuses by its own rule, which the engine does not know.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.report import Table
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.pacing.engine import Engine
-from gatekeeper.pacing.ledger import MemoryLedger
+from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.rules import Rules
 from gatekeeper.pacing.scopes import RobotsInterval
 
@@ -134,10 +134,11 @@ SCENES = (
 def simulate(scene: Scene, days: int = 1, *, length: float = DAY) -> list[Day]:
     """So many days, one after another, of `length` seconds each."""
     clock = VirtualClock()
-    rules = Rules(Config())
-    books = Engine(clock, rules, MemoryLedger(clock, rules), random.Random(1))
-    scope = books.host(HOST)
-    wish = RobotsInterval(scene.usual, f"crawl-delay {scene.usual:g} s from robots.txt line 2")
+    memory = ScopeMemory(Rules(Config()), clock)
+    engine = Engine(clock, memory, random.Random(1))
+    engine.open()
+    scope = memory.host(HOST)
+    asked = RobotsInterval(scene.usual, f"crawl-delay {scene.usual:g} s from robots.txt line 2")
     serves = scene.site()
     found = []
     now = 0.0
@@ -145,7 +146,7 @@ def simulate(scene: Scene, days: int = 1, *, length: float = DAY) -> list[Day]:
         served = refused = 0
         slowest = 0.0
         while now < day * length:
-            grant = books.take("https://a.example/", HOST, wish, now)
+            grant = engine.take("https://a.example/", HOST, asked, now)
             if grant is None:
                 # A lease that was not granted may have changed the clock that it waits for.
                 due = max(scope.due_at(), math.nextafter(now, math.inf))
@@ -158,7 +159,7 @@ def simulate(scene: Scene, days: int = 1, *, length: float = DAY) -> list[Day]:
             else:
                 refused += 1
                 grant.report(429, 0.0, scene.retry_after, now=now)
-                slowest = max(slowest, scope.gap)
+                slowest = max(slowest, scope.interval)
             grant.release(now)
         found.append(Day(refused, served / (length * scene.allows), slowest))
     return found

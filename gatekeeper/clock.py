@@ -365,6 +365,11 @@ class SingleTimer:
         """Make no call until it is set again."""
         self.set(math.inf)
 
+    def hold(self) -> None:
+        """Make no call until it is `set` again, whatever `set_no_later` says meanwhile."""
+        self.cancel()
+        self.when = -math.inf
+
     def _fire(self) -> None:
         self._timer, self.when = None, math.inf
         self._callback()

@@ -24,7 +24,7 @@ from typing import Generic, Protocol, TypeVar
 
 from gatekeeper.clock import Clock, Deadline, Timer
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.pacing.engine import Need
+from gatekeeper.pacing.explain import Need
 from gatekeeper.urls import mask
 
 __all__ = ["Holdings", "Wait", "WaitGraph", "WaitsForItself"]

@@ -436,3 +436,16 @@ def test_a_single_timer_may_be_set_from_its_callback(clock: VirtualClock) -> Non
     clock.advance(20.0)
     assert calls == [1.0, 3.0, 5.0]
     assert clock.next_timer() is None
+
+
+def test_a_held_single_timer_waits_to_be_set(clock: VirtualClock) -> None:
+    calls: list[float] = []
+    timer = SingleTimer(clock, lambda: calls.append(clock.monotonic()))
+    timer.set(5.0)
+    timer.hold()
+    timer.set_no_later(3.0)
+    clock.advance(10.0)
+    assert calls == []
+    timer.set(12.0)
+    clock.advance(10.0)
+    assert calls == [12.0]

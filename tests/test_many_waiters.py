@@ -19,9 +19,10 @@ from gatekeeper import Config, GateClosed, Gatekeeper, LeaseTimeout
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import GroupRule, HostRule, PacingConfig
 from gatekeeper.origin_queues import WaitingTasks
-from gatekeeper.pacing.queues import Grant
-from gatekeeper.pacing.scheduler import Scheduler, TaskWaiter
+from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.pacing.waiting import TaskWaiter
 from tests.internet import FakeInternet
 
 FEW, MANY = 1_500, 6_000
@@ -151,7 +152,7 @@ async def test_what_it_costs_to_leave_does_not_grow_with_those_who_stay(order: s
         assert scheduler.stats().waiting == 0
         await taken_out(scheduler)
         took = time.process_time() - began
-        assert scheduler._books.scopes["a.example"].line is None
+        assert scheduler._engine.scopes["a.example"].queue is None
         await scheduler.close()
         return took
 
@@ -177,9 +178,9 @@ async def test_whoever_leaves_frees_what_was_kept_for_him() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-    line = scheduler._books.scopes["a.example"].line
-    assert line is not None
-    assert len(line.queue or ()) < 200
+    queue = scheduler._engine.scopes["a.example"].queue
+    assert queue is not None
+    assert len(queue.heap or ()) < 200
     stays.cancel()
     await asyncio.wait([stays])
     await scheduler.close()
@@ -208,7 +209,7 @@ async def test_hosts_behind_one_clock_leave_as_cheaply(again: bool) -> None:
 
     tasks = [ask(number) for number in range(2_000)]
     await asyncio.sleep(0)
-    theirs = scheduler._books.scopes["group:g"].line
+    theirs = scheduler._engine.scopes["group:g"].queue
     assert theirs is not None
     for task in tasks[:-2]:
         task.cancel()
@@ -260,7 +261,7 @@ async def test_many_whose_time_is_over_at_once_are_told_a_few_at_a_time(
         clock._now += 5_000.5  # a timer comes late, and finds them all
         left = [scheduler.stats().waiting]
         while left[-1]:
-            scheduler._fire()  # each time in a turn of its own: a virtual clock knows none
+            scheduler._tick()  # each time in a turn of its own: a virtual clock knows none
             left.append(scheduler.stats().waiting)
         assert [before - after for before, after in itertools.pairwise(left)] == [1000, 1000, 500]
         await asyncio.gather(*tasks)
@@ -318,13 +319,13 @@ async def test_whoever_is_cancelled_is_counted_out_at_once_and_taken_out_a_few_a
     await asyncio.sleep(0)
     assert scheduler.stats().waiting == 0
     assert scheduler.stats().cancelled == 4_000
-    standing = [scheduler._turns.waiting]
+    standing = [scheduler._queues.waiting]
     while standing[-1]:
         await asyncio.sleep(0)
-        standing.append(scheduler._turns.waiting)
+        standing.append(scheduler._queues.waiting)
         assert standing[-1] < standing[-2]
     assert max(before - after for before, after in itertools.pairwise(standing)) <= 1_000
-    assert scheduler._books.scopes["a.example"].line is None
+    assert scheduler._engine.scopes["a.example"].queue is None
     await scheduler.close()
 
 
@@ -371,7 +372,7 @@ async def test_the_room_of_those_who_left_is_free_before_they_are_taken_out() ->
     for task in tasks:
         task.cancel()
     await asyncio.sleep(0)
-    assert crowd.scheduler._turns.waiting > 0
+    assert crowd.scheduler._queues.waiting > 0
     again = [crowd.ask() for _ in range(2_000)]
     await asyncio.sleep(0)
     assert not any(task.done() for task in again)

@@ -41,8 +41,8 @@ from gatekeeper.gate.robots_pacing import RobotsPacing
 from gatekeeper.middleware import UNLIMITED, DeadlineMiddleware, gate_middleware_with
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.ledger import Ledger
-from gatekeeper.pacing.rules import HostRules
-from gatekeeper.pacing.scheduler import SHARED, PacingStats, Scheduler, check_moment
+from gatekeeper.pacing.rules import SHARED, HostRules
+from gatekeeper.pacing.scheduler import PacingStats, Scheduler, check_moment
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.compiled import QuickAnswer
 from gatekeeper.storage.base import HistoryEntry, Storage

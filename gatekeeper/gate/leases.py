@@ -34,9 +34,11 @@ from gatekeeper.middleware import (
     open_leases,
     wrong_report,
 )
-from gatekeeper.pacing.engine import EVERYTHING
-from gatekeeper.pacing.queues import REFETCH, Grant, Offer
-from gatekeeper.pacing.scheduler import Entrance, Scheduler
+from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.explain import EVERYTHING
+from gatekeeper.pacing.queues import REFETCH, Offer
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.waiting import Entrance
 from gatekeeper.url_cache import url_of
 from gatekeeper.urls import Target
 

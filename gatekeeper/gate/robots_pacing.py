@@ -21,7 +21,7 @@ from gatekeeper.fetching.guard import HostAddresses
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.gate.decider import Decider
-from gatekeeper.pacing.queues import Grant
+from gatekeeper.pacing.engine import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN
 
@@ -96,7 +96,7 @@ class RobotsPacing:
         try:
             with _TurnWatch(self._clock, self._holder(), partial(self.held, target.host)):
                 return await self._scheduler.acquire_robots(
-                    url, target.host, wish=wish, scopes=scopes
+                    url, target.host, asked=wish, scopes=scopes
                 )
         finally:
             if flight is not None:

@@ -1,19 +1,48 @@
-"""Engine."""
+"""The scheduler without asyncio: who may start a request now, and the life of a grant.
+
+`Engine` grants leases of scopes that are due, in the order in which they fall due, and takes
+note of what came of them. It does no I/O and never waits: time comes from the clock that it is
+given, what has to outlive the process goes to `Promises`, and what other processes have to know
+to a `Remote`. `Scheduler` is the asyncio shell around it.
+
+Invariants, which hold between any two calls:
+
+* A request starts no earlier than `due_at` of each of its scopes said: its interval is over,
+  counted from the scope's latest start or response head, and it is not blocked or paused.
+* While a scope's interval is above zero, at most one of its leases has not seen its head.
+* A lease took all of its scopes or none, and gives back all of them at once. `in_flight` of a
+  scope is the number of its open leases, `unheaded` of those whose head is awaited.
+* A clock that lies more than `DURABLE` seconds ahead is durable before the grant that set it is
+  returned; where that fails, the grant is undone and never was.
+* No more than `pacing.max_in_flight` leases are open. Where that, and not a clock, keeps a due
+  queue waiting, `behind` is set, and the end of a lease serves it.
+* A report is final, and nothing but a good answer ever shortens an interval.
+"""
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Set
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Set
+from typing import Protocol
+
+import msgspec
 
 from gatekeeper import http_fields
-from gatekeeper.clock import Clock
+from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.errors import GatekeeperError
-from gatekeeper.pacing.explain import slowed
-from gatekeeper.pacing.ledger import MemoryLedger
-from gatekeeper.pacing.queues import Grant, OpenLeases, Queues
-from gatekeeper.pacing.rules import Rules
+from gatekeeper.pacing.persistence import Promises, ScopeMemory
+from gatekeeper.pacing.queues import (
+    REFETCH,
+    ROBOTS,
+    Offer,
+    OpenLeases,
+    QueuePlace,
+    Queues,
+    Remote,
+    ScopeQueue,
+    Waiter,
+)
 from gatekeeper.pacing.scopes import (
     DURABLE,
     INF,
@@ -29,503 +58,566 @@ from gatekeeper.pacing.scopes import (
     jittered,
 )
 
-__all__ = ["EVERYTHING", "Accounts", "Away", "Counters", "Engine", "Keeper", "Need", "needs"]
-
-
-class Keeper(Protocol):
-    """Where promises are made durable."""
-
-    @property
-    def marked(self) -> bool:
-        """Would the next run know of a crash? If not, nothing may be granted."""
-
-    def mark(self) -> None:
-        """Let it know. Raises StorageError."""
-
-    def promise(self, scope: Scope, now: float) -> None:
-        """Keep this scope's clock before the grant returns. Raises StorageError: then there is
-        to be none."""
-
-    def remember(self, scope: Scope, now: float) -> None:
-        """Keep what came of an answer, now or as soon as can be: it is in force already."""
-
-    def unkept(self, scope: Scope) -> bool:
-        """Is something in force that could not be kept yet?"""
-
-
-class Away(Protocol):
-    """What is not in memory: asked before any scope is begun, so that none is begun anew
-    that was sent away."""
-
-    def back(self, name: str) -> Scope | None:
-        """The scope of that name, back in the books if it was sent away; None if it was not."""
-
-    def make_room(self) -> bool:
-        """Have others forgotten or sent away; False: there is no room for a host more."""
-
-
-class Counters:
-    """What `stats()` counts since the start."""
-
-    def __init__(self) -> None:
-        self.robots = 0
-        self.refused = 0
-        self.refetches = 0
-        self.cancelled = 0
-        self.timeouts = 0
-        self.expired = 0
-        self.given_back = 0
-        self.passed_on = 0
-        self.blocks = 0
-
-
-EVERYTHING = ""
-"""The name under which all leases count together (pacing.max_in_flight)."""
-
-
-class Need(NamedTuple):
-    """A slot that a turn takes."""
-
-    scope: str
-    slots: int
-    """How many there are."""
-    paced: bool
-    """An interval is in force: a lease whose head is awaited keeps everybody else out."""
-
-
-def needs(books: Engine, host: str, near: Iterable[str] = ()) -> list[Need]:
-    """Of which scopes a turn of the host takes a slot.
-
-    `near` names scopes that the host shares beside those the books know of: its addresses,
-    before its first turn. None in a dry run, in which nobody waits.
-    """
-    if books.pacing.dry_run:
-        return []
-    scope = books.scopes.get(host)
-    known: tuple[Scope, ...]
-    if scope is None:
-        known, near = (), (*books.rules.shared_names(host), *near)
-    else:
-        known = (scope, *scope.shared)
-    names = {one.name for one in known}
-    beside = (books.scopes[name] for name in near if name in books.scopes and name not in names)
-    found = [Need(one.name, _slots(one), one.gap > 0) for one in (*known, *beside)]
-    found.append(Need(EVERYTHING, books.pacing.max_in_flight, False))
-    return found
-
-
-def _slots(one: Scope) -> int:
-    """Half open, after a block, one probe is all there may be."""
-    probing = one.history is not None and one.history.probing
-    return 1 if probing else one.settings.limit
-
+__all__ = ["Counters", "Engine", "Grant", "InUse"]
 
 _MAX_INTERVALS = 10_000
-
-
-class Accounts:
-    """Every scope, and the seconds that lie between its requests."""
-
-    def __init__(
-        self, clock: Clock, rules: Rules, ledger: MemoryLedger, rng: random.Random
-    ) -> None:
-        self.clock = clock
-        self.now: Callable[[], float] = clock.monotonic
-        """The same, without looking it up for each turn."""
-        self.rules = rules
-        self.pacing = rules.pacing
-        self.ledger = ledger
-        self.scopes = ledger.scopes
-        self.rng = rng
-        self.keeper: Keeper | None = None
-        self.away: Away | None = None
-        self.floor_until = -INF
-        """After a crash: no unknown host is asked before that moment."""
-        self.mixed: dict[str, float] = {}
-        """Hosts whose origins ask for different paces: the longer one, which must be kept to
-        should the next run begin with that origin."""
-        self.counters = Counters()
-        self.leases = OpenLeases()
-        self.usual = self.leases.usual
-        self._plain = rules.plain
-        self._jitter = self.pacing.jitter
-        self._ttl = self.pacing.lease_ttl
-        self._intervals: dict[
-            tuple[ScopeSettings, RobotsInterval], tuple[RobotsInterval, Interval]
-        ] = {}
-
-    def adjust(self) -> None:
-        """Follow other settings of the rules."""
-        self.pacing = self.rules.pacing
-        self._jitter = self.pacing.jitter
-        self._intervals.clear()
-
-    # --- scopes -------------------------------------------------------------------------
-
-    def host(self, name: str, extra: tuple[str, ...] = ()) -> Scope:
-        """The scope of a host with the scopes it shares: the one in memory, or else the one
-        that was sent away, or else a new one. It never refuses: see `Memory.admit`.
-        """
-        scope = self.scopes.get(name)
-        if scope is None:
-            if self.away is not None:
-                self.away.make_room()
-                scope = self.away.back(name)
-            if scope is None:
-                scope = self.begin(name)
-        if extra:
-            self.share(scope, extra)
-        return scope
-
-    def shared(self, name: str) -> Scope:
-        """A shared scope by its name, from where it is, or a new one."""
-        scope = self.scopes.get(name)
-        if scope is None and self.away is not None:
-            scope = self.away.back(name)
-        return self.begin_shared(name) if scope is None else scope
-
-    def known(self, name: str) -> Scope | None:
-        """The scope of that name, in memory or sent away; None if there is nothing of it."""
-        scope = self.scopes.get(name)
-        if scope is None and self.away is not None:
-            self.away.make_room()
-            scope = self.away.back(name)
-        return scope
-
-    def begin(self, name: str) -> Scope:
-        """A new scope of a host of which nothing is known, or is about to be told."""
-        scope = self._begin(name, self.rules.for_host(name))
-        if not self._plain:
-            self.share(scope, ())
-        return scope
-
-    def begin_shared(self, name: str) -> Scope:
-        """The same for a shared scope."""
-        return self._begin(name, self.rules.for_shared(name))
-
-    def _begin(self, name: str, settings: ScopeSettings) -> Scope:
-        scope = self.scopes[name] = Scope(name, settings)
-        if self.floor_until > -INF:
-            # Clocks up to a second ahead were not kept: such a scope counts as just used.
-            scope.basis = self.floor_until - DURABLE
-            scope.gap = DURABLE
-        return scope
-
-    def share(self, scope: Scope, extra: tuple[str, ...]) -> None:
-        """Learn which scopes a host shares now: those configured, and the caller's."""
-        names = tuple(dict.fromkeys((*self.rules.shared_names(scope.name), *extra)))
-        if names != tuple(other.name for other in scope.shared):
-            scope.shared = tuple(map(self.shared, names))
-
-    # --- intervals ----------------------------------------------------------------------
-
-    def interval(self, scope: Scope, wish: RobotsInterval, now: float) -> float:
-        """The seconds in force for a host now; what they are made of is kept for `why`."""
-        if scope.history is not None:
-            found = interval_for(wish, scope.settings, scope.history, self.pacing, now)
-            scope.wish, scope.interval = wish, found
-            return found.seconds
-        if wish is not scope.wish or scope.interval is None:
-            # One object for all hosts that are asked for the same: they are many.
-            kept = self._intervals.get((scope.settings, wish))
-            if kept is None:
-                if len(self._intervals) >= _MAX_INTERVALS:
-                    self._intervals.clear()
-                kept = (wish, interval_for(wish, scope.settings))
-                self._intervals[scope.settings, wish] = kept
-            scope.wish, scope.interval = kept
-        return scope.interval.seconds
-
-    def lengthen(self, scope: Scope, gap: float, now: float) -> None:
-        """The text asks for more than was known when the last request began."""
-        scope.gap = gap
-        if self.keeper is not None and gap > DURABLE:
-            self.keeper.remember(scope, now)
-
-    def found(self, scope: Scope, wish: RobotsInterval, now: float) -> float:
-        """A robots.txt was asked for and `wish` is what it says: the seconds in force from now on.
-
-        They count from the last request. Where the file was not known before, that request's
-        clock was started by a guess: it runs by what the file asks for now, more or less.
-        """
-        known, guessed = wish is not UNKNOWN, scope.wish is UNKNOWN
-        gap = self.interval(scope, wish, now)
-        taught = None if scope.history is None else scope.history.back_off
-        if known and taught is not None and taught.guessed and scope.interval is not None:
-            taught.found(scope.interval.usual, self.pacing)
-            gap = self.interval(scope, wish, now)
-        if gap > scope.gap:
-            self.lengthen(scope, gap, now)
-        elif known and guessed and scope.gap < LONGEST:
-            scope.gap = jittered(gap, self._jitter, self.rng)
-        return gap
-
-    def change_gap(self, scope: Scope, gap: float, now: float, same: bool = False) -> bool:
-        """Put another interval in force for a turn that starts now; False if it may not then.
-
-        `same`: the text asks for what it asked for before. Then something else that slowed the
-        host is over, and nobody's pace is to be kept beside this one.
-        """
-        if gap > scope.gap and (scope.basis + gap > now or scope.unheaded):
-            self.lengthen(scope, gap, now)
-            return False
-        if gap <= DURABLE < scope.gap < LONGEST and not same:
-            self.mixed[scope.name] = scope.gap
-        scope.gap = jittered(gap, self._jitter, self.rng)
-        return True
-
-    def learn(self, scope: Scope, report: RequestReport, now: float) -> bool:
-        """Take a report into account; True if it blocks the scope.
-
-        What it slows counts from this very request, and not from the next one on: the clock
-        says so at once, and outlives the process (promises 8 and 9).
-        """
-        history = scope.past()
-        pause, slowed = history.error_pause(), history.back_off is not None
-        usual, guessed = 0.0, scope.wish is UNKNOWN
-        if slowed or report.status in REFUSALS:
-            self.interval(scope, scope.wish, now)
-            usual = scope.interval.usual if scope.interval is not None else 0.0
-        blocks = history.observe(report, now, usual, self.pacing, self.rng, guessed=guessed)
-        changed = history.error_pause() != pause or (slowed and history.back_off is None)
-        if not blocks and history.latency is None and not history.owes(now, self.pacing):
-            scope.history = scope.interval = None
-        gap = self.interval(scope, scope.wish, now)
-        slower = gap > scope.gap
-        if slower:
-            scope.gap = gap
-        slower = slower and gap > DURABLE
-        if self.keeper is not None and not blocks and (slower or changed):
-            self.keeper.remember(scope, now)
-        return blocks
-
+HELD = QueuePlace.HELD
 
 _log = logging.getLogger(__name__)
 
 
-class Engine(Accounts):
-    """Every scope and every lease of one scheduler."""
+class InUse(Protocol):
+    """A connection."""
+
+    @property
+    def closed(self) -> bool:
+        """Nothing travels on it any more."""
+
+
+class Counters(msgspec.Struct):
+    """What `stats()` counts since the start."""
+
+    robots: int = 0
+    refused: int = 0
+    refetches: int = 0
+    cancelled: int = 0
+    timeouts: int = 0
+    expired: int = 0
+    given_back: int = 0
+    passed_on: int = 0
+    blocks: int = 0
+
+
+class Grant(msgspec.Struct, eq=False):
+    """The right to send one request now: what a `Lease` holds. Moments are monotonic seconds.
+
+    `head` says that the response began, `report` what came of it, and `release` ends it
+    and frees the slots; `give_back` ends one whose request never left. A grant that nobody
+    ends does so by itself at `expires_at`, and counts as used.
+    """
+
+    engine: Engine
+    scope: Scope
+    """The host's scope."""
+    url: str
+    start_at: float
+    expires_at: float
+    basis_before: float
+    """The host's `basis` before this grant: what `pass_on` restores."""
+    others: tuple[Scope, ...]
+    """The scopes taken beside the host's; `others_before` has their basis before this grant."""
+    others_before: tuple[float, ...] = ()
+    told: bool = False
+    """The head was told of by itself, or can't be any more: the grant ended first."""
+    reported: bool = False
+    open: bool = True
+    """The slots are held."""
+
+    refusals: int = 0
+    """How often the host had turned us away when this was granted."""
+    held_by: Callable[[], InUse | None] | None = None
+    """Weakly, what the request travels on: while that is in use, no end comes by itself."""
+
+    def __repr__(self) -> str:
+        state = "open" if self.open else "ended"
+        return f"<Grant {self.scope.name} {state}, started at {self.start_at:.6f}>"
+
+    @property
+    def headed(self) -> bool:
+        """The head arrived, as far as is known: nothing waits for it any more."""
+        return self.told or self.reported
+
+    @property
+    def host(self) -> str:
+        """The host that may be asked."""
+        return self.scope.name
+
+    @property
+    def in_use(self) -> bool:
+        """The request is known to be under way."""
+        connection = None if self.held_by is None else self.held_by()
+        return connection is not None and not connection.closed
+
+    def head(self, now: float | None = None) -> None:
+        """The head of the response arrived: the clocks count from here. `now`: see `report`."""
+        if self.told or self.reported or not self.open:
+            return
+        engine, scope = self.engine, self.scope
+        if now is None:
+            now = engine.now()
+        self.told = True
+        self._begin(now)
+        try:
+            if engine.keeper is not None:
+                engine.keep(self, now, engine.keeper.remember)
+        finally:
+            if self.others or (scope.queue is not None and scope.in_flight < scope.settings.limit):
+                engine.freed(self, now)  # another slot of the host, or a scope that it shares
+
+    def report(
+        self,
+        status: int | None = None,
+        elapsed: float | None = None,
+        retry_after: float | str | None = None,
+        size: int | None = None,
+        *,
+        rate_limit: str | None = None,
+        now: float | None = None,
+    ) -> None:
+        """How it went; final, the first wins. The slots stay taken until `release`.
+
+        `status` None with `elapsed` set says that no response came. `elapsed` is seconds
+        to the head of the response; `retry_after` the field as it came, or seconds;
+        `rate_limit` the RateLimit field as it came; `now` the monotonic moment, for those
+        who know it. A report counts even after the lease expired.
+        """
+        if self.reported:
+            return
+        self.reported = True
+        engine, scope = self.engine, self.scope
+        began = not self.told
+        teaches = (
+            status is None
+            or status >= 400
+            or retry_after is not None
+            or rate_limit is not None
+            or scope.history is not None
+            or engine.learns_latency
+        )
+        if not (began or teaches):
+            return
+        if now is None:
+            read = engine.now  # an attribute that is called is slow to find before Python 3.12
+            now = read()
+        if began:
+            self._begin(now)
+        try:
+            if teaches:
+                if status is None and not began:
+                    elapsed = None  # an answer began: what ended it is no failure of the host
+                engine.observe(self, status, elapsed, retry_after, size, rate_limit, now)
+            if began and engine.keeper is not None:
+                engine.keep(self, now, engine.keeper.remember)
+        finally:
+            if self.others or (scope.queue is not None and scope.in_flight < scope.settings.limit):
+                engine.freed(self, now)
+
+    def release(self, now: float | None = None) -> None:
+        """End it and free the slots. Without `head` or `report` the clocks count from here:
+        the request may have left at any moment. `now`: see `report`.
+        """
+        if not self.open:
+            return
+        engine, scope = self.engine, self.scope
+        began = not (self.told or self.reported)
+        if began:
+            if now is None:
+                now = engine.now()
+            self.told = True
+            self._begin(now)
+        self.open = False
+        try:
+            del engine.usual[self]
+        except KeyError:
+            engine.leases.remove(self)
+        engine.grant_limit += 1
+        scope.in_flight -= 1
+        if self.others:
+            for other in self.others:
+                other.in_flight -= 1
+        try:
+            if began and now is not None and engine.keeper is not None:
+                engine.keep(self, now, engine.keeper.remember)
+        finally:
+            if scope.queue is not None or engine.behind or self.others:
+                engine.freed(self, engine.now() if now is None else now)
+
+    def give_back(self) -> None:
+        """The request never left: the slots are free again, the clocks stay as they were set."""
+        if self.open and not self.headed:
+            self.engine.counters.given_back += 1
+            self._withdraw()
+        self.release()
+
+    def pass_on(self) -> None:
+        """Its owner was gone before it learnt of it: the next waiter of the host may start."""
+        queue: ScopeQueue | None = self.scope.queue
+        if not self.open or self.headed or queue is None or queue.first() is None:
+            self.give_back()
+            return
+        self.engine.counters.passed_on += 1
+        # Nothing was sent since: the next one starts where this one would have.
+        self.undo()
+
+    def undo(self) -> None:
+        """End it as if it had not been."""
+        self._withdraw()
+        for one, basis in (
+            (self.scope, self.basis_before),
+            *zip(self.others, self.others_before, strict=True),
+        ):
+            if one.basis == self.start_at:  # no other lease started since
+                one.basis = basis
+        self.release()
+
+    def renew(self, seconds: float) -> None:
+        """Set a new end, that many seconds from now."""
+        if self.open:
+            self.engine.leases.remove(self)
+            self.expires_at = self.engine.now() + max(0.0, seconds)
+            self.engine.leases.add_alone(self)
+            self.engine.timer.set_no_later(self.expires_at)
+
+    def _withdraw(self) -> None:
+        """No request was sent, and none will be: no head is awaited."""
+        self.told = self.reported = True
+        for scope in (self.scope, *self.others):
+            scope.unheaded -= 1
+
+    def _begin(self, now: float) -> None:
+        """The head is here, or the request is over: the clocks count from now."""
+        scope = self.scope
+        scope.unheaded -= 1
+        if now > scope.basis:  # noqa: PLR1730 - no call here: each request comes this way
+            scope.basis = now
+        remote = self.engine.remote
+        if self.others or remote is not None:
+            for other in self.others:
+                other.unheaded -= 1
+                other.basis = max(other.basis, now)
+            if remote is not None:
+                for one in (scope, *self.others):
+                    remote.push(one, one.clock_at(), "")
+
+
+class Engine:
+    """Grants leases of scopes; see the module. It is halted until `open`.
+
+    `timer` is set for the moment at which something falls due; without one, whoever made it calls
+    `run` and `expire` himself. `remote` is the ledger beyond this process, and `on_idle` is
+    called when the last lease ends after `halt`.
+    """
 
     def __init__(
         self,
         clock: Clock,
-        rules: Rules,
-        ledger: MemoryLedger,
+        memory: ScopeMemory,
         rng: random.Random,
+        timer: SingleTimer | None = None,
         *,
-        rearm: Callable[[float], None] = lambda _when: None,
+        remote: Remote | None = None,
+        on_idle: Callable[[], object] = lambda: None,
     ) -> None:
-        super().__init__(clock, rules, ledger, rng)
+        self.clock = clock
+        self.now: Callable[[], float] = clock.monotonic
+        self.scopes = memory.scopes
+        self.counters = Counters()
+        if timer is None:
+            timer = SingleTimer(clock, bool)
+            timer.hold()
+        self.timer = timer
+        self.queues = Queues(timer)
+        self.leases: OpenLeases[Grant] = OpenLeases()
+        self.remote = remote
+        self.keeper: Promises | None = None
+        """Where clocks are made durable; None while it is not open, or where nothing is."""
         self.frozen = False
-        """The fault is ours: nothing is recorded against hosts, and those in `unanswered`,
-        whose last attempt failed, get no turn but that of a robots.txt."""
         self.unanswered: Set[str] = frozenset()
-        self.turns = Queues(self, rearm)
-        self.on_idle: Callable[[], None] | None = None
-        """Told when the last open lease ends."""
+        self.halted = True
+        """Not open yet, or closing: nothing is granted."""
+        self.behind = False
+        """Something is due that could not be granted: too many in flight, or halted."""
         self.granted = 0
         """Leases granted since the start ..."""
-        self.turnstile = 0
+        self.grant_limit = 0
         """... and how many may have been by now: it goes up by one with each that ends."""
+        self._memory = memory
+        self._rng = rng
+        self._on_idle = on_idle
         self._room = 0
-        self._learns = self.pacing.latency_factor > 0
-        self.survey()
+        self._running = False
+        self.usual = self.leases.usual
+        self._intervals: dict[
+            tuple[ScopeSettings, RobotsInterval], tuple[RobotsInterval, Interval]
+        ] = {}
+        self.adjust()
+
+    # --- what holds for all -------------------------------------------------------------
+
+    def open(self) -> None:
+        """Grant from now on, and keep clocks where they are to outlive the process."""
+        self.keeper = self._memory.promises
+        self.halted = False
+        self._set_limit()
+
+    def halt(self) -> None:
+        """Grant nothing more; leases go on."""
+        self.halted = self.behind = True
+        self._set_limit()
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        self.keeper = None
 
     def adjust(self) -> None:
-        """Follow other settings of the rules."""
-        super().adjust()
-        self._learns = self.pacing.latency_factor > 0
-        self.survey()
+        """Follow other settings of the operator's rules."""
+        pacing = self.pacing = self._memory.rules.pacing
+        self.learns_latency = pacing.latency_factor > 0
+        self._jitter = pacing.jitter
+        self._ttl = pacing.lease_ttl
+        self._intervals.clear()
+        self._set_limit()
 
-    def survey(self) -> None:
-        """Follow a change of `keeper`, `frozen`, or of the turns' `halted` and `remote`."""
-        turns = self.turns
-        room = 0 if turns.halted else self.pacing.max_in_flight
-        self.turnstile += room - self._room
+    def _set_limit(self) -> None:
+        room = 0 if self.halted else self.pacing.max_in_flight
+        self.grant_limit += room - self._room
         self._room = room
-        self.plain_to = INF if self.keeper is None else DURABLE
-        """The longest interval of a plain turn, of which nothing has to be kept or told;
-        below zero where none is plain now."""
-        if (
-            turns.halted
-            or turns.remote is not None
-            or self.frozen
-            or self._learns
-            or self._jitter > 0
-            or self.pacing.dry_run
-            or (self.keeper is not None and not self.keeper.marked)
-        ):
-            self.plain_to = -1.0
+
+    def freeze(self, unanswered: Set[str]) -> None:
+        """The fault is ours: nothing is recorded against hosts. Those in `unanswered`, whose last
+        attempt failed, get no lease but that of a robots.txt."""
+        self.frozen, self.unanswered = True, unanswered
+
+    def thaw(self) -> None:
+        """Go on."""
+        self.frozen, self.unanswered = False, frozenset()
+        now = self.now()
+        self.queues.look_at_all(now)
+        self.run(now)
 
     @property
     def in_flight(self) -> int:
         """Leases that are open."""
-        return self.granted - self.turnstile + self._room
+        return self.granted - self.grant_limit + self._room
+
+    # --- intervals ----------------------------------------------------------------------
+
+    def derive(self, scope: Scope, asked: RobotsInterval, now: float) -> float:
+        """The interval of a host at this moment, in seconds; `scope.derived` says why."""
+        if scope.history is not None:
+            found = interval_for(asked, scope.settings, scope.history, self.pacing, now)
+            scope.asked, scope.derived = asked, found
+            return found.seconds
+        if asked is not scope.asked or scope.derived is None:
+            # One object for all hosts that are asked for the same: they are many.
+            kept = self._intervals.get((scope.settings, asked))
+            if kept is None:
+                if len(self._intervals) >= _MAX_INTERVALS:
+                    self._intervals.clear()
+                kept = (asked, interval_for(asked, scope.settings))
+                self._intervals[scope.settings, asked] = kept
+            scope.asked, scope.derived = kept
+        return scope.derived.seconds
+
+    def robots_read(self, scope: Scope, asked: RobotsInterval, now: float) -> float:
+        """A robots.txt was fetched and asks for that: the seconds in force from now on.
+
+        They count from the last request. Where the file was not known before, that request's
+        clock was started by a guess, and now runs by what the file asks for, more or less.
+        """
+        known, guessed = asked is not UNKNOWN, scope.asked is UNKNOWN
+        seconds = self.derive(scope, asked, now)
+        taught = None if scope.history is None else scope.history.back_off
+        if known and taught is not None and taught.guessed and scope.derived is not None:
+            taught.found(scope.derived.usual, self.pacing)
+            seconds = self.derive(scope, asked, now)
+        if seconds > scope.interval:
+            self._lengthen(scope, seconds, now)
+        elif known and guessed and scope.interval < LONGEST:
+            scope.interval = jittered(seconds, self._jitter, self._rng)
+        return seconds
+
+    def set_interval(self, scope: Scope, seconds: float, now: float, same: bool = False) -> bool:
+        """Put another interval in force for a request that starts now; False if it may not then.
+
+        `same`: the text asks for what it asked for before. Then something else that slowed the
+        host is over, and no other origin of the host asks for a longer one.
+        """
+        if seconds > scope.interval and (scope.unheaded or scope.clock_at(seconds) > now):
+            self._lengthen(scope, seconds, now)
+            return False
+        if seconds <= DURABLE < scope.interval < LONGEST and not same:
+            self._memory.longer[scope.name] = scope.interval
+        scope.interval = jittered(seconds, self._jitter, self._rng)
+        return True
+
+    def _lengthen(self, scope: Scope, seconds: float, now: float) -> None:
+        """More is asked for than was known when the last request began."""
+        scope.interval = seconds
+        if self.keeper is not None and seconds > DURABLE:
+            self.keeper.remember(scope, now)
 
     # --- granting -----------------------------------------------------------------------
 
     def take(
-        self, url: str, host: str, wish: RobotsInterval, now: float | None = None
+        self, url: str, host: str, asked: RobotsInterval, now: float | None = None
     ) -> Grant | None:
-        """The turn, if it can be had at once and the host is known; None says nothing.
+        """The lease, if it can be had at once and the host is in memory; else None.
 
-        The caller has decided at this moment, and `wish` is what the text asks for now.
+        The caller has decided at this moment, and `asked` is what the text asks for now.
         """
         scope = self.scopes.get(host)
         if scope is None:
             return None
         if now is None:
             now = self.now()
-        kept = scope.interval
-        gap = scope.gap
-        if (
-            scope.in_flight
-            or wish is not scope.wish
-            or scope.line is not None
-            or scope.history is not None
-            or scope.shared
-            or kept is None
-            or kept.seconds != gap
-            or gap > self.plain_to
-            or self.granted >= self.turnstile
-            or (self.mixed and host in self.mixed)
-        ):
-            if self.pacing.dry_run or not self.free_now(scope, now):
-                return None
-            return self.try_take(scope, wish, now, url, None)
-        before = scope.basis
-        if before + gap > now:
+        if self.pacing.dry_run or not self.free_now(scope, now):
             return None
-        expires = now + self._ttl
-        grant = Grant(self, scope, url, now, expires, before, ())
-        scope.basis = now
-        scope.in_flight = scope.unheaded = 1
-        self.granted += 1
-        self.usual[grant] = None
-        if expires < self.turns.armed:
-            self.turns.arm(expires)
-        return grant
+        return self.grant(scope, asked, now, url, None)
 
     def free_now(self, scope: Scope, now: float) -> bool:
-        """May somebody take a turn of this host without standing in line?"""
-        if scope.line is not None or self.granted >= self.turnstile:
-            return False
-        if scope.in_flight or scope.history is not None:
-            due = scope.due_at()
-        else:
-            due = scope.basis + scope.gap  # the same, without a call
-        if due > now:
-            return False
-        if self.plain_to < 0 and (
-            self.turns.remote is not None or (self.frozen and scope.name in self.unanswered)
+        """May a request of this host start now, and does nobody wait for that?"""
+        if (
+            scope.queue is not None
+            or self.granted >= self.grant_limit
+            or scope.due_at() > now
+            or self.remote is not None
+            or (self.frozen and scope.name in self.unanswered)
         ):
             return False
         return not scope.shared or all(
-            other.line is None and other.due_at() <= now for other in scope.shared
+            other.queue is None and other.due_at() <= now for other in scope.shared
         )
 
-    def try_take(
-        self, scope: Scope, wish: RobotsInterval, now: float, url: str, ttl: float | None
+    def grant(
+        self, scope: Scope, asked: RobotsInterval, now: float, url: str, ttl: float | None
     ) -> Grant | None:
-        """All scopes or none, in one step; None if it may not start now after all.
+        """Start a request of a host that is due; None if it may not start now after all.
 
-        No await stands between the admission that brought the wish and the books. Raises
-        StorageError where its clocks can't be kept: nothing is granted then.
+        All scopes are taken or none, in one step: no await stands between the admission that
+        brought `asked` and this. Raises StorageError where its clocks can't be kept: nothing
+        is granted then.
         """
-        if self.plain_to < 0 and self.keeper is not None and not self.keeper.marked:
-            self.keeper.mark()
-            self.survey()
-        kept, before = scope.interval, scope.wish
-        if kept is not None and wish is before and scope.history is None:
-            gap = kept.seconds
+        keeper = self.keeper
+        if keeper is not None and keeper.unwritten and not keeper.marked:
+            keeper.mark()
+        before, derived = scope.asked, scope.derived
+        if asked is before and derived is not None and scope.history is None:
+            seconds = derived.seconds
         else:
-            gap = self.interval(scope, wish, now)
-        if gap != scope.gap and not self.change_gap(scope, gap, now, wish == before):
+            seconds = self.derive(scope, asked, now)
+        if seconds != scope.interval and not self.set_interval(
+            scope, seconds, now, asked == before
+        ):
             return None
+        grant = self._start(scope, now, now, url, ttl)
+        if keeper is not None:
+            try:
+                self.keep(grant, now, keeper.promise)
+            except BaseException:
+                self.granted -= 1  # not durable, so not granted
+                self.grant_limit -= 1
+                grant.undo()
+                raise
+        return grant
+
+    def grant_dry(
+        self, scope: Scope, asked: RobotsInterval, now: float, url: str, ttl: float | None
+    ) -> tuple[Grant, float]:
+        """A dry run: a grant at once, and the seconds it would have waited. The clocks run as if
+        it had."""
+        seconds = self.derive(scope, asked, now)
+        start = max(now, scope.promised_at(), scope.clock_at(seconds))
+        start = max([start, *(other.promised_at() for other in scope.shared)])
+        scope.interval = seconds
+        return self._start(scope, now, start, url, ttl), start - now
+
+    def hold(self, scope: Scope, url: str, now: float, seconds: float) -> Grant:
+        """A lease that an earlier process granted, open again: the clocks stay as they are."""
+        if seconds <= 0:
+            return Grant(self, scope, url, now, now, scope.basis, (), told=True, open=False)
+        clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
+        grant = self._start(scope, now, now, url, seconds)
+        for one, basis, interval in clocks:
+            one.basis, one.interval = basis, interval
+        return grant
+
+    def _start(self, scope: Scope, now: float, start: float, url: str, ttl: float | None) -> Grant:
+        """Take the slots of all scopes, and start their clocks at `start`."""
         expires = now + (self._ttl if ttl is None else ttl)
-        grant = Grant(self, scope, url, now, expires, scope.basis, scope.shared)
-        grant.refusals = 0 if scope.history is None else scope.history.refusals
-        scope.basis = now
-        if scope.in_flight:
-            scope.in_flight += 1
-            scope.unheaded += 1
-        else:
-            scope.in_flight = scope.unheaded = 1
-        if scope.shared:
-            self._take_shared(grant, now)
+        grant = Grant(self, scope, url, start, expires, scope.basis, scope.shared)
+        if scope.history is not None:
+            grant.refusals = scope.history.refusals
+        scope.basis = start
+        scope.in_flight += 1
+        scope.unheaded += 1
+        if grant.others:
+            self._start_shared(grant, start)
         self.granted += 1
         if ttl is None:
             self.usual[grant] = None
         else:
             self.leases.add_alone(grant)
-        if expires < self.turns.armed:
-            self.turns.arm(expires)
-        if self.keeper is not None:
-            try:
-                self._keep(grant, now, self.keeper.promise)
-            except BaseException:
-                self._ungrant(grant)  # not durable, so not granted
-                raise
+        if expires < self.timer.when:
+            self.timer.set(expires)
         return grant
 
-    def _ungrant(self, grant: Grant) -> None:
-        """It was never told of: as if it had not been."""
-        self._withdraw(grant)
-        grant.scope.basis = grant.undo
-        for other, basis in zip(grant.others, grant.undone, strict=True):
-            other.basis = basis
-        self.granted -= 1
-        self.turnstile -= 1
-
-    def _take_shared(self, grant: Grant, now: float) -> None:
-        grant.undone = tuple(other.basis for other in grant.others)
+    def _start_shared(self, grant: Grant, start: float) -> None:
+        grant.others_before = tuple(other.basis for other in grant.others)
         for other in grant.others:
-            other.basis = now
-            other.gap = jittered(other.settings.default, self._jitter, self.rng)
+            other.basis = start
+            other.interval = jittered(other.settings.default, self._jitter, self._rng)
             other.in_flight += 1
             other.unheaded += 1
 
-    def take_dry(
-        self, scope: Scope, wish: RobotsInterval, now: float, url: str, ttl: float | None
-    ) -> tuple[Grant, float]:
-        """A grant at once, and the seconds it would have waited: decide, and count."""
-        gap = self.interval(scope, wish, now)
-        clocks = [scope.basis + max(gap, scope.gap), *(o.clock_at() for o in scope.shared)]
-        start = max(now, scope.clock_at(), *clocks)
-        expires = now + (self._ttl if ttl is None else ttl)
-        grant = Grant(self, scope, url, start, expires, start, scope.shared)
-        if scope.history is not None:
-            grant.refusals = scope.history.refusals
-        scope.basis, scope.gap = start, gap
-        scope.in_flight += 1
-        scope.unheaded += 1
-        self._take_shared(grant, start)
-        self.granted += 1
-        self.leases.add_alone(grant)
-        self.turns.arm(grant.expires_at)
-        return grant, start - now
+    def keep(self, grant: Grant, now: float, keep: Callable[[Scope, float], None]) -> None:
+        """Make the clocks of a lease durable where they lie far enough ahead, or where something
+        else about them is not kept yet."""
+        for one in (grant.scope, *grant.others):
+            if self.must_keep(one):
+                keep(one, now)
 
-    def _keep(self, grant: Grant, now: float, keep: Callable[[Scope, float], None]) -> None:
-        """Make the clocks of a lease durable where they lie more than a second ahead, or
-        something else about them is not kept yet."""
-        scope = grant.scope
-        if scope.gap > DURABLE or scope.name in self.mixed or self._unkept(scope):
-            keep(scope, now)
-        for other in grant.others:
-            if other.gap > DURABLE or self._unkept(other):
-                keep(other, now)
+    def must_keep(self, scope: Scope) -> bool:
+        """Does a grant of this scope, or its head, have to be made durable?"""
+        return (
+            scope.interval > DURABLE
+            or scope.name in self._memory.longer
+            or (self.keeper is not None and self.keeper.unkept(scope))
+        )
 
-    def _unkept(self, scope: Scope) -> bool:
-        return self.keeper is not None and self.keeper.unkept(scope)
+    # --- serving those who wait ---------------------------------------------------------
 
-    # --- the life of a lease ------------------------------------------------------------
+    def run(self, now: float) -> None:
+        """Grant everything that can be had now, in the order in which it fell due.
 
-    def renew(self, grant: Grant, seconds: float) -> None:
-        """A new end, that many seconds from now."""
-        self.leases.remove(grant)
-        grant.expires_at = self.now() + max(0.0, seconds)
-        self.leases.add_alone(grant)
-        self.turns.arm(grant.expires_at)
+        Callbacks may join, leave and report meanwhile.
+        """
+        if self._running:
+            return  # the loop below sees what they did
+        self._running = True
+        self.behind = False
+        pop = self.queues.pop
+        try:
+            while self.granted < self.grant_limit:
+                queue = pop(now)
+                if queue is None:
+                    return
+                self._serve(queue, now)
+            self.behind = True
+        finally:
+            self._running = False
+        if self.halted and self.in_flight == 0:
+            self._on_idle()
+
+    def next_due(self) -> float:
+        """The moment at which a queue falls due, inf if none does by itself."""
+        # Where there is no room the end of a lease is what it takes.
+        return INF if self.behind else self.queues.next_due()
+
+    def freed(self, grant: Grant, now: float) -> None:
+        """Let those who wait for the scopes of a lease have a look, and grant what is due."""
+        queues = self.queues
+        queues.look_again(grant.scope, now)
+        if grant.others:
+            for other in grant.others:
+                queues.look_again(other, now)
+        if queues.ready or self.behind:
+            self.run(now)
+
+    def changed(self, scope: Scope, now: float) -> None:
+        """Something about a scope changed: grant what is due now."""
+        self.queues.look_again(scope, now)
+        self.run(now)
 
     def expire(self, now: float) -> None:
         """End every lease whose time is over; it counts as used until now. One whose request
@@ -533,40 +625,113 @@ class Engine(Accounts):
         """
         for grant in self.leases.over(now):
             if grant.in_use:
-                self.renew(grant, self.pacing.lease_ttl)
+                grant.renew(self.pacing.lease_ttl)
                 continue
             self.counters.expired += 1
             try:
-                self.release(grant)
+                grant.release()
             except GatekeeperError:
                 _log.exception("the end of a lease of %s was not kept", grant.host)
 
-    def head(self, grant: Grant) -> None:
-        """The response began: the clock counts from here."""
-        if grant.open and not grant.headed:
-            now = self.now()
-            self._head(grant, now)
-            try:
-                if self.keeper is not None:
-                    self._keep(grant, now, self.keeper.remember)
-            finally:
-                self._after(grant, now)
+    def _serve(self, queue: ScopeQueue, now: float) -> None:
+        """Offer one lease; whatever comes of it, the queue is then in its next place."""
+        if queue.parked is not None:
+            self._serve_shared(queue, now)
+            return
+        queues, scope = self.queues, queue.scope
+        shared = scope.shared
+        while True:
+            waiter = queue.only
+            if (waiter is None or waiter.gone) and (waiter := queue.first()) is None:
+                queues.retire(queue)
+                break
+            if (queue.due_at() if queue.special else scope.due_at()) > now:
+                queue.place = HELD
+                queues.look_again(scope, now)
+                break
+            if (shared or self.frozen) and self._hindered(queue, waiter, now):
+                break
+            if self._offer(queue, scope, waiter, now) and queue.alive:
+                queue.place = HELD
+                if scope.in_flight < scope.settings.limit:  # else it is not due
+                    queues.look_again(scope, now)
+                break  # one lease at a time: other hosts are due as well
+        if shared:
+            for other in shared:
+                queues.look_again(other, now)
 
-    def _head(self, grant: Grant, now: float) -> None:
-        grant.told = True
-        scope = grant.scope
-        scope.unheaded -= 1
-        if now > scope.basis:  # noqa: PLR1730 - the hot path: no call
-            scope.basis = now
-        if grant.others:
-            for other in grant.others:
-                other.unheaded -= 1
-                other.basis = max(other.basis, now)
-        if (remote := self.turns.remote) is not None:
-            for one in (scope, *grant.others):
-                remote.push(one, one.basis + one.gap, "")
+    def _hindered(self, queue: ScopeQueue, waiter: Waiter, now: float) -> bool:
+        """Does something other than the host's own clock forbid it? Then the queue waits there."""
+        if self.frozen and waiter.priority != ROBOTS and queue.scope.name in self.unanswered:
+            queue.place = HELD  # until the thaw; a robots.txt that joins is put anew
+            return True
+        for other in queue.scope.shared:
+            if other.due_at() > now:
+                self.queues.park(queue, other, now)
+                return True
+        return False
 
-    def report(
+    def _serve_shared(self, queue: ScopeQueue, now: float) -> None:
+        """A shared scope came free: the first parked queue gets its chance."""
+        if queue.scope.due_at() <= now and (first := self.queues.unpark(queue)) is not None:
+            self._serve(first, now)
+        if queue.parked:
+            queue.place = HELD
+            self.queues.look_again(queue.scope, now)
+        else:
+            self.queues.retire(queue)
+
+    def _offer(self, queue: ScopeQueue, scope: Scope, waiter: Waiter, now: float) -> bool:
+        """Offer a lease to one waiter; True if it was taken."""
+        queues = self.queues
+        try:
+            asked = waiter.offer()
+            if not isinstance(asked, RobotsInterval):
+                self._declined(queue, waiter, asked)
+                return False
+            if self.remote is not None and not self._reserved(queue, asked, now, self.remote):
+                return False
+            grant = self.grant(scope, asked, now, waiter.url, waiter.ttl)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the waiter's
+            self.counters.refused += 1
+            queues.served(queue, waiter)
+            waiter.refuse(error)
+            return False
+        if grant is None:
+            return False
+        queue.reserved_at = None
+        if not waiter.stays:
+            queues.served(queue, waiter)
+        elif queue.heap is not None:
+            queue.to_the_end(waiter)
+        waiter.deliver(grant)
+        return True
+
+    def _declined(self, queue: ScopeQueue, waiter: Waiter, answer: Offer) -> None:
+        """No lease is wanted now: the waiter fetches robots.txt, or only wanted to know."""
+        if answer == REFETCH:
+            self.counters.refetches += 1
+            self.queues.away(queue, waiter)
+        else:
+            self.queues.served(queue, waiter)
+
+    def _reserved(
+        self, queue: ScopeQueue, asked: RobotsInterval, now: float, remote: Remote
+    ) -> bool:
+        """Did the ledger book a start that may be used now? Otherwise one is asked for."""
+        if queue.reserved_at is not None and queue.reserved_at <= now <= queue.good_until:
+            return True
+        # Others count from its start: used late, it would come too close to theirs.
+        queue.reserved_at = None
+        queue.reserving = queue.special = True
+        own = self.derive(queue.scope, asked, now)
+        others = (other.settings.default for other in queue.scope.shared)
+        remote.request(queue, (own, *others))
+        return False
+
+    # --- what came of a lease -----------------------------------------------------------
+
+    def observe(
         self,
         grant: Grant,
         status: int | None,
@@ -574,131 +739,67 @@ class Engine(Accounts):
         retry_after: float | str | None,
         size: int | None,
         rate_limit: str | None,
-        now: float | None = None,
+        now: float,
     ) -> None:
-        """What came of it; a report is the head as well, if none was told of."""
-        if now is None:
-            now = self.now()
-        began = grant.open and not grant.told
-        if grant.told and status is None:
-            elapsed = None  # an answer began: whatever ended it is no failure of the host
-        if began:
-            self._head(grant, now)
-        scope = grant.scope
-        try:
-            if (
-                status is None
-                or status >= 400
-                or scope.history is not None
-                or self._learns
-                or retry_after is not None
-                or rate_limit is not None
-            ):
-                wait = http_fields.parse_retry_after(retry_after, self.clock.wall())
-                spread = http_fields.spread_of(rate_limit) or http_fields.NO_SPREAD
-                past = scope.history
-                # Sent before the last refusal came: a burst that is turned away is one refusal.
-                under_way = past is not None and grant.refusals < past.refusals
-                report = RequestReport(
-                    status, elapsed, wait, size, spread.seconds, spread.lasting, under_way
-                )
-                self._observe(grant, report, now)
-            if began and self.keeper is not None:
-                self._keep(grant, now, self.keeper.remember)
-        finally:
-            self._after(grant, now)
-
-    def _observe(self, grant: Grant, report: RequestReport, now: float) -> None:
-        if self.frozen and report.status is None:
-            return  # our own fault says nothing about the host (fetching.md section 6)
-        scope = grant.scope
-        if not self.learn(scope, report, now):
+        """Take a report into account, of which something may be learnt; see `Grant.report`."""
+        if self.frozen and status is None:
+            return  # a fault of our own tells nothing about the host
+        scope, past = grant.scope, grant.scope.history
+        wait = http_fields.parse_retry_after(retry_after, self.clock.wall())
+        spread = http_fields.spread_of(rate_limit) or http_fields.NO_SPREAD
+        # Sent before the last refusal came: a burst that is turned away is one refusal.
+        under_way = past is not None and grant.refusals < past.refusals
+        report = RequestReport(
+            status, elapsed, wait, size, spread.seconds, spread.lasting, under_way
+        )
+        if not self._learn(scope, report, now):
             return
         history = scope.past()
-        if report.status in REFUSALS and not report.under_way:
-            _log.info("%s: %s", scope.name, slowed(scope, self.clock, self.pacing))
+        if status in REFUSALS and not under_way:
+            slowed = history.slowed(now, self.clock.wall(), self.pacing)
+            _log.info("%s: %s", scope.name, slowed)
         self.counters.blocks += 1
         self._blocked(scope, now)
         for other in grant.others:
-            # Two hosts of one address complain: it is the machine that is tired.
+            # Two hosts of one address complain: it is the machine that is overloaded.
             if other.name.startswith("address:") and other.past().accused_by(scope.name):
                 other.past().block(history.blocked_until, f"{scope.name}: {history.reason}")
                 self._blocked(other, now)
 
+    def _learn(self, scope: Scope, report: RequestReport, now: float) -> bool:
+        """Take a report into account; True if it blocks the scope.
+
+        What it slows counts from this very request, and not from the next one on: the clock
+        says so at once, and outlives the process.
+        """
+        history = scope.past()
+        pause, slowed = history.error_pause(), history.back_off is not None
+        usual, guessed = 0.0, scope.asked is UNKNOWN
+        if slowed or report.status in REFUSALS:
+            self.derive(scope, scope.asked, now)
+            usual = scope.derived.usual if scope.derived is not None else 0.0
+        blocks = history.observe(report, now, usual, self.pacing, self._rng, guessed=guessed)
+        changed = history.error_pause() != pause or (slowed and history.back_off is None)
+        if not blocks:
+            self.forget_if_clear(scope, now)
+        seconds = self.derive(scope, scope.asked, now)
+        slower = seconds > scope.interval
+        if slower:
+            scope.interval = seconds
+        slower = slower and seconds > DURABLE
+        if self.keeper is not None and not blocks and (slower or changed):
+            self.keeper.remember(scope, now)
+        return blocks
+
+    def forget_if_clear(self, scope: Scope, now: float) -> None:
+        """Drop the history of a scope against which nothing is held any more."""
+        history = scope.history
+        if history is not None and history.latency is None and not history.owes(now, self.pacing):
+            scope.history = scope.derived = None
+
     def _blocked(self, scope: Scope, now: float) -> None:
         history = scope.past()
-        if self.turns.remote is not None:
-            self.turns.remote.push(scope, history.blocked_until, history.reason)
+        if self.remote is not None:
+            self.remote.push(scope, history.blocked_until, history.reason)
         if self.keeper is not None:
             self.keeper.remember(scope, now)
-
-    def release(self, grant: Grant) -> None:
-        """The slot is free; a request whose head was never told of counts until now."""
-        now = self.now()
-        began = not grant.headed
-        if began:
-            self._head(grant, now)
-        self._close(grant)
-        try:
-            if began and self.keeper is not None:
-                self._keep(grant, now, self.keeper.remember)
-        finally:
-            self._freed(grant, now)
-
-    def give_back(self, grant: Grant) -> None:
-        """The request never left: the slot is free, the clock stays as it was booked."""
-        if grant.headed:
-            self.release(grant)
-            return
-        self.counters.given_back += 1
-        self._withdraw(grant)
-        self._freed(grant, self.now())
-
-    def pass_on(self, grant: Grant) -> None:
-        """A turn that never reached its owner goes to the next who waits for the host."""
-        line = grant.scope.line
-        if grant.headed or line is None or line.first() is None:
-            self.give_back(grant)
-            return
-        self.counters.passed_on += 1
-        self._withdraw(grant)
-        # Nothing was sent since: the next one starts where this one would have.
-        if grant.scope.basis == grant.start_at:
-            grant.scope.basis = grant.undo
-        for number, other in enumerate(grant.others):
-            if other.basis == grant.start_at:
-                other.basis = grant.undone[number]
-        self._freed(grant, self.now())
-
-    def _withdraw(self, grant: Grant) -> None:
-        grant.told = grant.reported = True
-        for scope in (grant.scope, *grant.others):
-            scope.unheaded -= 1
-        self._close(grant)
-
-    def _close(self, grant: Grant) -> None:
-        grant.open = False
-        self.leases.remove(grant)
-        self.turnstile += 1
-        grant.scope.in_flight -= 1
-        if grant.others:
-            for other in grant.others:
-                other.in_flight -= 1
-        if self.on_idle is not None and self.in_flight == 0:
-            self.on_idle()
-
-    def _after(self, grant: Grant, now: float) -> None:
-        """A clock moved, and the slot stays taken: others of the host's slots, or of the
-        scopes that it shares, may be waited for."""
-        scope = grant.scope
-        if grant.others or (scope.line and scope.in_flight < scope.settings.limit):
-            self._freed(grant, now)
-
-    def _freed(self, grant: Grant, now: float) -> None:
-        """Let those who wait for the scopes of a lease have a look, and give what is due."""
-        turns = self.turns
-        turns.requeue(grant.scope, now)
-        for other in grant.others:
-            turns.requeue(other, now)
-        if turns.ready or turns.behind:
-            turns.run(now)

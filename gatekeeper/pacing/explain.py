@@ -1,18 +1,21 @@
-"""Every clock of a host, each with where it came from."""
+"""What `why()` shows and the deadlock check asks: a host's clocks, and the slots of a lease."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import PacingConfig
-from gatekeeper.pacing.scopes import INF, REFUSED, Interval, Scope, interval_for
+from gatekeeper.pacing.persistence import ScopeMemory
+from gatekeeper.pacing.scopes import INF, REFUSED, Interval, Scope, ScopeHistory, interval_for
 
-__all__ = ["ClockView", "explain", "slowed"]
+__all__ = ["EVERYTHING", "ClockView", "Need", "explain", "needs"]
 
 _ANSWER = re.compile(r"\A(?:[0-9]{3}|no status)\b")
 """How the reason of a block begins that an answer of the host drew."""
@@ -36,7 +39,7 @@ class ClockView(msgspec.Struct, frozen=True):
     decides: bool = False
     """Among the intervals: the one in force."""
     clamped: bool = False
-    """The operator's cap made the site's wish shorter."""
+    """The operator's cap made it shorter than the site asks."""
     since: datetime | None = None
     """Of a block, or an interval, that an answer drew: when that came (aware, UTC)."""
 
@@ -58,61 +61,51 @@ def explain(scope: Scope, clock: Clock, pacing: PacingConfig) -> tuple[ClockView
     return tuple(views)
 
 
-def slowed(scope: Scope, clock: Clock, pacing: PacingConfig) -> str:
-    """How far refusals slow a host at this moment, in one line; empty where they do not."""
-    history = scope.history
-    if history is None or history.back_off is None:
-        return ""
-    return history.back_off.sentence(clock.monotonic(), clock.wall(), pacing)
-
-
 def _clocks(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[ClockView]:
     now, wall = clock.monotonic(), clock.wall()
     views: list[ClockView] = []
-    found = scope.interval
-    if found is not None and scope.history is not None:
+    found, history = scope.derived, scope.history
+    if found is not None and history is not None:
         # What was in force at the last request need not be any more.
-        found = interval_for(scope.wish, scope.settings, scope.history, pacing, now)
-    refused = slowed(scope, clock, pacing) or REFUSED
+        found = interval_for(scope.asked, scope.settings, history, pacing, now)
+    refused = (history.slowed(now, wall, pacing) if history is not None else "") or REFUSED
 
-    def add(kind: str, source: str, until: float | None = None) -> None:
-        left = None if until is None else until - now
-        at = None if left is None else utc(wall + left)
-        views.append(ClockView(scope.name, kind, source, left, at))
-
-    due = scope.basis + scope.gap
+    due = scope.clock_at()
     if now < due < INF:
         why = found.source if found is not None else "clock of an earlier run"
         why = refused if why == REFUSED else why
         if found is None and scope.settings.default_source.endswith(" interval"):
-            why = f"{scope.settings.default_source} {scope.gap:g} s"
-        add("next", why, due)
+            why = f"{scope.settings.default_source} {scope.interval:g} s"
+        views.append(ClockView(scope.name, "next", why, due - now, utc(wall + due - now)))
     if found is not None:
         views.extend(_intervals(scope, found, refused))
-        taught = None if scope.history is None else scope.history.back_off
-        if taught is not None:
-            drawn = utc(wall + taught.when - now)
+        if history is not None and history.back_off is not None:
+            drawn = utc(wall + history.back_off.when - now)
             views = [replace(v, since=drawn) if v.source == refused else v for v in views]
     if scope.in_flight:
         waits = f", {scope.unheaded} before the head of the response" if scope.unheaded else ""
-        add("in_flight", f"busy x{scope.in_flight}{waits}")
-    if (history := scope.history) is not None:
-        if history.blocked_until > now:
-            add("block", history.reason, history.blocked_until)
-            if history.failures and _ANSWER.match(history.reason):
-                views[-1] = replace(views[-1], since=utc(wall + history.failed_at - now))
-        if history.paused:
-            add("pause", "operator")
-        if history.failures:
-            since = utc(wall + history.failed_at - now)
-            add("back-off", f"{history.failures} blocks in a row, the last at {since:%H:%M:%S}")
-        if history.probing:
-            add("probe", "after a block: one request at a time until one succeeds")
+        views.append(ClockView(scope.name, "in_flight", f"busy x{scope.in_flight}{waits}"))
+    if history is not None:
+        views.extend(_held_against(scope.name, history, now, wall))
     return views
 
 
+def _held_against(name: str, history: ScopeHistory, now: float, wall: float) -> Iterator[ClockView]:
+    failed_at = utc(wall + history.failed_at - now) if history.failures else None
+    if (left := history.blocked_until - now) > 0:
+        drawn = failed_at if _ANSWER.match(history.reason) else None
+        yield ClockView(name, "block", history.reason, left, utc(wall + left), since=drawn)
+    if history.paused:
+        yield ClockView(name, "pause", "operator")
+    if failed_at is not None:
+        text = f"{history.failures} blocks in a row, the last at {failed_at:%H:%M:%S}"
+        yield ClockView(name, "back-off", text)
+    if history.probing:
+        yield ClockView(name, "probe", "after a block: one request at a time until one succeeds")
+
+
 def _intervals(scope: Scope, found: Interval, refused: str) -> list[ClockView]:
-    """One for each voice; `refused` says at length what `REFUSED` stands for."""
+    """One for each part; `refused` is the whole sentence for `REFUSED`."""
     return [
         ClockView(
             scope.name,
@@ -124,3 +117,39 @@ def _intervals(scope: Scope, found: Interval, refused: str) -> list[ClockView]:
         )
         for seconds, source in found.parts
     ]
+
+
+EVERYTHING = ""
+"""The name under which all leases count together (pacing.max_in_flight)."""
+
+
+class Need(NamedTuple):
+    """A slot that a lease takes."""
+
+    scope: str
+    slots: int
+    """How many there are."""
+    paced: bool
+    """An interval is in force: a lease whose head is awaited keeps everybody else out."""
+
+
+def needs(memory: ScopeMemory, host: str, near: Iterable[str] = ()) -> list[Need]:
+    """Of which scopes a lease of the host takes a slot.
+
+    `near` names scopes that the host shares beside those that are known: its addresses,
+    before its first lease. None in a dry run, in which nobody waits.
+    """
+    pacing = memory.rules.pacing
+    if pacing.dry_run:
+        return []
+    scope = memory.scopes.get(host)
+    known: tuple[Scope, ...]
+    if scope is None:
+        known, near = (), (*memory.rules.shared_names(host), *near)
+    else:
+        known = (scope, *scope.shared)
+    names = {one.name for one in known}
+    beside = (memory.scopes[name] for name in near if name in memory.scopes and name not in names)
+    found = [Need(one.name, one.slots(), one.interval > 0) for one in (*known, *beside)]
+    found.append(Need(EVERYTHING, pacing.max_in_flight, False))
+    return found

@@ -1,11 +1,17 @@
-"""The ledger."""
+"""The ledger: who may start when, over all scopes, and over all processes that share it.
+
+The scheduler asks a ledger for the next start of a set of scopes. What is booked is spent:
+nobody gives a reservation back, so that a lost answer or a dead client can only slow a crawl.
+`MemoryLedger` is the one of this process; one that a fleet shares fits behind the same `Ledger`
+protocol, and is asked through `RemoteLedger`, the only part of the scheduler that knows it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from gatekeeper.clock import Clock
 from gatekeeper.pacing.queues import ScopeQueue
@@ -15,9 +21,6 @@ from gatekeeper.pacing.scopes import (
     Scope,
     ScopeSettings,
 )
-
-if TYPE_CHECKING:
-    from gatekeeper.pacing.engine import Engine
 
 __all__ = ["ClockState", "Ledger", "MemoryLedger", "RemoteLedger", "Request", "Reservation"]
 
@@ -60,11 +63,11 @@ class Ledger(Protocol):
 
 
 class MemoryLedger:
-    """The book in this process. It lends its scopes to one scheduler, which books directly.
+    """The ledger of this process. It lends its scopes to one scheduler, which uses them directly.
 
     >>> from gatekeeper.clock import VirtualClock
-    >>> book = MemoryLedger(VirtualClock())
-    >>> book.reserve_nowait([(("a.example",), 2.0), (("a.example",), 2.0)])
+    >>> ledger = MemoryLedger(VirtualClock())
+    >>> ledger.reserve_nowait([(("a.example",), 2.0), (("a.example",), 2.0)])
     [Reservation(start_at=0.0, epoch=0), Reservation(start_at=2.0, epoch=0)]
     """
 
@@ -72,15 +75,20 @@ class MemoryLedger:
 
     def __init__(self, clock: Clock, rules: Rules | None = None) -> None:
         self._clock = clock
-        self.rules = rules
-        self.scopes: dict[str, Scope] = {}
+        self._rules = rules
+        self._scopes: dict[str, Scope] = {}
+
+    def lend(self, rules: Rules) -> dict[str, Scope]:
+        """Every scope by its name, for a scheduler; those made here follow its rules from now."""
+        self._rules = rules
+        return self._scopes
 
     def scope(self, name: str) -> Scope:
-        """The scope of that name, begun if unknown."""
-        scope = self.scopes.get(name)
+        """The scope of that name, made if unknown."""
+        scope = self._scopes.get(name)
         if scope is None:
-            settings = self.rules.for_host(name) if self.rules is not None else _PLAIN
-            scope = self.scopes[name] = Scope(name, settings)
+            settings = self._rules.for_host(name) if self._rules is not None else _PLAIN
+            scope = self._scopes[name] = Scope(name, settings)
         return scope
 
     def reserve_nowait(self, requests: Sequence[Request]) -> list[Reservation]:
@@ -96,14 +104,13 @@ class MemoryLedger:
         self, now: float, names: tuple[str, ...], interval: float | tuple[float, ...]
     ) -> Reservation:
         scopes = [self.scope(name) for name in names]
-        gaps = interval if isinstance(interval, tuple) else (interval,) * len(scopes)
+        each = interval if isinstance(interval, tuple) else (interval,) * len(scopes)
         # The interval asked for now counts from the latest start, as in the scheduler.
         start = now
-        for scope, gap in zip(scopes, gaps, strict=True):
-            start = max(start, scope.clock_at(), scope.basis + gap)
-        for scope, gap in zip(scopes, gaps, strict=True):
-            scope.basis = start
-            scope.gap = gap
+        for scope, seconds in zip(scopes, each, strict=True):
+            start = max(start, scope.promised_at(), scope.clock_at(seconds))
+        for scope, seconds in zip(scopes, each, strict=True):
+            scope.basis, scope.interval = start, seconds
         return Reservation(start, self.epoch)
 
     async def block(self, scopes: Sequence[str], until: float, reason: str = "") -> None:
@@ -111,7 +118,7 @@ class MemoryLedger:
         self.block_nowait(scopes, until, reason)
 
     def block_nowait(self, scopes: Iterable[str], until: float, reason: str = "") -> None:
-        """The same at once."""
+        """Block without waiting; see `block`."""
         for name in scopes:
             self.scope(name).past().block(until, reason)
 
@@ -121,15 +128,12 @@ class MemoryLedger:
         return [
             ClockState(
                 scope.name,
-                scope.basis + scope.gap,
+                scope.clock_at(),
                 scope.history.blocked_until if scope.history is not None else -INF,
             )
-            for scope in self.scopes.values()
-            if scope.clock_at() > now
+            for scope in self._scopes.values()
+            if scope.promised_at() > now
         ]
-
-
-_PLAIN = ScopeSettings(default=0.0)
 
 
 _log = logging.getLogger(__name__)
@@ -144,13 +148,26 @@ RETRY_INITIAL = 0.1
 RETRY_MAX = 5.0
 
 
-class RemoteLedger:
-    """The `Remote` that the turns ask; owns the tasks that wait for answers."""
+Start = tuple[ScopeQueue, float | None, float]
+"""A queue, the start that was booked for it (None: it has to ask again), and until when that may
+be used (monotonic seconds)."""
+Deliver = Callable[[Sequence[Start], bool, float], None]
+"""Takes starts, whether all those delivered before are void, and the moment."""
 
-    def __init__(self, ledger: Ledger, clock: Clock, books: Engine) -> None:
+
+class RemoteLedger:
+    """Asks a ledger beyond this process, and stays right whatever it answers: a `Remote`.
+
+    The engine agrees first, then the ledger books a start, then the host's queue waits for that
+    start. A ledger that fails is asked again, later each time: nothing is granted without its
+    answer. What it booked for a request that then can't be sent is spent. It owns the tasks
+    that wait for answers, and hands each batch of those to `deliver`.
+    """
+
+    def __init__(self, ledger: Ledger, clock: Clock, deliver: Deliver) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._books = books
+        self._deliver = deliver
         self._wanted: list[tuple[ScopeQueue, Request]] = []
         self._pushes: dict[str, tuple[float, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -162,10 +179,10 @@ class RemoteLedger:
         self._closed = False
         self.failures = 0
 
-    def request(self, line: ScopeQueue, gaps: tuple[float, ...]) -> None:
-        """Ask for a start of this line, together with others that ask at the moment."""
-        names = (line.scope.name, *(other.name for other in line.scope.shared))
-        self._wanted.append((line, (names, gaps)))
+    def request(self, queue: ScopeQueue, intervals: tuple[float, ...]) -> None:
+        """Ask for a start of this queue, together with others that ask at the moment."""
+        names = (queue.scope.name, *(other.name for other in queue.scope.shared))
+        self._wanted.append((queue, (names, intervals)))
         self._schedule()
 
     def push(self, scope: Scope, until: float, reason: str) -> None:
@@ -204,7 +221,7 @@ class RemoteLedger:
             while True:
                 slack = self._slack
                 try:
-                    asked = [(names, _padded(gaps, slack)) for _, (names, gaps) in batch]
+                    asked = [(names, _padded(intervals, slack)) for _, (names, intervals) in batch]
                     answers = [Reservation(*one) for one in await self._ledger.reserve(asked)]
                     if len(answers) != len(batch):
                         raise ValueError(f"{len(batch)} asked, {len(answers)} answered")
@@ -215,26 +232,28 @@ class RemoteLedger:
                     delay = min(2 * delay, RETRY_MAX)
         finally:
             self._calls -= 1
-        now = self._clock.monotonic()
-        turns = self._books.turns
-        for (line, _), answer in zip(batch, answers, strict=True):
-            good_until = answer.start_at + slack
-            accepted = self._accepts(answer, good_until, now)
-            turns.answered(line, answer if accepted else None, good_until, now)
-        turns.run(now)
+        self._answered(batch, answers, slack)
         self._schedule()
 
-    def _accepts(self, answer: Reservation, good_until: float, now: float) -> bool:
-        """Not a start booked in a book that was lost since, nor one that came too late."""
-        if self._epoch is None or answer.epoch > self._epoch:
-            if self._epoch is not None:
-                self._books.turns.void_reservations()
-            self._epoch = answer.epoch
-        if now > good_until:
-            # The wire is slower than thought. What is booked next allows for that.
-            self._slack = min(MAX_SLACK, max(self._slack, 2 * (now - answer.start_at)))
-            return False
-        return answer.epoch == self._epoch
+    def _answered(
+        self, batch: list[tuple[ScopeQueue, Request]], answers: list[Reservation], slack: float
+    ) -> None:
+        """Pass on what may be used: not what was booked in a book that was lost since, nor what
+        came too late."""
+        now, known = self._clock.monotonic(), self._epoch
+        epoch = max(answer.epoch for answer in answers)
+        if known is not None:
+            epoch = max(epoch, known)
+        self._epoch = epoch
+        starts: list[Start] = []
+        for (queue, _), answer in zip(batch, answers, strict=True):
+            good_until = answer.start_at + slack
+            if now > good_until:
+                # The way there takes long. What is booked next allows for that.
+                self._slack = min(MAX_SLACK, max(self._slack, 2 * (now - answer.start_at)))
+            usable = now <= good_until and answer.epoch == epoch
+            starts.append((queue, answer.start_at if usable else None, good_until))
+        self._deliver(starts, known is not None and epoch > known, now)
 
     async def _push_all(self) -> None:
         delay = RETRY_INITIAL
@@ -267,7 +286,10 @@ class RemoteLedger:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _padded(gaps: float | tuple[float, ...], slack: float) -> tuple[float, ...]:
+def _padded(intervals: float | tuple[float, ...], slack: float) -> tuple[float, ...]:
     """Booked a little longer than needed, since a start may be used a little late."""
-    each = gaps if isinstance(gaps, tuple) else (gaps,)
-    return tuple(gap + slack if gap > 0 else 0.0 for gap in each)
+    each = intervals if isinstance(intervals, tuple) else (intervals,)
+    return tuple(seconds + slack if seconds > 0 else 0.0 for seconds in each)
+
+
+_PLAIN = ScopeSettings(default=0.0)

@@ -1,4 +1,15 @@
-"""Clocks that outlive the process."""
+"""Which scopes are held in memory, and what outlives the process.
+
+`ScopeMemory` makes, finds and forgets scopes within `pacing.max_hosts`; `Promises` keeps their
+clocks and blocks in a `Storage`, as `ClockRecord`s.
+
+Inside, every moment is monotonic; on disk it is wall time, and beside it stands when the
+record was made. The two meet here alone: when a record is made, and when it is read. While the
+machine runs nothing depends on what the wall clock is set to; once it was started anew the
+wall clock says how much time went by, and no block outlasts its own length.
+
+What can't be written is in force all the same, and its scope gets no lease until it is.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +23,11 @@ import msgspec
 
 from gatekeeper.clock import Clock, Stamp, boot_of
 from gatekeeper.errors import LeaseTimeout, StorageError
-from gatekeeper.pacing.engine import Engine
-from gatekeeper.pacing.scopes import DURABLE, INF, BackOff, Scope
+from gatekeeper.pacing.rules import SHARED, Rules
+from gatekeeper.pacing.scopes import DURABLE, INF, BackOff, Scope, ScopeSettings
 from gatekeeper.storage.base import ClockRecord, Storage
 
-__all__ = ["Memory", "Promises"]
+__all__ = ["Promises", "ScopeMemory"]
 
 RUNNING = "gatekeeper:running"
 """A record that is there while a scheduler runs; found at the start, it tells of a crash."""
@@ -27,7 +38,6 @@ _JUMP = 1.0
 _RECENT = 10.0
 """At a clean end, hosts asked within so many seconds are kept whatever their pace: the next
 run may learn that they ask for a slower one, which counts from that very request."""
-_SHARED = ("domain:", "address:", "group:")
 _MOMENTS = ("next_at", "blocked_until", "last_failure_at", "said_until", "refused_at")
 """The fields of a record that are wall seconds; 0: there is none."""
 
@@ -37,16 +47,16 @@ _log = logging.getLogger(__name__)
 class Promises:
     """Keeps clocks and blocks in a `Storage`."""
 
-    def __init__(self, storage: Storage, clock: Clock, books: Engine) -> None:
+    def __init__(self, storage: Storage, clock: Clock, memory: ScopeMemory) -> None:
         self._storage = storage
         self._clock = clock
-        self._books = books
+        self._memory = memory
         self._offset = clock.wall() - clock.monotonic()
         self._boot_id, counted = boot_of(clock)
         self._asleep = counted - clock.monotonic()
         """What the machine counts as seconds and `monotonic` does not: no clock has to be read
         for it, since whenever it grows the wall clock goes on as well (`check_wall`)."""
-        self._unkept: set[str] = set()
+        self.unwritten: set[str] = set()
         """Scopes whose latest promise could not be written when it was made."""
         self.made = 0
         """Records made durable since the start."""
@@ -61,13 +71,13 @@ class Promises:
             watch(self._look)
         now = self._clock.monotonic()
         if any(record.scope == RUNNING for record in records):
-            self._books.floor_until = now + DURABLE
+            self._memory.floor_until = now + DURABLE
         moved = self._wall_moved(records)
         left = 0
         for record in records:
             if record.scope == RUNNING:
                 continue
-            if len(self._books.scopes) < self._books.pacing.max_hosts or _is_shared(record):
+            if len(self._memory.scopes) < self._memory.rules.pacing.max_hosts or _is_shared(record):
                 scope = self.restore(record, now)
                 if moved and (scope.history is not None or self._owed(scope, now)):
                     # What counts as old is judged by the wall clock: upkeep.forget.
@@ -87,8 +97,8 @@ class Promises:
 
     @property
     def marked(self) -> bool:
-        """Would the next run know of a crash, and of the blocks that turns draw until then?"""
-        return RUNNING not in self._unkept
+        """Would the next run know of a crash, and of the blocks that leases draw until then?"""
+        return RUNNING not in self.unwritten
 
     @property
     def failing(self) -> str | None:
@@ -103,11 +113,11 @@ class Promises:
 
     def unkept(self, scope: Scope) -> bool:
         """Is a promise to it still unwritten, as far as is known here?"""
-        if not self._unkept:
+        if not self.unwritten:
             return False
         if self.marked and hasattr(self._storage, "failing") and self.failing is None:
-            self._unkept.clear()  # the storage has made up for all of them
-        return scope.name in self._unkept
+            self.unwritten.clear()  # the storage has made up for all of them
+        return scope.name in self.unwritten
 
     def _wall_moved(self, records: list[ClockRecord]) -> bool:
         """Was the wall clock set since the latest of them was made? It is logged."""
@@ -147,10 +157,10 @@ class Promises:
 
     def restore(self, record: ClockRecord, now: float) -> Scope:
         """The scope that a record describes."""
-        books = self._books
-        scope = books.scopes.get(record.scope)
+        memory = self._memory
+        scope = memory.scopes.get(record.scope)
         if scope is None:
-            begin = books.begin_shared if _is_shared(record) else books.begin
+            begin = memory.new_shared if _is_shared(record) else memory.new_host
             scope = begin(record.scope)
         self.check_wall(now)
         shift = self._shift(record, now)
@@ -159,17 +169,18 @@ class Promises:
         if (found := _CLOCK.match(reason)) is None:
             scope.not_before(now + ahead)
         else:
-            gap, reason = float(found[2]), found[3] or ""
+            interval, reason = float(found[2]), found[3] or ""
             if found[1]:
                 # Open at a crash: the request may have left at the last moment.
                 # What was written is not asked when: the wall clock may have jumped since.
-                scope.basis, scope.gap = now, gap
+                scope.basis, scope.interval = now, interval
             else:
                 # No request lies ahead, whatever the wall clock did since it was written.
-                scope.basis, scope.gap = min(record.next_at + shift - gap, now), gap
-                if gap <= DURABLE:
+                scope.basis = min(record.next_at + shift - interval, now)
+                scope.interval = interval
+                if interval <= DURABLE:
                     # After a crash: it was kept for a block; later requests were not.
-                    scope.basis = max(scope.basis, books.floor_until - DURABLE)
+                    scope.basis = max(scope.basis, memory.floor_until - DURABLE)
         blocked = record.blocked_until + shift
         said_until = record.said_until + shift
         if (
@@ -205,7 +216,7 @@ class Promises:
             min(when + shift, now) if when else now,
             record.retry_wait,
             record.blocked_until + shift,
-            self._books.pacing,
+            self._memory.rules.pacing,
         )
         return back_off
 
@@ -213,11 +224,11 @@ class Promises:
         """The scope as it is kept."""
         wall = self._clock.wall()
         shift = wall - now
-        gap = self._gap(scope)
-        clock = scope.basis + gap
+        interval = self._memory.longest_of(scope)
+        clock = scope.clock_at(interval)
         next_at = clock + shift if clock > -INF else 0.0
         history = scope.history
-        made_of = f"{'in flight, ' if scope.unheaded else ''}interval {gap!r}"
+        made_of = f"{'in flight, ' if scope.unheaded else ''}interval {interval!r}"
         if history is None:
             return ClockRecord(
                 scope=scope.name,
@@ -272,10 +283,9 @@ class Promises:
         self._look()
 
     def _look(self) -> None:
-        """No turn at all while nothing can be written: the block that it drew could not be."""
+        """No lease at all while nothing can be written: a block that it drew could not be."""
         if self.exhausted:
-            self._unkept.add(RUNNING)
-            self._books.survey()
+            self.unwritten.add(RUNNING)
 
     def _write(
         self, record: ClockRecord, write: Callable[[ClockRecord], None] | None = None
@@ -283,14 +293,14 @@ class Promises:
         try:
             (write or self._storage.promise)(record)
         except (StorageError, OSError) as error:
-            self._unkept.add(record.scope)
+            self.unwritten.add(record.scope)
             self._look()
             if isinstance(error, StorageError):
                 raise
             raise StorageError(f"a clock can't be kept: {error}") from error
         self.made += 1
-        if self._unkept:
-            self._unkept.discard(record.scope)
+        if self.unwritten:
+            self.unwritten.discard(record.scope)
 
     def keep(self, scope: Scope, now: float) -> None:
         """Kept in the storage's next batch."""
@@ -308,30 +318,27 @@ class Promises:
         self._offset, self._asleep = offset, asleep
         if abs(moved) > _JUMP:
             _tell_of_jump(moved)
-        for scope in self._books.scopes.values():
+        for scope in self._memory.scopes.values():
             # Also blocks that are past: after a jump back they would lie ahead again.
             if scope.history is not None or self._owed(scope, now):
                 self._write_anyhow(self.record(scope, now))
 
-    def _gap(self, scope: Scope) -> float:
-        return max(scope.gap, self._books.mixed.get(scope.name, 0.0))
-
     def _owed(self, scope: Scope, now: float) -> bool:
-        history = scope.history
+        history, interval = scope.history, self._memory.longest_of(scope)
         return (
-            (bool(scope.unheaded) and self._gap(scope) > DURABLE)
-            or scope.basis + self._gap(scope) > now + DURABLE
-            or (history is not None and history.owes(now, self._books.pacing))
+            (bool(scope.unheaded) and interval > DURABLE)
+            or scope.clock_at(interval) > now + DURABLE
+            or (history is not None and history.owes(now, self._memory.rules.pacing))
         )
 
     async def close(self) -> None:
         """Keep whatever is owed to anybody, and say that this was no crash."""
         now = self._clock.monotonic()
-        for scope in self._books.scopes.values():
-            recent = max(scope.clock_at(), scope.basis + _RECENT) > now
+        for scope in self._memory.scopes.values():
+            recent = max(scope.promised_at(), scope.basis + _RECENT) > now
             if recent or scope.unheaded or self._owed(scope, now):
                 self.keep(scope, now)
-        if self._books.floor_until <= now:
+        if self._memory.floor_until <= now:
             self._storage.forget_clock(RUNNING)
         # Else the last second of a crashed run is not over yet: what was asked then is still
         # unknown, and the next run must wait for it as well.
@@ -354,7 +361,7 @@ def _tell_of_jump(seconds: float, when: str = "") -> None:
 
 
 def _is_shared(record: ClockRecord) -> bool:
-    return record.scope.startswith(_SHARED)
+    return record.scope.startswith(SHARED)
 
 
 _SHARE = 16
@@ -363,67 +370,130 @@ _REST = 1e-5
 """Seconds a scope, of all that there are, before those are gone through again in vain."""
 
 
-class Memory:
-    """Finds and begins scopes; makes room when there are too many."""
+class ScopeMemory:
+    """The scopes held in memory, by name: made, found, and forgotten when there are too many.
 
-    def __init__(self, books: Engine, promises: Promises | None, storage: Storage | None) -> None:
-        self._books = books
-        self._promises = promises
-        self._storage = storage
-        self._max = books.pacing.max_hosts
-        self._loading: Counter[str] = Counter()
-        """Scopes whose records are on the way from the storage: they are not spilled
-        meanwhile, so that no record is older than the scope."""
-        self._in_vain_until = -INF
-        self.left = 0
-        """Clocks of earlier runs for which there was no room at the start."""
+    A scope may be forgotten when nobody waits for it, nothing is in flight, its clock is past
+    and nothing is held against it. If all are owed something, the least recently made are
+    moved to the storage, and come back from there before their host's next lease: every way to
+    a scope looks there before a new one is made.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        clock: Clock,
+        storage: Storage | None = None,
+        scopes: dict[str, Scope] | None = None,
+    ) -> None:
+        self.rules = rules
+        self.scopes: dict[str, Scope] = {} if scopes is None else scopes
+        self.promises = None if storage is None else Promises(storage, clock, self)
+        self.floor_until = -INF
+        """After a crash: no unknown host is asked before that moment."""
+        self.longer: dict[str, float] = {}
+        """Hosts whose origins ask for different intervals: the longer one in seconds. The next
+        process has to keep it, should it begin with that origin."""
         self.evicted = 0
         self.spilled = 0
+        self._clock = clock
+        self._storage = storage
+        self._open = False
+        self._left = 0
+        """Clocks of earlier processes for which there was no room at the start."""
+        self._loading: Counter[str] = Counter()
+        """Scopes whose records are on the way from the storage: they are not moved there
+        meanwhile, so that no record is older than the scope."""
+        self._in_vain_until = -INF
 
-    async def host(self, name: str, extra: tuple[str, ...]) -> Scope:
-        """The scope of a host, loaded if it was spilled, with its shared ones.
+    async def open(self) -> None:
+        """Read what earlier processes kept."""
+        if self.promises is not None:
+            self._left = await self.promises.load()
+        self._open = True
+
+    async def close(self) -> None:
+        """Keep whatever is owed to anybody. Raises StorageError; it is closed all the same."""
+        self._open = False
+        if self.promises is not None:
+            await self.promises.close()
+
+    # --- finding and making -------------------------------------------------------------
+
+    async def load_host(self, name: str, extra: tuple[str, ...]) -> Scope:
+        """`host`, without holding up the loop where it has to be read from the storage.
 
         Raises LeaseTimeout where there is no room for one more.
         """
-        books = self._books
-        if name not in books.scopes:
-            found = await self._load((name, *extra, *books.rules.shared_names(name)))
+        if name not in self.scopes:
+            found = await self._load((name, *extra, *self.rules.shared_names(name)))
             # No await from here on.
-            found = [record for record in found if record.scope not in books.scopes]
+            found = [record for record in found if record.scope not in self.scopes]
             self.admit(name)
-            if self._promises is not None:
-                now = books.clock.monotonic()
+            if self.promises is not None:
+                now = self._clock.monotonic()
                 for record in found:
-                    self._promises.restore(record, now)
-            if name not in books.scopes:
-                books.begin(name)
-        return books.host(name, extra)
+                    self.promises.restore(record, now)
+            if name not in self.scopes:
+                self.new_host(name)
+        return self.host(name, extra)
 
-    def adjust(self) -> None:
-        """Follow other settings of the books."""
-        self._max = self._books.pacing.max_hosts
+    def host(self, name: str, extra: tuple[str, ...] = ()) -> Scope:
+        """The scope of a host with those that it shares: the one in memory, or else the one in
+        the storage, or else a new one. It never refuses: see `admit`.
+        """
+        scope = self.known(name) or self.new_host(name)
+        if extra:
+            self.share(scope, extra)
+        return scope
 
-    def admit(self, name: str) -> None:
-        """Raises LeaseTimeout where there is no room for this host."""
-        if name not in self._books.scopes and not self.make_room():
-            raise LeaseTimeout(
-                name,
-                f"{name}: {len(self._books.scopes)} hosts are owed something already "
-                "(pacing.max_hosts)",
-            )
+    def known(self, name: str) -> Scope | None:
+        """The scope of that name, from memory or storage; None if there is nothing of it."""
+        scope = self.scopes.get(name)
+        if scope is None and self._open:
+            self.make_room()
+            scope = self._back(name)
+        return scope
 
-    # --- those elsewhere ----------------------------------------------------------------
+    def share(self, scope: Scope, extra: tuple[str, ...]) -> None:
+        """Set which scopes a host shares now: those of the configuration, and `extra`."""
+        names = tuple(dict.fromkeys((*self.rules.shared_names(scope.name), *extra)))
+        if names != tuple(other.name for other in scope.shared):
+            scope.shared = tuple(map(self._shared, names))
+
+    def _shared(self, name: str) -> Scope:
+        return self.scopes.get(name) or self._back(name) or self.new_shared(name)
+
+    def new_host(self, name: str) -> Scope:
+        """A new scope of a host of which nothing is known, or is about to be restored."""
+        scope = self._new(name, self.rules.for_host(name))
+        if not self.rules.plain:
+            self.share(scope, ())
+        return scope
+
+    def new_shared(self, name: str) -> Scope:
+        """A new scope that several hosts share."""
+        return self._new(name, self.rules.for_shared(name))
+
+    def _new(self, name: str, settings: ScopeSettings) -> Scope:
+        scope = self.scopes[name] = Scope(name, settings)
+        if self.floor_until > -INF:
+            # Shorter clocks were not kept: such a scope counts as just used.
+            scope.basis, scope.interval = self.floor_until - DURABLE, DURABLE
+        return scope
+
+    def longest_of(self, scope: Scope) -> float:
+        """Its interval in seconds, or the longer one that another origin of the host asks for."""
+        return max(scope.interval, self.longer.get(scope.name, 0.0))
 
     async def _load(self, names: tuple[str, ...]) -> list[ClockRecord]:
-        """The records of those that may have been spilled, without holding up the loop."""
-        if self._storage is None or not (self.spilled or self.left):
+        """The records of those that may be in the storage only."""
+        if self._storage is None or not (self.spilled or self._left):
             return []
         self._loading.update(names)
         try:
             found = [
-                await self._storage.load_clock(name)
-                for name in names
-                if name not in self._books.scopes
+                await self._storage.load_clock(name) for name in names if name not in self.scopes
             ]
         finally:
             self._loading.subtract(names)
@@ -432,60 +502,65 @@ class Memory:
                     del self._loading[name]
         return [record for record in found if record is not None]
 
-    def back(self, name: str) -> Scope | None:
-        """A spilled scope, back in the books, for those who can't wait; None: it was not
-        spilled. Raises StorageError.
+    def _back(self, name: str) -> Scope | None:
+        """A scope from the storage, for those who can't wait; None: it is not there only.
+        Raises StorageError.
         """
-        if self._storage is None or self._promises is None or not (self.spilled or self.left):
+        if not self._open or self._storage is None or self.promises is None:
             return None
-        record = self._storage.load_clock_nowait(name)
-        if record is None:
-            return None
-        return self._promises.restore(record, self._books.clock.monotonic())
+        record = self._storage.load_clock_nowait(name) if self.spilled or self._left else None
+        return None if record is None else self.promises.restore(record, self._clock.monotonic())
 
     # --- room ---------------------------------------------------------------------------
 
+    def admit(self, name: str) -> None:
+        """Raises LeaseTimeout where there is no room for this host."""
+        if name not in self.scopes and not self.make_room():
+            raise LeaseTimeout(
+                name,
+                f"{name}: {len(self.scopes)} hosts are owed something already (pacing.max_hosts)",
+            )
+
     def make_room(self) -> bool:
-        """Forget or spill where there are too many; False: there is no room for one more."""
-        scopes = self._books.scopes
-        if len(scopes) < self._max:
+        """Forget scopes, or move them to the storage, where there are too many; False: there is
+        no room for one more."""
+        scopes, most = self.scopes, self.rules.pacing.max_hosts
+        if len(scopes) < most:
             return True
-        now = self._books.clock.monotonic()
+        now = self._clock.monotonic()
         if now < self._in_vain_until:
             return False
-        goal = self._max - max(1, self._max // _SHARE)
+        goal = most - max(1, most // _SHARE)
         shared = {other for scope in scopes.values() for other in scope.shared}
-        idle = [
-            scope
-            for scope in scopes.values()
-            if scope.line is None
-            and not scope.in_flight
-            and scope not in shared
-            and scope.name not in self._loading
-        ]
         owed = []
-        for scope in idle:
+        for scope in list(scopes.values()):
+            if (
+                scope.queue is not None
+                or scope.in_flight
+                or scope in shared
+                or scope.name in self._loading
+            ):
+                continue
             if self._owed(scope, now):
                 owed.append(scope)
             else:
                 self._drop(scope)
                 self.evicted += 1
-        if self._promises is not None:
+        if self.promises is not None:
             for scope in owed[: max(0, len(scopes) - goal)]:
-                self._promises.keep(scope, now)
+                self.promises.keep(scope, now)
                 self._drop(scope)
                 self.spilled += 1
         if len(scopes) > goal:
             self._in_vain_until = now + len(scopes) * _REST
-        return len(scopes) < self._max
+        return len(scopes) < most
 
     def _drop(self, scope: Scope) -> None:
-        del self._books.scopes[scope.name]
-        self._books.mixed.pop(scope.name, None)
+        del self.scopes[scope.name]
+        self.longer.pop(scope.name, None)
 
     def _owed(self, scope: Scope, now: float) -> bool:
-        if scope.clock_at() > now or self._books.rules.overridden(scope.name):
+        due = max(scope.promised_at(), scope.clock_at(self.longest_of(scope)))
+        if due > now or self.rules.overridden(scope.name):
             return True
-        if scope.basis + self._books.mixed.get(scope.name, 0.0) > now:
-            return True
-        return scope.history is not None and scope.history.owes(now, self._books.pacing)
+        return scope.history is not None and scope.history.owes(now, self.rules.pacing)

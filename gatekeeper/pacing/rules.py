@@ -1,4 +1,4 @@
-"""The operator's word about hosts, compiled: which settings and which shared clocks.
+"""The operator's rules about hosts: which intervals, limits and shared clocks follow from them.
 
 The most specific `[[host]]` wins: the name itself, then the longest `*.suffix`, then `*`.
 """
@@ -11,9 +11,13 @@ from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError
 from gatekeeper.pacing.scopes import ScopeSettings
 
-__all__ = ["UNLIMITED", "HostRules", "Rules", "registered_domain_of"]
+__all__ = ["CONFIGURED", "SHARED", "HostRules", "Rules"]
 
-UNLIMITED = 1 << 60
+CONFIGURED = ("domain:", "group:")
+"""How the names of scopes begin that hosts share by configuration ..."""
+SHARED = (*CONFIGURED, "address:")
+"""... and of all that are shared."""
+_UNLIMITED = 1 << 60
 
 
 class HostRules:
@@ -35,7 +39,7 @@ class HostRules:
         return bool(self._exact or self._suffix or self._any)
 
     def say(self, rule: HostRule) -> None:
-        """Take a word in; it replaces, whole, the one for the same match. Raises ConfigError."""
+        """Add a rule; it replaces the one for the same match. Raises ConfigError."""
         match = match_named(rule.match)
         if match == "*":
             self._any = rule
@@ -45,7 +49,7 @@ class HostRules:
             self._exact[match] = rule
 
     def unsay(self, match: str) -> None:
-        """Take back the word for that match, if there is one. Raises ConfigError."""
+        """Remove the rule for that match, if there is one. Raises ConfigError."""
         match = match_named(match)
         if match == "*":
             self._any = None
@@ -55,14 +59,12 @@ class HostRules:
             self._exact.pop(match, None)
 
     def replace(self, rules: Iterable[HostRule]) -> None:
-        """Take back every word and say these, at once. Raises ConfigError, having changed
-        nothing.
-        """
+        """Put these in the place of all. Raises ConfigError, having changed nothing."""
         new = HostRules(rules)
         self._exact, self._suffix, self._any = new._exact, new._suffix, new._any
 
     def find(self, host: str) -> HostRule | None:
-        """The entry that speaks about this host, or None."""
+        """The rule for this host, or None."""
         if (rule := self._exact.get(host)) is not None:
             return rule
         if self._suffix:
@@ -75,7 +77,7 @@ class HostRules:
 
 
 class Rules:
-    """ScopeSettings of every scope: from the configuration, and overrides at run time."""
+    """The settings of every scope: from the configuration, and from rules added at run time."""
 
     def __init__(self, config: Config) -> None:
         self.pacing: PacingConfig = config.pacing
@@ -87,7 +89,7 @@ class Rules:
         pacing = config.pacing
         self._domain_of: Callable[[str], str | None] | None = None
         if pacing.domain_interval is not None:
-            self._domain_of = registered_domain_of()
+            self._domain_of = _registered_domain_of()
         for rule in config.host:
             self._check_group(rule)
 
@@ -141,18 +143,18 @@ class Rules:
         return settings
 
     def _shared_settings(self, kind: str, rest: str) -> ScopeSettings:
-        seconds, limit = 0.0, UNLIMITED
+        seconds, limit = 0.0, _UNLIMITED
         if kind == "domain":
             seconds = self.pacing.domain_interval or 0.0
         elif kind == "address":
             seconds = self.pacing.address_interval or 0.0
         elif kind == "group" and (group := self._groups.get(rest)) is not None:
             seconds = group.interval
-            limit = group.concurrency or UNLIMITED
+            limit = group.concurrency or _UNLIMITED
         return ScopeSettings(default=seconds, default_source=f"{kind} interval", limit=limit)
 
     def say(self, rule: HostRule) -> None:
-        """The operator's word at run time; it replaces, whole, that for the same match.
+        """Add a rule at run time; it replaces the one for the same match.
 
         Raises ConfigError, and changes nothing then.
         """
@@ -162,16 +164,13 @@ class Rules:
         self._kept.clear()
 
     def unsay(self, match: str) -> None:
-        """Take back the word for that match, the configured one too. Raises ConfigError."""
+        """Remove the rule for that match, a configured one too. Raises ConfigError."""
         self._hosts.unsay(match)
         self._said.discard(match_named(match))
         self._kept.clear()
 
     def replace(self, rules: tuple[HostRule, ...]) -> None:
-        """Another configuration's words instead of all that were said before.
-
-        Raises ConfigError, and changes nothing then.
-        """
+        """Put these rules in the place of all. Raises ConfigError, and changes nothing then."""
         for rule in rules:
             self._check_group(rule)
         self._hosts.replace(rules)
@@ -179,13 +178,13 @@ class Rules:
         self._kept.clear()
 
     def adjust(self, pacing: PacingConfig) -> None:
-        """Other settings of `[pacing]`; those that make a scope, or none, stay as they were."""
+        """Follow other settings of `[pacing]`; which scopes there are does not change."""
         self.pacing = pacing
         self._kept.clear()
         self._shared.clear()
 
     def overridden(self, host: str) -> bool:
-        """Was a word said about this host at run time?"""
+        """Was a rule for this very host added at run time?"""
         return host in self._said
 
     def _check_group(self, rule: HostRule) -> None:
@@ -195,7 +194,7 @@ class Rules:
             )
 
 
-def registered_domain_of() -> Callable[[str], str | None]:
+def _registered_domain_of() -> Callable[[str], str | None]:
     """A function from host to registered domain, by the Public Suffix List.
 
     Raises ConfigError where the extra `psl` is not installed.

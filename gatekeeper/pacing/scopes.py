@@ -1,17 +1,23 @@
-"""A scope and what is known of it: its clock, intervals, blocks, back-off."""
+"""Scopes: what a clock belongs to, and everything that says when it is due.
+
+A scope is a host, or something that hosts share: an address, a registered domain, a named
+group. Each has a clock (`Scope`), an interval that lies between its requests
+(`interval_for`), and, where its host ever refused, failed or was slow, a history of that
+(`ScopeHistory`, with `BackOff` for what refusals have taught). `Scope.due_at` puts them together
+and is the only place that says when a request may start.
+
+Nothing here does I/O or reads a clock: the time is a parameter. Moments are monotonic seconds.
+"""
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
 from gatekeeper.clock import utc
 from gatekeeper.config import PacingConfig
-
-if TYPE_CHECKING:
-    from gatekeeper.pacing.queues import ScopeQueue
 
 __all__ = [
     "DURABLE",
@@ -32,20 +38,36 @@ __all__ = [
     "jittered",
 ]
 
-_NEVER = float("inf")
-_EVEN = 1.0 + 1e-9
-"""Halving what was doubled may miss by a rounding error."""
-
 INF = float("inf")
+LONGEST = 10 * 366 * 86_400.0
+"""Ten years, in seconds: no interval or block is kept for longer than a datetime can say."""
 DURABLE = 1.0
-"""Clocks further ahead than this many seconds outlive the process (promise 8)."""
+"""A clock that lies further ahead than so many seconds is kept on disk before a grant or a report
+returns, and so outlives the process. Shorter ones are covered by one note that a process ran."""
+_EVEN = 1.0 + 1e-9
+"""Tolerance of a comparison: halving what was doubled may miss by a rounding error."""
 
 
 class BackOff:
-    """What refusals have taught about one host; begun by the first of them.
+    """How far refusals slow one host, and when it is asked faster again: a state machine.
 
-    `usual` is everywhere the interval without this: what the text, the operator and the host's
-    latency ask for, in seconds.
+    A site that answers 429 or 503 says that it was asked too often, and not how often it may be
+    asked. So the rate is found by trying (each number is a setting of `[pacing]`):
+
+    * A refusal doubles the interval in force, from at least the host's own interval, or from
+      `backoff_floor` where it has none; the interval that was refused is remembered.
+    * After `backoff_retry` the refused interval is tried again. While that goes well, the
+      interval in force halves for every `backoff_answers` good answers or `backoff_quiet`
+      seconds without a refusal, whichever comes first, until it is the host's own once more;
+      when that has gone well for `backoff_quiet` seconds, all is forgotten.
+    * A trial refused within `backoff_quiet` seconds is put off for twice as long as the one
+      before, up to `backoff_retry_max`. What is refused later than that counts as new.
+
+    A single 429 costs a factor of two for an hour; a site with a fixed limit is met a few times
+    on the first day and once a day from then on.
+
+    `usual` is everywhere the interval without this, in seconds: what the text, the operator and
+    the host's latency ask for. One is made at the first refusal.
 
     >>> pacing, taught = PacingConfig(), BackOff()
     >>> taught.refuse(429, usual=0.05, now=0.0, until=1.0, pacing=pacing)
@@ -75,14 +97,14 @@ class BackOff:
         """Seconds that are kept to instead of the usual ones; 0: the usual ones."""
         self.status = 0
         """Of the last refusal; 0: an earlier version did not keep it."""
-        self.when = -_NEVER
+        self.when = -INF
         """The moment of the last refusal."""
         self.wait = 0.0
         """Seconds from a refusal to the trial."""
-        self.try_at = _NEVER
-        self.trial = _NEVER
+        self.try_at = INF
+        self.trial = INF
         """When the trial began; inf: it has not."""
-        self.since = -_NEVER
+        self.since = -INF
         """In a trial: the beginning, or the last halving."""
         self.good = 0
         """Good answers since then."""
@@ -114,7 +136,7 @@ class BackOff:
         counts = first or not (guessed and self.guessed)
         if first:
             self.wait = min(pacing.backoff_retry, pacing.backoff_retry_max)
-        elif counts and self.trial < _NEVER:
+        elif counts and self.trial < INF:
             soon = now - self.trial < pacing.backoff_quiet
             again = 2.0 * self.wait if soon else pacing.backoff_retry
             self.wait = min(again, pacing.backoff_retry_max)
@@ -129,7 +151,7 @@ class BackOff:
     def answered(self, usual: float, now: float, pacing: PacingConfig) -> None:
         """A good answer to a request that was sent since the last refusal."""
         self._settle(usual, now, pacing)
-        if self.trial == _NEVER or not self.slowed:
+        if self.trial == INF or not self.slowed:
             return
         self.good += 1
         if self.good >= pacing.backoff_answers:
@@ -140,7 +162,7 @@ class BackOff:
         if self.guessed:
             self.guessed = False
             self.refused = min(self.refused, usual or pacing.backoff_floor)
-            if self.trial == _NEVER:
+            if self.trial == INF:
                 self._double(pacing)
 
     def restore(
@@ -188,10 +210,10 @@ class BackOff:
         less = self.slowed / 2.0
         goal = "the usual rate" if self._usual_enough(less, pacing) else f"one in {less:.3g} s"
         by = self.try_at
-        if self.trial < _NEVER:
+        if self.trial < INF:
             by = self.since + pacing.backoff_quiet
         again = f"{goal} is tried again at {_clock(by - now, wall)}"
-        if self.trial < _NEVER:
+        if self.trial < INF:
             again += f", or after {pacing.backoff_answers - self.good} good answers"
         what = f"a {self.status}" if self.status else "a refusal"
         return f"{pace} since {what} at {_clock(self.when - now, wall)}; {again}"
@@ -199,7 +221,7 @@ class BackOff:
     def _settle(self, usual: float, now: float, pacing: PacingConfig) -> None:
         """Let happen what time alone has brought since the last look."""
         self._usual = usual
-        if self.trial == _NEVER:
+        if self.trial == INF:
             if now < self.try_at:
                 return
             self.trial = self.try_at
@@ -212,7 +234,7 @@ class BackOff:
 
     def _double(self, pacing: PacingConfig) -> None:
         self.slowed = max(self.refused, min(2.0 * self.refused, pacing.backoff_max))
-        self.trial, self.good = _NEVER, 0
+        self.trial, self.good = INF, 0
 
     def _halve(self, at: float, pacing: PacingConfig) -> None:
         less = self.slowed / 2.0
@@ -233,7 +255,6 @@ REFUSALS = (429, 503)
 """What a site answers that is asked too often, RFC 6585 section 4 and RFC 9110 section 15.6.4."""
 LATENCY_WEIGHT = 0.2
 ERROR_CEILING = 60.0
-LONGEST_BLOCK = 10 * 366 * 86_400.0
 
 
 class RequestReport(msgspec.Struct, frozen=True, gc=False):
@@ -246,12 +267,13 @@ class RequestReport(msgspec.Struct, frozen=True, gc=False):
     """Seconds that the response asked for."""
     size: int | None = None
     spread: float = 0.0
-    """Seconds between requests that the RateLimit field allows (HTTP-11); 0: it is silent."""
+    """Seconds between requests that the RateLimit field allows, 0 where there is none:
+    draft-ietf-httpapi-ratelimit-headers (HTTP-11)."""
     spread_for: float = 0.0
     """Seconds for which that holds."""
     under_way: bool = False
-    """The request was sent before the host's last refusal came: of what has been done about
-    that it says nothing."""
+    """The request was sent before the host's last refusal came: it does not tell whether what
+    was done about that helps."""
 
     @property
     def failed(self) -> bool:
@@ -262,12 +284,17 @@ class RequestReport(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def good(self) -> bool:
-        """Only this may ever shorten an interval (promise 9)."""
+        """Only such a report may ever shorten an interval."""
         return self.status is not None and 200 <= self.status < 400
 
 
 class ScopeHistory:
-    """What one scope has shown; see the module. Mutable, touched by the books alone."""
+    """What one scope has shown and said: blocks, refusals, latency, errors, its RateLimit field.
+
+    It exists only for scopes that have something to show: a host that answers well has none.
+    Its circuit is closed, then open (blocked), then half open (one request at a time, whatever
+    the concurrency), then closed again by a success, or open for twice as long.
+    """
 
     __slots__ = (
         "accuser",
@@ -321,6 +348,10 @@ class ScopeHistory:
             or ((self.failures or self.probing) and not self._forgiven(now, pacing))
         )
 
+    def slowed(self, now: float, wall: float, pacing: PacingConfig) -> str:
+        """How far refusals slow the host, in one line; empty where they do not."""
+        return "" if self.back_off is None else self.back_off.sentence(now, wall, pacing)
+
     def error_pause(self) -> float:
         """Seconds that errors in a row ask for: none for two, then 1, 2, 4 ... 60."""
         if self.errors < 3:
@@ -357,7 +388,7 @@ class ScopeHistory:
         if report.spread:
             self.said, self.said_until = report.spread, now + report.spread_for
         if report.status in REFUSALS or (
-            # HTTP-08: Retry-After means something with redirects and refusals as well.
+            # RFC 9110 section 10.2.3 (HTTP-08): it may come with redirects and refusals as well.
             report.retry_after is not None and (report.status is None or report.status >= 300)
         ):
             self._turned_away(report, now, pacing, rng)
@@ -392,8 +423,8 @@ class ScopeHistory:
         self.probing = True
         said = "no status" if report.status is None else str(report.status)
         if report.retry_after is not None:
-            # A minimum (HTTP-08): obeyed as it stands.
-            wait = min(report.retry_after, LONGEST_BLOCK)
+            # A minimum: RFC 9110 section 10.2.3 (HTTP-08).
+            wait = min(report.retry_after, LONGEST)
             reason = f"{said}, Retry-After {report.retry_after:g}"
         else:
             doubled = pacing.backoff_initial * 2.0 ** min(self.failures - 1, 60)
@@ -421,16 +452,12 @@ class ScopeHistory:
         if self.latency is None:
             self.latency = max(0.0, report.elapsed)
         elif report.good or report.elapsed > self.latency:
-            # A quick error page is no sign of health: it may only slow us (promise 9).
+            # A quick error page is no sign of health: it may only slow us down.
             self.latency += LATENCY_WEIGHT * (max(0.0, report.elapsed) - self.latency)
 
     def _forgiven(self, now: float, pacing: PacingConfig) -> bool:
         # Quiet counts from the end of the block: a long block is no good conduct.
         return now >= max(self.failed_at, self.blocked_until) + pacing.forgive_after
-
-
-LONGEST = 10 * 366 * 86_400.0
-"""Ten years: no wish of a site is obeyed for longer than a datetime can say."""
 
 
 class RobotsInterval(msgspec.Struct, frozen=True, gc=False):
@@ -475,7 +502,7 @@ class Interval(msgspec.Struct, frozen=True):
 
     seconds: float
     parts: tuple[tuple[float, str], ...] = ()
-    """Every voice that was heard: its seconds and its source."""
+    """Everything that asked for an interval: its seconds and its source."""
     clamped: bool = False
     """The operator's cap made it shorter than the site asks."""
     usual: float = 0.0
@@ -488,7 +515,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 def interval_for(
-    wish: RobotsInterval,
+    asked: RobotsInterval,
     settings: ScopeSettings,
     history: ScopeHistory | None = None,
     pacing: PacingConfig | None = None,
@@ -497,15 +524,15 @@ def interval_for(
     """The largest of what site, operator and history ask for; `now` is monotonic seconds."""
     parts: list[tuple[float, str]] = []
     clamped = False
-    asked = wish.seconds
-    if asked is not None and asked >= 0:  # a NaN is no wish
-        asked = min(asked, LONGEST)
-        if settings.cap is not None and asked > settings.cap:
-            # Only by the operator's explicit setting, and flagged (fetching.md section 5).
-            parts.append((settings.cap, f"{wish.source}, capped at {settings.cap:g} s"))
+    seconds = asked.seconds
+    if seconds is not None and seconds >= 0:  # NaN asks for nothing
+        seconds = min(seconds, LONGEST)
+        if settings.cap is not None and seconds > settings.cap:
+            # Only by the operator's explicit setting, and flagged in `why()`.
+            parts.append((settings.cap, f"{asked.source}, capped at {settings.cap:g} s"))
             clamped = True
         else:
-            parts.append((asked, wish.source))
+            parts.append((seconds, asked.source))
     elif settings.own is None:
         parts.append((settings.default, f"{settings.default_source} {settings.default:g} s"))
     if settings.own is not None:
@@ -513,15 +540,15 @@ def interval_for(
     if settings.floor > 0:
         parts.append((settings.floor, f"pacing.min_interval {settings.floor:g} s"))
     if history is None or pacing is None:
-        usual = max(part[0] for part in parts)
+        usual = max(parts)[0]
         return Interval(usual, tuple(parts), clamped, usual)
     if pacing.latency_factor > 0 and history.latency is not None:
         slow = pacing.latency_factor * history.latency
         slow = max(pacing.latency_floor, min(slow, pacing.latency_cap))
         parts.append((slow, f"latency {history.latency:.3g} s x {pacing.latency_factor:g}"))
-    usual = max(part[0] for part in parts)
+    usual = max(parts)[0]
     parts.extend(_for_now(history, usual, pacing, now))
-    return Interval(max(part[0] for part in parts), tuple(parts), clamped, usual)
+    return Interval(max(parts)[0], tuple(parts), clamped, usual)
 
 
 def _for_now(
@@ -548,71 +575,86 @@ def jittered(seconds: float, share: float, rng: random.Random) -> float:
 class Scope:
     """What a clock belongs to: a host, an address, a registered domain, a named group.
 
-    A request may start when `basis + gap` has passed, where `basis` is the latest start
-    or response head. The interval is kept beside the clock and not folded into it, so
-    that a rate learnt later (a robots.txt that was just read) counts from the same basis.
+    `basis` is the latest start or response head, and `interval` the seconds in force after it.
+    They are kept apart, so that an interval learnt later (a robots.txt that was just read)
+    counts from the same request.
     """
 
     __slots__ = (
+        "asked",
         "basis",
-        "gap",
+        "derived",
         "history",
         "in_flight",
         "interval",
-        "line",
         "name",
+        "queue",
         "settings",
         "shared",
         "unheaded",
-        "wish",
     )
 
     def __init__(self, name: str, settings: ScopeSettings, shared: tuple[Scope, ...] = ()) -> None:
         self.name = name
         self.settings = settings
         self.shared = shared
-        """Scopes of others that a lease of this host takes as well."""
+        """Scopes that a lease of this host takes beside its own."""
         self.basis = -INF
-        self.gap = 0.0
-        self.interval: Interval | None = None
-        self.wish: RobotsInterval = NO_RATE
+        self.interval = 0.0
+        """Seconds in force, jitter included."""
+        self.asked: RobotsInterval = NO_RATE
+        """What the text of the host asked for last."""
+        self.derived: Interval | None = None
+        """What the interval was derived from; None: an earlier process did that."""
         self.in_flight = 0
         self.unheaded = 0
         """Leases whose response head is still awaited."""
         self.history: ScopeHistory | None = None
-        self.line: ScopeQueue | None = None
-        """Who waits; None where nobody does."""
+        self.queue: Any = None
+        """Who waits for it, a `ScopeQueue`; None where nobody does."""
 
     def due_at(self) -> float:
-        """When a request may start, by clock, block and slots; inf: not before an event."""
-        history = self.history
-        if history is None:
-            if self.in_flight >= self.settings.limit or (self.unheaded and self.gap > 0):
-                return INF
-            return self.basis + self.gap
-        if history.paused:
-            return INF
-        # Half open: one probe at a time, whatever the limit.
-        limit = 1 if history.probing else self.settings.limit
-        if self.in_flight >= limit or (self.unheaded and self.gap > 0):
-            return INF
-        return max(self.basis + self.gap, history.blocked_until)
+        """When the next request may start: by clock, block, pause and free slots.
 
-    def clock_at(self) -> float:
-        """The same without the slots: what is promised whoever is in flight."""
-        clock = self.basis + self.gap
-        return clock if self.history is None else max(clock, self.history.blocked_until)
+        Monotonic seconds, perhaps past; inf: not before something happens (a lease ends, its
+        response begins, the operator resumes the host).
+        """
+        history = self.history
+        if self.in_flight:
+            # Half open, after a block: one request at a time, whatever the limit.
+            half_open = history is not None and history.probing
+            if self.in_flight >= (1 if half_open else self.settings.limit) or (
+                self.unheaded and self.interval > 0
+            ):
+                return INF
+        if history is None:
+            return self.basis + self.interval
+        return INF if history.paused else self.promised_at()
+
+    def promised_at(self) -> float:
+        """The moment before which no request starts, whoever is in flight: clock and block."""
+        due = self.basis + self.interval
+        return due if self.history is None else max(due, self.history.blocked_until)
+
+    def clock_at(self, interval: float = 0.0) -> float:
+        """When its interval is over, or `interval` seconds from the basis if that is later."""
+        return self.basis + max(self.interval, interval)
 
     def not_before(self, moment: float) -> None:
         """No start before that moment, whatever the interval turns out to be.
 
-        The gap is longer than any interval: none is counted from this basis once more.
+        The interval set is longer than any other: none is counted from this basis once more.
         """
-        self.gap = LONGEST
+        self.interval = LONGEST
         self.basis = moment - LONGEST
 
     def past(self) -> ScopeHistory:
-        """The history, begun if there is none."""
+        """Its history, begun if there is none."""
         if self.history is None:
             self.history = ScopeHistory()
         return self.history
+
+    def slots(self) -> int:
+        """How many requests may be in flight at once."""
+        half_open = self.history is not None and self.history.probing
+        return 1 if half_open else self.settings.limit

@@ -1,4 +1,10 @@
-"""Simulation."""
+"""The scheduler under virtual time, against simulated sites, before an independent judge.
+
+The engine that serves a crawl is driven here as fast as the machine can, by sites that answer
+slowly, refuse, fail, or never answer. The judge knows the sites' side alone (when requests
+started, when their responses began and ended, what the site asked for) and nothing of the
+engine.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +20,9 @@ import msgspec
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
-from gatekeeper.pacing.engine import Engine
-from gatekeeper.pacing.ledger import MemoryLedger
-from gatekeeper.pacing.queues import Grant, Offer, Waiter
+from gatekeeper.pacing.engine import Engine, Grant
+from gatekeeper.pacing.persistence import ScopeMemory
+from gatekeeper.pacing.queues import Offer, Waiter
 from gatekeeper.pacing.rules import Rules
 from gatekeeper.pacing.scopes import INF, RobotsInterval, Scope
 
@@ -107,7 +113,7 @@ class Judge:
         account.blocked_until = max(account.blocked_until, until)
 
 
-_WISHES = (
+_ASKED = (
     RobotsInterval(None),
     RobotsInterval(None),
     RobotsInterval(None),
@@ -117,7 +123,7 @@ _WISHES = (
 )
 # Seconds until the head, and until the end. Sums of such fractions are exact, so that what
 # happens in one instant of virtual time does so in one, and not a rounding error apart.
-_PACES = ((0.0625, 0.0625), (0.1875, 0.1875), (0.125, 0.625), (1.5, 1.5))
+_SPEEDS = ((0.0625, 0.0625), (0.1875, 0.1875), (0.125, 0.625), (1.5, 1.5))
 _TROUBLE = 0.02
 """Share of requests that do not simply succeed."""
 
@@ -141,9 +147,10 @@ class SimulationReport(msgspec.Struct, frozen=True):
 
 
 class _Site(Waiter):
-    """A simulated host: it waits for its own turns, and experiences its visitor."""
+    """A simulated host: it waits for its own leases, and experiences its visitor."""
 
     __slots__ = (
+        "asked",
         "basis",
         "blocked_until",
         "ends",
@@ -154,36 +161,35 @@ class _Site(Waiter):
         "sim",
         "todo",
         "unheaded",
-        "wish",
     )
 
     def __init__(
-        self, sim: _Simulation, scope: Scope, wish: RobotsInterval, pace: int, todo: int
+        self, sim: _Simulation, scope: Scope, asked: RobotsInterval, speed: int, todo: int
     ) -> None:
         # One object a host, and not two: there are a million. Nor is `Waiter.__init__` called.
         self.url, self.priority, self.ttl = scope.name, 0.0, None
         self.gone = self.away = False
-        default = sim.books.pacing.default_interval
-        self.interval = default if wish.seconds is None else wish.seconds
+        default = sim.engine.pacing.default_interval
+        self.interval = default if asked.seconds is None else asked.seconds
         self.limit = scope.settings.limit
         self.basis = self.blocked_until = -INF
         self.in_flight = self.unheaded = 0
         self.sim = sim
-        self.wish = wish
-        self.heads = sim.heads[pace]
-        self.ends = sim.ends[pace]
+        self.asked = asked
+        self.heads = sim.heads[speed]
+        self.ends = sim.ends[speed]
         self.todo = todo
         """URLs left."""
         self.stays = todo > 1
 
     def offer(self) -> Offer:
-        return self.wish
+        return self.asked
 
     def deliver(self, grant: Grant) -> None:
-        """The judge looks at the turn, and the request takes its course."""
+        """The judge looks at the start, and the request takes its course."""
         todo = self.todo = self.todo - 1
         if todo == 1:
-            self.stays = False  # the next turn is the last
+            self.stays = False  # the next lease is the last
         self.sim.judge.start(self, grant.start_at)
         if grant.others:
             for other in grant.others:
@@ -204,29 +210,29 @@ _UnderWay = tuple[Grant, _Site]
 
 
 class _Simulation:
-    """Sites, events and the judge round one set of books."""
+    """Sites, events and the judge around one engine."""
 
     def __init__(self, config: Config, seed: int) -> None:
         self.clock = VirtualClock()
         self.rng = random.Random(seed)
-        rules = Rules(config)
-        ledger = MemoryLedger(self.clock, rules)
-        self.books = Engine(self.clock, rules, ledger, random.Random(seed + 1))
+        self.memory = ScopeMemory(Rules(config), self.clock)
+        self.engine = Engine(self.clock, self.memory, random.Random(seed + 1))
+        self.engine.open()
         self.judge = Judge()
         self.accounts: dict[Scope, Experience] = {}
         """Of the scopes that several hosts share."""
-        # Requests of one pace begin and end in the order of their starts: queues, no heap.
+        # Requests of one speed begin and end in the order of their starts: queues, no heap.
         self.heads: list[deque[_UnderWay] | None] = [
-            deque() if head != end else None for head, end in _PACES
+            deque() if head != end else None for head, end in _SPEEDS
         ]
-        self.ends: list[deque[_UnderWay]] = [deque() for _ in _PACES]
+        self.ends: list[deque[_UnderWay]] = [deque() for _ in _SPEEDS]
         self._queues = [
             *(
                 (heads, head)
-                for heads, (head, _) in zip(self.heads, _PACES, strict=True)
+                for heads, (head, _) in zip(self.heads, _SPEEDS, strict=True)
                 if heads is not None
             ),
-            *((ends, end) for ends, (_, end) in zip(self.ends, _PACES, strict=True)),
+            *((ends, end) for ends, (_, end) in zip(self.ends, _SPEEDS, strict=True)),
         ]
         self._lost: list[tuple[float, int, _UnderWay]] = []
         """A heap of requests that nobody will report, by the end of their leases."""
@@ -234,22 +240,22 @@ class _Simulation:
 
     def add(self, name: str, todo: int) -> None:
         """A host with so many URLs to be fetched."""
-        scope = self.books.host(name)
+        scope = self.memory.host(name)
         for other in scope.shared:
             if other not in self.accounts:
                 settings = other.settings
                 self.accounts[other] = Account(settings.default, settings.limit)
         rng = self.rng
-        wish = _WISHES[int(rng.random() * len(_WISHES))]
-        site = _Site(self, scope, wish, int(rng.random() * len(_PACES)), todo)
-        self.books.turns.join(scope, site, 0.0)
+        asked = _ASKED[int(rng.random() * len(_ASKED))]
+        site = _Site(self, scope, asked, int(rng.random() * len(_SPEEDS)), todo)
+        self.engine.queues.join(scope, site, 0.0)
 
     def run(self) -> None:
         """Until no URL is left and nothing is in flight."""
-        turns, clock, leases = self.books.turns, self.clock, self.books.leases
+        engine, clock, leases = self.engine, self.clock, self.engine.leases
         while True:
-            turns.run(clock.monotonic())
-            when = min(turns.next_due(), self._next_event(), leases.next())
+            engine.run(clock.monotonic())
+            when = min(engine.next_due(), self._next_event(), leases.next())
             if when == INF:
                 return
             clock.advance(max(0.0, when - clock.monotonic()))
@@ -267,7 +273,7 @@ class _Simulation:
         return when
 
     def _begin(self, now: float) -> None:
-        for queue, (delay, _) in zip(self.heads, _PACES, strict=True):
+        for queue, (delay, _) in zip(self.heads, _SPEEDS, strict=True):
             while queue and queue[0][0].start_at + delay <= now:
                 grant, site = queue.popleft()
                 grant.head()
@@ -277,7 +283,7 @@ class _Simulation:
 
     def _finish(self, now: float) -> None:
         random_share, judge, accounts = self.rng.random, self.judge, self.accounts
-        for queue, (_, delay) in zip(self.ends, _PACES, strict=True):
+        for queue, (_, delay) in zip(self.ends, _SPEEDS, strict=True):
             while queue and queue[0][0].start_at + delay <= now:
                 grant, site = queue.popleft()
                 headed = grant.told
@@ -312,7 +318,7 @@ class _Simulation:
             judge.block(site, now + 30.0)
             grant.report(429, 0.1, 30.0)
         elif kind == 1:
-            judge.block(site, now + self.books.pacing.backoff_initial)
+            judge.block(site, now + self.engine.pacing.backoff_initial)
             grant.report(503, 0.1)
         elif kind == 2:
             grant.report(None, 10.0)
@@ -323,7 +329,7 @@ class _Simulation:
             grant, site = heapq.heappop(self._lost)[2]
             for account in (site, *(self.accounts[other] for other in grant.others)):
                 self.judge.end(account, now, grant.headed)
-        self.books.expire(now)
+        self.engine.expire(now)
 
 
 def simulate(
@@ -356,12 +362,12 @@ def simulate(
     sim.run()
     return SimulationReport(
         hosts=hosts,
-        leases=sim.books.granted,
+        leases=sim.engine.granted,
         violations=dict(sim.judge.violations),
         virtual_seconds=sim.clock.monotonic(),
         cpu_seconds=time.process_time() - begun,
-        expired=sim.books.counters.expired,
-        blocks=sim.books.counters.blocks,
+        expired=sim.engine.counters.expired,
+        blocks=sim.engine.counters.blocks,
     )
 
 

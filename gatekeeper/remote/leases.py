@@ -34,7 +34,7 @@ from gatekeeper.errors import (
     SidecarError,
 )
 from gatekeeper.middleware import Unentered, hold_in_context, inherited, open_leases, wrong_report
-from gatekeeper.pacing.engine import Need
+from gatekeeper.pacing.explain import Need
 from gatekeeper.remote.connection import (
     Outbox,
     OutboxMessage,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import PacingConfig
-from gatekeeper.pacing.queues import Grant
+from gatekeeper.pacing.engine import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import (
     UNKNOWN,
@@ -417,7 +417,7 @@ async def test_latency_and_refusals_slow_beside_each_other(make: Make, clock: Vi
     grant = await scheduler.acquire("u", HOST, admit=lambda: FAST)
     grant.report(429, elapsed=0.2, retry_after=1)
     grant.release()
-    back_off = scheduler._books.scopes[HOST].past().back_off
+    back_off = scheduler._engine.scopes[HOST].past().back_off
     assert back_off is not None
     assert back_off.refused == 0.05  # the latency was not in force for that request
     (view,) = [view for view in scheduler.why(HOST) if view.decides]
@@ -451,11 +451,11 @@ async def test_a_robots_txt_that_can_not_be_had_says_nothing_of_the_pace_of_page
 
     async def maintenance() -> None:
         for _ in range(6):
-            grant = await scheduler.acquire_robots("r", HOST, wish=UNKNOWN)
+            grant = await scheduler.acquire_robots("r", HOST, asked=UNKNOWN)
             grant.report(503, 0.1, retry_after=300.0)
             grant.release()
             scheduler.told(HOST, UNKNOWN)
-        grant = await scheduler.acquire_robots("r", HOST, wish=UNKNOWN)
+        grant = await scheduler.acquire_robots("r", HOST, asked=UNKNOWN)
         grant.report(200, 0.1)
         grant.release()
 
@@ -522,7 +522,7 @@ async def test_what_was_learnt_and_when_it_is_tried_again_survive(
     assert await leases(scheduler, clock, 21, FAST) == pytest.approx(1.0, abs=0.25)
     await refuse(scheduler, clock, FAST, retry_after=1)
     scheduler = await runs.again(crash=crash)
-    back_off = scheduler._books.scopes[HOST].past().back_off
+    back_off = scheduler._engine.scopes[HOST].past().back_off
     assert back_off is not None
     assert back_off.wait == 2 * HOUR  # the trial was refused at once
 
@@ -567,7 +567,7 @@ async def test_a_lease_of_an_earlier_run_that_was_refused_is_slowed_by_its_own_i
     make: Make, clock: VirtualClock
 ) -> None:
     scheduler = await make()
-    scheduler._books.host(HOST).not_before(clock.monotonic())
+    scheduler._memory.host(HOST).not_before(clock.monotonic())
     grant: Grant = await scheduler.hold("u", HOST, 60.0)
     grant.report(429, 0.1, 1.0)
     grant.release()

@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.pacing.queues import REFETCH, Grant
+from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.queues import REFETCH
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.pacing.simulation import Account, Judge
@@ -93,7 +94,7 @@ class Politeness(RuleBasedStateMachine):
             self.asking[host] += 1
             try:
                 grant = await self.scheduler.acquire_robots(
-                    f"https://{host}/robots.txt", host, wish=self.wishes[host]
+                    f"https://{host}/robots.txt", host, asked=self.wishes[host]
                 )
             finally:
                 self.asking[host] -= 1

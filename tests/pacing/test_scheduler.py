@@ -12,7 +12,8 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule
 from gatekeeper.errors import GateClosed, LeaseTimeout
-from gatekeeper.pacing.queues import REFETCH, Grant
+from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.queues import REFETCH
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval
 

@@ -1,4 +1,4 @@
-"""The short roads of plain turns do what the long ones do, and are closed where they must be."""
+"""What skips a step does what taking it does; `take` grants only what nobody waits for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.pacing.queues import Grant
+from gatekeeper.pacing.engine import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval, Scope
 
@@ -24,6 +24,7 @@ class Recorder:
     def __init__(self) -> None:
         self.promises: list[tuple[str, float, float, int]] = []
         self.marked = True
+        self.unwritten: set[str] = set()
 
     def mark(self) -> None:
         """It is."""
@@ -35,7 +36,7 @@ class Recorder:
         self.promise(scope, now)
 
     def promise(self, scope: Scope, now: float) -> None:
-        self.promises.append((scope.name, scope.basis, scope.gap, scope.unheaded))
+        self.promises.append((scope.name, scope.basis, scope.interval, scope.unheaded))
 
 
 async def known(scheduler: Scheduler, wish: RobotsInterval = SECOND) -> None:
@@ -45,31 +46,24 @@ async def known(scheduler: Scheduler, wish: RobotsInterval = SECOND) -> None:
     grant.release()
 
 
-def by_the_long_roads(scheduler: Scheduler) -> None:
-    books = scheduler._books
-    books.on_idle = lambda: None
-
-    def survey() -> None:
-        type(books).survey(books)
-        books.plain_to = -1.0
-
-    books.survey = survey  # type: ignore[method-assign]
-    survey()
-
-
 class Crawl:
     """One of two crawls that do the same."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, *, every_step: bool) -> None:
         self.scheduler = scheduler
         self.keeper = Recorder()
-        scheduler._books.keeper = self.keeper
-        scheduler._books.survey()
+        scheduler._engine.keeper = self.keeper  # type: ignore[assignment]
+        self.every_step = every_step
+        # Each report is looked at, and each end of a lease looks for those who wait.
+        scheduler._engine.learns_latency = every_step
         self.open: list[Grant] = []
 
     def step(self, kind: int, host: str, wish: RobotsInterval, pick: float, status: int) -> Any:
+        if self.every_step:
+            self.scheduler._engine.behind = True
+            wish = RobotsInterval(wish.seconds, wish.source)  # none is known by its identity
         if kind < 3:
-            self.scheduler._books.host(host)
+            self.scheduler._memory.host(host)
             grant = self.scheduler.take(URL, host, wish)
             if grant is not None:
                 self.open.append(grant)
@@ -85,26 +79,32 @@ class Crawl:
         return grant.release() if kind < 8 else grant.give_back()
 
     def state(self) -> Any:
-        books = self.scheduler._books
+        engine = self.scheduler._engine
         return (
             [
-                (one.name, one.basis, one.gap, one.in_flight, one.unheaded, one.history is None)
-                for one in books.scopes.values()
+                (
+                    one.name,
+                    one.basis,
+                    one.interval,
+                    one.in_flight,
+                    one.unheaded,
+                    one.history is None,
+                )
+                for one in engine.scopes.values()
             ],
             self.keeper.promises,
             self.scheduler.stats(),
-            len(books.leases),
+            len(engine.leases),
         )
 
 
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
-async def test_they_do_what_the_long_ones_do(
+async def test_what_skips_steps_comes_to_the_same(
     make: Make, clock: VirtualClock, seed: int, limit: int
 ) -> None:
-    short = Crawl(await make(concurrency=limit, max_in_flight=4))
-    long = Crawl(await make(concurrency=limit, max_in_flight=4))
-    by_the_long_roads(long.scheduler)
+    short = Crawl(await make(concurrency=limit, max_in_flight=4), every_step=False)
+    long = Crawl(await make(concurrency=limit, max_in_flight=4), every_step=True)
     rng = random.Random(seed)
     wishes = [RobotsInterval(seconds, f"{seconds} s") for seconds in (0.0, 0.5, 0.5, 1.0, 3.0)]
     for _ in range(1500):
@@ -202,12 +202,12 @@ async def test_a_dry_run_knows_none(make: Make, clock: VirtualClock) -> None:
 
 async def test_jitter_is_drawn_for_each_turn(make: Make, clock: VirtualClock) -> None:
     scheduler = await make(jitter=0.5)
-    gaps = set()
+    intervals = set()
     for _ in range(5):
         await known(scheduler)
-        gaps.add(scheduler._books.scopes[HOST].gap)
+        intervals.add(scheduler._engine.scopes[HOST].interval)
         clock.advance(2.0)
-    assert len(gaps) == 5
+    assert len(intervals) == 5
 
 
 async def test_a_report_at_a_given_moment_counts_from_there(

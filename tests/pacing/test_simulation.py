@@ -29,13 +29,13 @@ def test_jitter_and_many_slots_break_nothing() -> None:
 
 
 def test_the_judge_sees_a_scheduler_that_is_too_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gatekeeper.pacing.engine import Accounts
+    from gatekeeper.pacing.engine import Engine
 
-    kept = Accounts.change_gap
+    kept = Engine.set_interval
 
-    def hasty(books: Accounts, scope: Scope, gap: float, now: float, same: bool = False) -> bool:
-        return kept(books, scope, max(0.0, gap - 0.1), now, same)
+    def hasty(engine: Engine, scope: Scope, seconds: float, now: float, same: bool = False) -> bool:
+        return kept(engine, scope, max(0.0, seconds - 0.1), now, same)
 
-    monkeypatch.setattr(Accounts, "change_gap", hasty)
+    monkeypatch.setattr(Engine, "set_interval", hasty)
     violations = simulate(50, 300).violations
     assert violations["early"] > 100
