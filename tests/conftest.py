@@ -13,6 +13,7 @@ from aiohttp.client_proto import ResponseHandler
 from aioresponses import aioresponses as Mocked
 from hypothesis import HealthCheck, settings
 
+from gatekeeper import speedups
 from tests.internet.fixtures import internet, virtual_internet
 
 # A busy machine is no failure: no example has a deadline, and slow drawing is no fault.
@@ -21,7 +22,7 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
-__all__ = ["internet", "mocked", "virtual_internet"]
+__all__ = ["internet", "mocked", "speedups_on", "virtual_internet"]
 
 
 class _CompatResponse(ClientResponse):
@@ -30,6 +31,12 @@ class _CompatResponse(ClientResponse):
     def __init__(self, method: str, url: Any, **options: Any) -> None:
         options.setdefault("stream_writer", Mock(output_size=0))
         super().__init__(method.upper(), url, **options)
+
+
+@pytest.fixture
+def speedups_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what exists for speed alone: it is on, whatever the environment says."""
+    monkeypatch.setattr(speedups, "ON", True)
 
 
 @pytest.fixture

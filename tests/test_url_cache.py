@@ -9,6 +9,8 @@ from yarl import URL
 
 from gatekeeper.url_cache import UrlCache
 
+pytestmark = pytest.mark.usefixtures("speedups_on")
+
 AUTHORITIES = st.sampled_from(
     [
         "http://a.example",

@@ -87,11 +87,11 @@ class _Judged(NamedTuple):
 
 def _judge(policy: Policy, match: Match, otherwise: Reason, walls: Sequence[float]) -> _Judged:
     """Turn a match into a verdict. `otherwise` is the reason where no rule matched; `walls` are
-    the moments at which a visit must be welcome."""
+    the moments at which a visit must be welcome, none where the policy names no hours."""
     verdict = Verdict.ALLOW if match.allowed else Verdict.DENY
     # Without a rule the reason is that of the file: no_file, empty_file, soft_404 ...
     reason = otherwise if match.rule is None else Reason.RULE
-    if match.allowed and policy.timed:
+    if match.allowed and walls and policy.timed:
         for moment in map(utc, walls):
             if not policy.may_visit(moment):  # Robot Exclusion Standard 2.0, Visit-time (V2-24)
                 reason, retry_at = Reason.OUTSIDE_VISIT_TIME, policy.next_visit(moment)
@@ -129,6 +129,13 @@ class Decider:
         self._cache = DecisionCache(
             warm, ids.prefix, agent=agent, max_agents=config.cache.max_agents
         )
+        self.numbers = ids.numbers
+        """Those of the ids of decisions."""
+        self.recall_lease = self._cache.allowed_origin
+        """For the gate's own agent: what is kept of the origin of a URL that is allowed, or None
+        where the text is not plain, or the URL is not allowed."""
+        self.recall_plain = self._cache.allowed_plain
+        """`recall_lease` for an origin as it is spelt, and a path that is known to be plain."""
         self.own_origin = self._cache.own
         """What is kept, for the gate's own agent, of an origin as it is spelt. No clock is read:
         a record that is no longer fresh leaves `warm` by a timer."""
@@ -330,7 +337,7 @@ class Decider:
         the origin is not in the cache.
         """
         found = self._cache.find(url, agent, now)
-        return None if found is None else self.of_cached(*found, url, next(self._ids.numbers))
+        return None if found is None else self.of_cached(*found, url, next(self.numbers))
 
     def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
         """What `recall` decides by: what is kept of the URL's origin, and its path."""
@@ -362,25 +369,9 @@ class Decider:
         )
         return self._cache.keep(origin, code, decision)
 
-    def next_number(self) -> int:
-        """The number of the next decision's id."""
-        return next(self._ids.numbers)
-
-    def recall_lease(self, url: str) -> CachedOrigin | None:
-        """For the gate's own agent: the origin of a URL that is allowed, where the cache has it.
-
-        None where the text is not plain, the URL is not allowed, or the interval that its file
-        asks for changes with the hour.
-        """
-        return self._cache.allowed_origin(url)
-
-    def recall_plain(self, origin: str, path: str) -> CachedOrigin | None:
-        """`recall_lease` for an origin as it is spelt, and a path that is known to be plain."""
-        return self._cache.allowed_plain(origin, path)
-
     def recall_many(self, urls: Sequence[str], agent: str, now: float) -> list[Decision | None]:
         """`recall` for each of the URLs, at one moment."""
-        numbers, of_cached = self._ids.numbers, self.of_cached
+        numbers, of_cached = self.numbers, self.of_cached
         return [
             None if found is None else of_cached(*found, url, next(numbers))
             for url, found in zip(urls, self._cache.find_many(urls, agent, now), strict=True)
@@ -397,7 +388,7 @@ class Decider:
 
         None also where the rule that decides was not met before.
         """
-        return self._cache.write_many(urls, agent, now, self._ids.numbers, written)
+        return self._cache.write_many(urls, agent, now, self.numbers, written)
 
     def _keep(
         self, decision: Decision, path: str, record: Record, agent: str, moment: Moment
@@ -414,6 +405,7 @@ class Decider:
                 record,
                 policy,
                 agent,
+                decision,
                 interval=None if hourly else self.interval(record, agent, moment),
                 # A rate that is clamped at some hours changes the decision.
                 keeps=not (hourly and self._max_interval is not None),

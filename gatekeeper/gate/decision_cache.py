@@ -89,7 +89,16 @@ class CachedOrigin:
     """What is kept of one record for one agent."""
 
     __slots__ = (
-        *("_plain", "decisions", "first_match", "host", "interval", "keeps", "origin"),
+        *(
+            "_plain",
+            "decisions",
+            "first_decision",
+            "first_match",
+            "host",
+            "interval",
+            "keeps",
+            "origin",
+        ),
         *("policy", "reason", "rule_of"),
     )
 
@@ -97,21 +106,24 @@ class CachedOrigin:
         self,
         record: Record,
         policy: Policy,
+        first_decision: Decision,
         *,
         interval: RobotsInterval | None,
         keeps: bool,
         ours: bool,
     ) -> None:
-        """`interval` is what the text asks for, None where that changes with the hour; `keeps`:
-        its decisions may be kept; `ours`: it is for the gate's own agent."""
+        """`first_decision` was made by the record, and is about no /robots.txt; `interval` is
+        what the text asks for, None where that changes with the hour; `keeps`: its decisions
+        may be kept; `ours`: it is for the gate's own agent."""
         self.origin = record.origin
         self.host = urls.host_of(record.origin)
         self.policy = policy
-        self.interval = interval
+        self.first_decision = first_decision
         self.reason = record.current.outcome.row.reason
         """The reason where no rule matches."""
         rule_of = policy.decider(record.origin) if keeps else None
         self.keeps = rule_of is not None
+        self.interval = interval if self.keeps else None
         self.rule_of: Callable[[str], int] = rule_of or _no_rule
         """The code of the rule that decides a path."""
         self.decisions: dict[int, CachedDecision] = {}
@@ -120,11 +132,6 @@ class CachedOrigin:
         """For `allowed`: the verdict about what stands behind the authority, or None where that
         text has to be read as a URL first. None once the record is no longer warm."""
         self._plain: PlainAnswer | None = None
-
-    @property
-    def first_decision(self) -> Decision:
-        """The first that was kept, which is about no /robots.txt; there is one at least."""
-        return next(iter(self.decisions.values())).decision
 
     def retire(self) -> None:
         """The record is no longer warm."""
@@ -281,6 +288,7 @@ class DecisionCache:
         record: Record,
         policy: Policy,
         agent: str,
+        decision: Decision,
         *,
         interval: RobotsInterval | None,
         keeps: bool,
@@ -292,7 +300,7 @@ class DecisionCache:
         if len(record.cached) >= self._max_agents and not ours:
             return None
         origin = record.cached[agent] = CachedOrigin(
-            record, policy, interval=interval, keeps=keeps, ours=ours
+            record, policy, decision, interval=interval, keeps=keeps, ours=ours
         )
         return origin
 

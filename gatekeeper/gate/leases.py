@@ -465,7 +465,7 @@ class LeaseManager:
             return None  # `wait` says why
         if grant is None:
             return None
-        lease = Lease(self, grant, url, host, owner, origin, self.decider.next_number())
+        lease = Lease(self, grant, url, host, owner, origin, next(decider.numbers))
         if owner is not None and self.holdings.first.setdefault(owner, lease) is not lease:
             self.holdings.add(lease)
         return lease

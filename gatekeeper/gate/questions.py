@@ -116,7 +116,7 @@ class Questions:
         agent, decider, moment = self.token(user_agent), self._decider, self.moment()
         found = decider.find(url, agent, moment.now)
         if found is not None and (interval := found[0].interval) is not None:
-            return decider.of_cached(*found, url, decider.next_number()), interval
+            return decider.of_cached(*found, url, next(decider.numbers)), interval
         record = self._directory.peek(target.origin)
         decision = decider.decide(url, target, agent, record, moment, ahead=ON_THE_WAY)
         if decision is None:

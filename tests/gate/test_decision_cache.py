@@ -18,6 +18,8 @@ from gatekeeper.gate import internals
 from gatekeeper.gate.decision_cache import WrittenDecision
 from tests.internet import FakeInternet
 
+pytestmark = pytest.mark.usefixtures("speedups_on")
+
 ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nDisallow: /*.pdf$\n"
 
 
@@ -339,3 +341,24 @@ async def test_what_is_written_is_the_agents_own(
     [text] = internals(gate).write_many(["http://a.test/private/x"], user_agent="otherbot/1.0")
 
     assert msgspec.json.decode(text or "")["user_agent"] == "otherbot"
+
+
+async def test_leases_of_a_file_with_two_readings_have_each_its_own_decision(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    """Where two dialects have a say, no rule's decision may stand for another path's."""
+    virtual_internet.site("b.test").robots(
+        "User-agent: *\nRobot-version: 2.0.0\nAllow: /a/*\nDisallow: /b/*\nAllow: /*\n"
+    )
+    net = virtual_internet
+
+    async def decided(path: str) -> object:
+        async with gate.lease(f"http://b.test{path}") as lease:
+            lease.report(status=200)
+            return lease.decision.rule
+
+    for _ in range(2):
+        for path in ("/a/x", "/c"):
+            cold = await asked(net, gate, path, "b.test")
+            assert await net.drive(decided(path)) == cold.rule
+            assert not await asked(net, gate, "/b/x", "b.test")

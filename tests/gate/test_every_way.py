@@ -1,0 +1,106 @@
+"""Whatever way a question is put, cold or warm, with speedups or without: one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gatekeeper import Config, Decision, Denied, Gatekeeper, VirtualClock, speedups
+from gatekeeper.gate import internals
+from gatekeeper.robots import RobotsTxt
+from tests.internet import FakeInternet
+
+FILES = st.lists(
+    st.builds(
+        "{}: {}".format,
+        st.sampled_from(["Allow", "Disallow", "Allow", "Disallow", "User-agent", "Robot-version"]),
+        st.sampled_from(
+            ["/", "/a", "/a/b", "/*b", "/a*c$", "/robots.txt", "/%61", "*", "testbot", "2.0.0", ""]
+        ),
+    ),
+    max_size=8,
+).map(lambda lines: "\n".join(["User-agent: *", *lines, ""]))
+PATHS = st.lists(
+    st.sampled_from(
+        ["/", "/a", "/a/b", "/abc", "/x?b", "/%61/b", "/robots.txt", "/robots%2etxt", "/a/../b"]
+    ),
+    min_size=1,
+    max_size=4,
+)
+VARIES = ("id", "fetched_at", "expires_at")
+
+
+@contextlib.contextmanager
+def switched(on: bool) -> Iterator[None]:
+    before, speedups.ON = speedups.ON, on
+    try:
+        yield
+    finally:
+        speedups.ON = before
+
+
+def common(decision: Decision | None) -> dict[str, object]:
+    assert decision is not None
+    return {
+        name: value
+        for name, value in msgspec.structs.asdict(decision).items()
+        if name not in VARIES
+    }
+
+
+async def leased(gate: Gatekeeper, url: str) -> Decision:
+    try:
+        async with gate.lease(url) as lease:
+            lease.report(status=200)
+            return lease.decision
+    except Denied as error:
+        return error.decision
+
+
+async def every_way(gate: Gatekeeper, url: str) -> list[dict[str, object]]:
+    inside = internals(gate)
+    first = await gate.check(url)
+    assert await gate.allowed(url) is bool(first)
+    assert await gate.allowed(url) is bool(first)  # by the hot path, if there is one
+    [listed] = await gate.check_all([url])
+    many = [decision async for decision in gate.check_many([url, url])]
+    found = [first, await gate.check(url), gate.peek(url), listed, *many]
+    if (recalled := inside.recall(url)) is not None:
+        found.append(recalled)
+    if (text := inside.write_many([url])[0]) is not None:
+        found.append(msgspec.json.decode(text, type=Decision))
+    named = await leased(gate, url)
+    assert (named.verdict, named.reason, named.rule) == (first.verdict, first.reason, first.rule)
+    return [common(decision) for decision in found]
+
+
+async def answers(text: str, paths: list[str], *, on: bool) -> list[dict[str, object]]:
+    config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
+    with switched(on):
+        async with FakeInternet(clock=VirtualClock()) as net:
+            net.site("a.test").robots(text)
+            gate = Gatekeeper("testbot/1.0", config=config, clock=net.clock, resolver=net.resolver)
+            async with gate:
+                given = []
+                for path in paths:
+                    found = await net.drive(every_way(gate, f"http://a.test{path}"))
+                    assert all(one == found[0] for one in found), (text, path)
+                    given.append(found[0])
+                return given
+
+
+@given(FILES, PATHS)
+@settings(max_examples=40, deadline=None)
+def test_one_answer_by_every_way_with_speedups_and_without(text: str, paths: list[str]) -> None:
+    fast = asyncio.run(answers(text, paths, on=True))
+    plain = asyncio.run(answers(text, paths, on=False))
+    policy = RobotsTxt.parse(text).policy("testbot")
+
+    assert fast == plain
+    for path, decision in zip(paths, fast, strict=True):
+        assert (decision["verdict"] == "allow") is policy.match(f"http://a.test{path}").allowed
