@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from gatekeeper import speedups
 from gatekeeper.robots import lines, normal, signals, timing
 from gatekeeper.robots.compiled import (
     DENIED,
@@ -197,7 +198,7 @@ class Policy:
         self._readings = readings
         self.dialect = readings[0].dialect
         first = readings[0]
-        if isinstance(first, LongestMatch) and len(readings) == 1:
+        if speedups.ON and isinstance(first, LongestMatch) and len(readings) == 1:
             self.allowed = first.allows_url
         else:
             self.allowed = _of_urls(readings)

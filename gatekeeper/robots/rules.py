@@ -7,9 +7,8 @@ No rule is an object here. Rules are numbered as they stand in the text, and `de
 *code*: the number of the deciding rule times two, plus one if it allows; -1, which allows, where
 no rule matches; DENIED; or ROBOTS_FILE, which allows.
 
-`verdict_from_text` is RFC 9309 without any preparation: it reads the lines anew at each question,
-and is what a small set answers its first question with, and every one of them where
-`gatekeeper.speedups` are off and the set and the path are small.
+`verdict_from_text` is RFC 9309 without any preparation: a small set answers its first question
+with it. Where `gatekeeper.speedups` are off, every question is decided by number.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from gatekeeper import urls
+from gatekeeper import speedups, urls
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import normal
 from gatekeeper.robots.compiled import (
@@ -245,7 +244,7 @@ class LongestMatch:
     and lets it be packed.
     """
 
-    __slots__ = ("_asked", "_authority", "_ready", "_source", "spans")
+    __slots__ = ("_asked", "_authority", "_plain", "_ready", "_source", "spans")
 
     dialect = Dialect.RFC9309
     spans: Spans
@@ -257,7 +256,11 @@ class LongestMatch:
         self._ready: Compiled | None = None
         self._asked = False
         self._authority = ""
-        if source.size > _EAGER_OCTETS and sum([hi - lo + 64 for lo, hi in spans]) > _EAGER_OCTETS:
+        self._plain = not speedups.ON
+        """Every question is decided by number, without any of the shorter ways to a verdict."""
+        if self._plain or (
+            source.size > _EAGER_OCTETS and sum([hi - lo + 64 for lo, hi in spans]) > _EAGER_OCTETS
+        ):
             self._make_ready()
 
     def _make_ready(self) -> Compiled:
@@ -294,6 +297,8 @@ class LongestMatch:
 
     def allows(self, path: str) -> bool:
         """The verdict alone."""
+        if self._plain:
+            return self.decide(path) & 1 == 1
         ready = self._ready
         if ready is not None:
             return ready.allows(path)
@@ -314,7 +319,7 @@ class LongestMatch:
     def asker(self) -> Callable[[str], bool]:
         """`allows` by the shortest way there is at this moment; for whoever will ask often."""
         ready = self._ready
-        return self.allows if ready is None else ready.allows
+        return self.allows if ready is None or self._plain else ready.allows
 
     @property
     def decider(self) -> Callable[[str], int]:
@@ -323,7 +328,7 @@ class LongestMatch:
 
     def suspects(self) -> Suspects | None:
         """What to look for in a path before asking about it; None: ask."""
-        return (self._ready or self._make_ready()).suspects()
+        return None if self._plain else (self._ready or self._make_ready()).suspects()
 
     def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:
         """Number and length of every rule that matches, the deciding one first.

@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import pytest
 
+from gatekeeper.fetching.outcomes import is_media
+from gatekeeper.http_fields import parse_rate_limit, parse_retry_after, spread_of
 from gatekeeper.robots import RobotsTxt, page_signals
 
 SIZES = (1_000, 30_000, 500_000)
@@ -153,3 +155,25 @@ def test_many_different_rules_in_one_header(name: str) -> None:
 
     for kind in kinds:
         assert grows_with_the_text(read, lambda size, k=kind: ",".join(map(k, range(size // 8))))
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ("text/html; charset=utf-8", is_media),
+        ("120", lambda text: parse_retry_after(text, 1_700_000_000.0)),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", lambda text: parse_retry_after(text, 1_700_000_000.0)),
+        ('"burst";q=100;w=60, "day";r=0;t=30', parse_rate_limit),
+        ('"burst";q=100;w=60, "day";q=1000;w=86400', spread_of),
+    ],
+)
+def test_a_header_beside_the_text_costs_no_more_than_its_length(
+    value: str, read: Callable[[str], object]
+) -> None:
+    slow = [
+        (filling, place)
+        for filling in FILLINGS
+        for place in PLACES
+        if not grows_with_the_text(read, lambda size, f=filling, p=place: grown(value, f, p, size))
+    ]
+    assert slow == []

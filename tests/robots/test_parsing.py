@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gatekeeper import speedups
 from gatekeeper.robots import Dialect, RobotsTxt
 
 RULES = "User-agent: *\nDisallow: /b\n"
@@ -305,7 +306,8 @@ def test_packed_file_answers_as_before() -> None:
     assert packed.policy("bot").match("/b").rule == robots.policy("bot").match("/b").rule
 
 
-def test_a_policy_asked_often_packs_the_text() -> None:
+def test_a_policy_asked_often_packs_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speedups, "ON", True)  # without, a policy packs it at once
     robots = RobotsTxt.parse(b"User-agent: *\n" + b"Disallow: /b # again\n" * 50)
     policy = robots.policy("bot")
     before = deep_size(robots)

@@ -207,3 +207,21 @@ def test_threads_may_share_a_policy() -> None:
         for _ in range(5):
             policy = RobotsTxt.parse(body).policy("bot")
             assert all(all(answers) for answers in pool.map(ask, [policy] * 4))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("/a?u=%3A%2F", "/a?u=:/"),
+        ("/a?u=:/", "/a?u=%3a%2f"),
+        ("/a*?*%2F", "/ab?c=/"),
+        ("/*%3A?x=/", "/y%3a?x=%2F"),
+    ],
+)
+def test_the_query_of_a_usage_path_is_compared_as_that_of_a_rule(pattern: str, path: str) -> None:
+    """RFC 9309 section 2.2.2, Figure 4 (RFC-25), for Content-Usage as for Disallow."""
+    policy = RobotsTxt.parse(f"User-agent: *\nContent-Usage: {pattern} train-ai=n").policy("bot")
+    assert policy.content_usage(path) == {"train-ai": "n"}
+    assert not RobotsTxt.parse(f"User-agent: *\nDisallow: {pattern}").policy("bot").allowed(path)
+    before_the_query = path.replace("?", "!")
+    assert policy.content_usage(before_the_query) == {}
