@@ -561,8 +561,7 @@ class Engine:
             other.unheaded += 1
 
     def keep(self, grant: Grant, now: float, keep: Callable[[Scope, float], None]) -> None:
-        """Make the clocks of a lease durable where they lie far enough ahead, or where something
-        else about them is not kept yet."""
+        """Make the clocks of a lease durable, where they have to be."""
         for one in (grant.scope, *grant.others):
             if self.must_keep(one):
                 keep(one, now)
@@ -578,21 +577,18 @@ class Engine:
     # --- serving those who wait ---------------------------------------------------------
 
     def run(self, now: float) -> None:
-        """Grant everything that can be had now, in the order in which it fell due.
-
-        Callbacks may join, leave and report meanwhile.
-        """
+        """Grant everything that can be had now, in the order in which it fell due. Callbacks may
+        join, leave and report meanwhile."""
         if self._running:
             return  # the loop below sees what they did
         self._running = True
         self.behind = False
-        pop = self.queues.pop
+        pop, serve = self.queues.pop, self._serve
         try:
             while self.granted < self.grant_limit:
-                queue = pop(now)
-                if queue is None:
+                if (queue := pop(now)) is None:
                     return
-                self._serve(queue, now)
+                serve(queue, now)
             self.behind = True
         finally:
             self._running = False
@@ -621,8 +617,7 @@ class Engine:
 
     def expire(self, now: float) -> None:
         """End every lease whose time is over; it counts as used until now. One whose request
-        is known to be under way goes on: its slot is taken.
-        """
+        is known to be under way goes on."""
         for grant in self.leases.over(now):
             if grant.in_use:
                 grant.renew(self.pacing.lease_ttl)
@@ -767,11 +762,8 @@ class Engine:
                 self._blocked(other, now)
 
     def _learn(self, scope: Scope, report: RequestReport, now: float) -> bool:
-        """Take a report into account; True if it blocks the scope.
-
-        What it slows counts from this very request, and not from the next one on: the clock
-        says so at once, and outlives the process.
-        """
+        """Take a report into account; True if it blocks the scope. What it slows counts from
+        this very request on: the clock says so at once, and outlives the process."""
         history = scope.past()
         pause, slowed = history.error_pause(), history.back_off is not None
         usual, guessed = 0.0, scope.asked is UNKNOWN

@@ -1,0 +1,58 @@
+"""When a scope is due is said in one place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import gatekeeper
+from gatekeeper.pacing.scopes import INF, Scope, ScopeSettings
+
+PACKAGE = Path(gatekeeper.__file__).parent
+
+
+def test_only_the_scope_itself_adds_an_interval_to_its_basis() -> None:
+    written_out = re.compile(r"\bbasis\s*\+|\+\s*(?:\w+\.)*basis\b")
+    found = {
+        f"{path.name}: {line.strip()}"
+        for path in PACKAGE.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if written_out.search(line) and path.name not in ("scopes.py", "simulation.py")
+    }
+    # What an earlier process kept of the last seconds has nothing to do with the interval.
+    assert {line for line in found if "_RECENT" not in line} == set()
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "unheaded", "interval", "limit", "due"),
+    [
+        (0, 0, 2.0, 1, 12.0),
+        (1, 1, 2.0, 1, INF),  # no slot
+        (1, 1, 2.0, 2, INF),  # a head is awaited
+        (1, 0, 2.0, 2, 12.0),
+        (1, 1, 0.0, 2, 10.0),  # no interval: no head is waited for
+    ],
+)
+def test_a_scope_is_due_by_clock_slots_and_heads(
+    in_flight: int, unheaded: int, interval: float, limit: int, due: float
+) -> None:
+    scope = Scope("a.example", ScopeSettings(limit=limit))
+    scope.basis, scope.interval = 10.0, interval
+    scope.in_flight, scope.unheaded = in_flight, unheaded
+    assert scope.due_at() == due
+    assert scope.promised_at() == 10.0 + interval
+
+
+def test_a_block_and_a_pause_put_it_off() -> None:
+    scope = Scope("a.example", ScopeSettings(limit=3))
+    scope.basis, scope.interval = 10.0, 0.0
+    scope.past().block(50.0, "503")
+    assert scope.due_at() == scope.promised_at() == 50.0
+    scope.past().probing, scope.in_flight = True, 1  # half open: one at a time
+    assert scope.due_at() == INF
+    assert scope.promised_at() == 50.0
+    scope.in_flight = 0
+    scope.past().paused = True
+    assert scope.due_at() == INF
