@@ -209,7 +209,6 @@ def test_help_of_the_command_brings_in_no_command() -> None:
     assert [name for name in names if name in HEAVY or name == "msgspec"] == []
     assert {name for name in names if name.startswith("gatekeeper.cli.")} <= {
         "gatekeeper.cli.common",
-        "gatekeeper.cli.terminal",
     }
 
 

@@ -14,8 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gatekeeper.cli.common import NAME, USAGE, hint, version
-from gatekeeper.cli.terminal import be_lenient
+from gatekeeper.cli.common import NAME, USAGE, be_lenient, hint, version
 from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL
 
 __all__ = ["COMMANDS", "main"]

@@ -30,7 +30,7 @@ from gatekeeper.decision import Decision, Reason, Verdict
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
     from gatekeeper.robots import Policy
-from gatekeeper.cli.terminal import json_text, log_to_stderr, paint
+from gatekeeper.cli.common import json_text, log_to_stderr, paint
 
 __all__ = ["add_parser", "run"]
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, check_place, load
+from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, check_place, json_text, load
 from gatekeeper.cli.settings import Setting, Settings
-from gatekeeper.cli.terminal import json_text
 from gatekeeper.config import agent_doubt, agent_named
 from gatekeeper.errors import ConfigError
 

@@ -12,10 +12,10 @@ from gatekeeper.cli.common import (
     Subparsers,
     add_command,
     load,
+    log_to_stderr,
     warn_if_anonymous,
 )
 from gatekeeper.cli.crawl.limits import MANIFEST, Limits
-from gatekeeper.cli.terminal import log_to_stderr
 from gatekeeper.errors import ConfigError
 
 __all__ = ["add_parser", "run"]

@@ -8,8 +8,7 @@ import ipaddress
 import socket
 import ssl
 
-from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, load
-from gatekeeper.cli.terminal import json_text
+from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, json_text, load
 from gatekeeper.config import ServerConfig
 
 __all__ = ["add_parser", "run"]

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, load
-from gatekeeper.cli.terminal import json_text
+from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, json_text, load
 from gatekeeper.clock import utc
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.storage import HistoryEntry, schema

@@ -14,13 +14,15 @@ from gatekeeper.cli.common import (
     Subparsers,
     add_command,
     hint,
+    json_text,
     load,
+    log_to_stderr,
     open_gate,
+    paint,
     standard_input,
     warn_if_anonymous,
 )
 from gatekeeper.cli.settings import Settings
-from gatekeeper.cli.terminal import json_text, log_to_stderr, paint
 from gatekeeper.decision import State
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Finding, RobotsTxt, Severity

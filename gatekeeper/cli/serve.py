@@ -10,11 +10,11 @@ from gatekeeper.cli.common import (
     Subparsers,
     add_command,
     check_place,
+    json_text,
     load,
     warn_if_anonymous,
 )
 from gatekeeper.cli.settings import Settings
-from gatekeeper.cli.terminal import json_text
 from gatekeeper.errors import StorageError
 
 __all__ = ["add_parser", "run"]

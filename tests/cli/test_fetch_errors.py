@@ -118,6 +118,6 @@ async def test_header_fields_that_break_their_reader_cost_no_page(
     def fail(_: object) -> object:
         raise IndexError("injected")
 
-    monkeypatch.setattr("gatekeeper.cli.crawl.exchange.signals", fail)
+    monkeypatch.setattr("gatekeeper.cli.crawl.engine.signals", fail)
     assert await fetch(internet, "http://a.test/x", output=folder) == 0
     assert stored(folder, "http://a.test/x") == b"here"

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.cli.crawl.holdups import TURN, Holdup, Told
-from gatekeeper.cli.crawl.progress import Plain
+from gatekeeper.cli.crawl.progress import TURN, Holdup, Plain, Told
 from gatekeeper.cli.crawl.runner import INTERRUPTED, Job, crawl
 from gatekeeper.clock import VirtualClock, utc
 from tests.cli.crawling import CONFIG, OPEN, fetch, manifest

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gatekeeper.cli import main
-from gatekeeper.cli.crawl.exchange import exchange as real
+from gatekeeper.cli.crawl.engine import exchange as real
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import ConfigError, Deferred
 from tests.cli.crawling import OPEN, ROBOTS, fetch, manifest

@@ -12,31 +12,214 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import msgspec
 from aiohttp import hdrs
+from yarl import URL
 
 from gatekeeper import urls
-from gatekeeper.cli.crawl.bodies import Body
-from gatekeeper.cli.crawl.exchange import exchange
 from gatekeeper.cli.crawl.hosts import Hosts
 from gatekeeper.cli.crawl.limits import Limits
-from gatekeeper.cli.crawl.manifest import Entry, Manifest, Outcome, WarcPlace
+from gatekeeper.cli.crawl.manifest import Entry, Manifest, Outcome, Trails, WarcPlace
+from gatekeeper.cli.crawl.output import Body, Warc, WarcHead
+from gatekeeper.cli.crawl.progress import Tally
 from gatekeeper.cli.crawl.sources import Given
-from gatekeeper.cli.crawl.story import Answer, Story
-from gatekeeper.cli.crawl.tally import Tally
-from gatekeeper.cli.crawl.trails import Trails
-from gatekeeper.cli.crawl.warc import Warc
 from gatekeeper.clock import Clock, Timer, deadline, utc
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
 from gatekeeper.fetching.guard import connecting
 from gatekeeper.fetching.limits import within_files
+from gatekeeper.middleware import signals
+from gatekeeper.robots.signals import page_signals
+from gatekeeper.urls import mask
 
 if TYPE_CHECKING:
+    from gatekeeper.gate.leases import Lease
     from gatekeeper.queue import PoliteQueue, Turn
 
-__all__ = ["Crawl", "Place"]
+__all__ = [
+    "Answer",
+    "Crawl",
+    "Place",
+    "Story",
+    "exchange",
+]
+
+
+# --- one URL and its answer ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The head of a response, and what its body will be stored with."""
+
+    status: int
+    headers: Any
+    at: datetime
+    elapsed: float
+    took: float
+    location: str | None
+    signals: dict[str, Any] | None
+    warc: WarcHead | None
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """The URL that was given, where it was redirected, how often it was tried."""
+
+    url: str
+    redirects: tuple[tuple[int, str], ...] = ()
+    tries: int = 1
+
+    @property
+    def last(self) -> str:
+        """The URL that is asked for now."""
+        return self.redirects[-1][1] if self.redirects else self.url
+
+    def redirected(self, status: int, url: str) -> Story:
+        """It went on to another URL."""
+        return Story(self.url, (*self.redirects, (status, url)), self.tries)
+
+    def tried_again(self) -> Story:
+        """It will be asked for once more."""
+        return Story(self.url, self.redirects, self.tries + 1)
+
+    def passed(self, url: str) -> bool:
+        """Whether that URL is part of it already."""
+        return url == self.url or any(url == hop for _, hop in self.redirects)
+
+    def denied(self, decision: Decision, at: datetime) -> Entry:
+        """It may not be fetched."""
+        return self._entry(Outcome.DENIED, at, decision=decision)
+
+    def failed(self, error: str, at: datetime, **more: Any) -> Entry:
+        """It could not be fetched."""
+        return self._entry(Outcome.FAILED, at, error=error, **more)
+
+    def fetched(self, answer: Answer, decision: Decision, **stored: Any) -> Entry:
+        """It was, and is stored as said."""
+        return self._entry(
+            Outcome.FETCHED,
+            answer.at,
+            status=answer.status,
+            decision=decision,
+            elapsed=round(answer.elapsed, 6),
+            took=round(answer.took, 6),
+            signals=answer.signals,
+            **stored,
+        )
+
+    def _entry(self, outcome: Outcome, at: datetime, **more: Any) -> Entry:
+        return Entry(
+            url=self.url,
+            outcome=outcome,
+            at=at,
+            final_url=self.last if self.redirects else None,
+            redirects=self.redirects,
+            tries=self.tries,
+            **more,
+        )
+
+
+# --- one request -----------------------------------------------------------------------------
+
 
 _log = logging.getLogger(__name__)
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_ACCEPT = "text/html, application/xhtml+xml, */*;q=0.8"
+
+
+async def exchange(
+    session: aiohttp.ClientSession, lease: Lease, body: Body, *, clock: Clock, record: bool
+) -> Answer:
+    """Send, take the head, and take the body: a redirect's only if all is to be recorded.
+
+    Raises what aiohttp raises where no answer came, or not the whole of a page.
+    """
+    headers = {hdrs.ACCEPT: _ACCEPT}
+    if record:
+        headers[hdrs.ACCEPT_ENCODING] = "identity"
+    started, at = clock.monotonic(), utc(clock.wall())
+    request = session.get(
+        URL(lease.url, encoded=True),
+        headers=headers,
+        allow_redirects=False,
+        middlewares=(_Once(),),
+    )
+    async with request as response:
+        elapsed = clock.monotonic() - started
+        location = response.headers.get(hdrs.LOCATION)
+        if response.status not in _REDIRECTS:
+            location = None
+        head = WarcHead(response, at) if record else None
+        if location is None:
+            await body.receive(response.content)
+        elif record:
+            await _receive_spare(body, response.content)
+        if body.cut or (location is not None and not record):
+            response.close()  # the rest is not wanted
+        return Answer(
+            status=response.status,
+            headers=response.headers,
+            at=at,
+            elapsed=elapsed,
+            took=clock.monotonic() - started,
+            location=location,
+            signals=_said(response),
+            warc=head,
+        )
+
+
+async def _receive_spare(body: Body, content: aiohttp.StreamReader) -> None:
+    """The body of a redirect, as far as it comes: nothing but the record depends on it."""
+    try:
+        await body.receive(content)
+    except TimeoutError:
+        body.cut = "time"
+    except aiohttp.ClientError:
+        body.cut = "disconnect"
+
+
+_SILENT = page_signals({}, "")
+
+
+def _said(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
+    """What its header says about the use of the page; None where it says nothing."""
+    try:
+        found = signals(response)
+    except Exception:  # noqa: BLE001 - one URL's error is its own
+        # A field that can't be read is not the end of its page.
+        _log.exception("%s: its header fields can't be read", mask(str(response.url), query=False))
+        return None
+    if found == _SILENT:
+        return None
+    plain: dict[str, Any] = msgspec.to_builtins(found)
+    return plain
+
+
+class _Once:
+    """Middleware for one request: aiohttp sends a GET again by itself when the connection
+    breaks, in a turn of its own. Here tries are counted, and the times of one are written
+    down: the second time, the first error stands, and the queue brings the URL back.
+    """
+
+    def __init__(self) -> None:
+        self._error: aiohttp.ClientError | None = None
+
+    async def __call__(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        if self._error is not None:
+            raise self._error
+        try:
+            return await handler(request)
+        except aiohttp.ClientError as error:
+            self._error = error
+            raise
+
+
+# --- the crawl -------------------------------------------------------------------------------
+
 
 _ASKED_TO_WAIT = frozenset({429, 503})
 _PATIENCE = 0.25

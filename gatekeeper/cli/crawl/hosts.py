@@ -8,8 +8,7 @@ from datetime import datetime
 from typing import Protocol
 
 from gatekeeper import urls
-from gatekeeper.cli.crawl.holdups import TURN, Holdup
-from gatekeeper.cli.crawl.progress import NextTurn
+from gatekeeper.cli.crawl.progress import TURN, Holdup, NextTurn
 from gatekeeper.clock import Clock
 from gatekeeper.decision import Decision, Reason, Verdict
 

@@ -9,17 +9,108 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Final
 
 import msgspec
 
-from gatekeeper.cli.crawl.folder import NO_LINK
 from gatekeeper.decision import Decision, Reason
+from gatekeeper.errors import StorageError
 
-__all__ = ["Entry", "Manifest", "Outcome", "WarcPlace", "digest"]
+__all__ = [
+    "NO_LINK",
+    "Entry",
+    "Folder",
+    "Manifest",
+    "Outcome",
+    "Trails",
+    "WarcPlace",
+    "digest",
+    "refuse_links",
+]
+
+
+# --- the folder ------------------------------------------------------------------------------
+
+NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0)
+"""For os.open: fail at a symbolic link. 0 where the system has no such thing (Windows)."""
+_DIRECTORY: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_FROM_ABOVE: Final = {os.open, os.mkdir, os.rename, os.unlink} <= os.supports_dir_fd
+
+
+class Folder:
+    """A directory, and the files in the directories that it holds.
+
+    Each method raises StorageError that names the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def create(self, directory: str, name: str) -> IO[bytes]:
+        """A new, empty file, whatever had its name before; the directory is made as needed."""
+        with self._inside(directory) as (prefix, above):
+            with suppress(FileNotFoundError):
+                os.unlink(prefix + name, dir_fd=above)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | getattr(os, "O_BINARY", 0)
+            return os.fdopen(os.open(prefix + name, flags, 0o644, dir_fd=above), "w+b")
+
+    def move(self, place: tuple[str, str], to: tuple[str, str]) -> None:
+        """Move a file (its directory, its name), over another one or a link of that name."""
+        with self._inside(place[0]) as (prefix, above), self._inside(to[0]) as (other, below):
+            os.replace(prefix + place[1], other + to[1], src_dir_fd=above, dst_dir_fd=below)
+
+    def remove(self, directory: str, name: str) -> None:
+        """Remove a file; one that is not there is no error."""
+        with self._inside(directory) as (prefix, above), suppress(FileNotFoundError):
+            os.unlink(prefix + name, dir_fd=above)
+
+    @contextmanager
+    def _inside(self, directory: str) -> Iterator[tuple[str, int | None]]:
+        """What a name in the directory begins with, and the descriptor that it starts from."""
+        path = self.path / directory
+        try:
+            if not _FROM_ABOVE:
+                path.mkdir(exist_ok=True)
+                if path.is_symlink():
+                    raise _link(path)
+                yield f"{path}{os.sep}", None
+                return
+            above = os.open(self.path, _DIRECTORY)
+            try:
+                with suppress(FileExistsError):
+                    os.mkdir(directory, dir_fd=above)
+                inside = os.open(directory, _DIRECTORY | NO_LINK, dir_fd=above)
+            finally:
+                os.close(above)
+            try:
+                yield "", inside
+            finally:
+                os.close(inside)
+        except OSError as error:
+            if path.is_symlink():
+                raise _link(path) from error
+            raise StorageError(f"{path}: {error.strerror}") from error
+
+
+def refuse_links(folder: Path, *names: str) -> None:
+    """Raise StorageError for a symbolic link in the folder whose name begins so."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(names) and entry.is_symlink():
+                raise _link(folder / entry.name)
+
+
+def _link(path: Path) -> StorageError:
+    return StorageError(
+        f"{path}: is a symbolic link, and none is followed in a crawl's output; take it away"
+    )
+
+
+# --- the manifest ----------------------------------------------------------------------------
 
 
 class Outcome(StrEnum):
@@ -203,3 +294,95 @@ class Manifest:
 def digest(url: str) -> bytes:
     """What stands for a URL in memory: 16 bytes, however long it is."""
     return hashlib.blake2b(url.encode(), digest_size=16).digest()
+
+
+# --- redirects -------------------------------------------------------------------------------
+
+
+class Trails:
+    """The URLs of one run, each part of one way: of a given URL over its redirects to its end.
+
+    `longest` bounds the ways that wait for one another in a row. Memory: a dictionary's slot
+    and 16 bytes for every URL met, an entry for every way that waits.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        # None while the way that it is part of has no end.
+        self._outcomes: dict[bytes, Outcome | None] = {}
+        # Hops only, while their way has no end; a given URL is part of its own.
+        self._owners: dict[bytes, bytes] = {}
+        self._leaders: dict[bytes, bytes] = {}
+        self._followers: dict[bytes, list[Entry]] = {}
+
+    def __contains__(self, url: str) -> bool:
+        return digest(url) in self._outcomes
+
+    def begin(self, url: str) -> None:
+        """A given URL sets out."""
+        self._outcomes[digest(url)] = None
+
+    def extend(self, url: str, hop: str) -> None:
+        """Its way goes on to a URL that is nobody's, or was."""
+        key = digest(hop)
+        self._outcomes[key] = None
+        self._owners[key] = digest(url)
+
+    def outcome(self, url: str) -> Outcome | None:
+        """What the way that it is part of came to; None: there is none, or no end yet."""
+        return self._outcomes.get(digest(url))
+
+    def follow(self, entry: Entry) -> str | None:
+        """Keep an entry until the way that its last redirect led into has its end.
+
+        The problem instead, and nothing kept, if that end would wait for this one, or if
+        too many wait for one another.
+        """
+        url, hop = entry.redirects[-1][1], digest(entry.redirects[-1][1])
+        own, leader = digest(entry.url), self._owners.get(hop, hop)
+        ahead: bytes | None = leader
+        for _ in range(self._longest):
+            if ahead == own:
+                return f"redirected in a circle, back to {url}"
+            ahead = self._leaders.get(ahead) if ahead is not None else None
+        if ahead is not None:
+            return f"more than {self._longest} redirects"
+        self._leaders[own] = leader
+        self._followers.setdefault(leader, []).append(entry)
+        return None
+
+    def end(self, entry: Entry) -> list[Entry]:
+        """A way has its end; the entries that waited for it, saying the same."""
+        own = digest(entry.url)
+        if own in self._outcomes:
+            self._outcomes[own] = entry.outcome
+        self._leaders.pop(own, None)
+        for _, url in entry.redirects:
+            hop = digest(url)
+            # A hop of those that follow somebody is that one's.
+            if self._owners.get(hop) == own:
+                del self._owners[hop]
+                self._outcomes[hop] = entry.outcome
+        return [self._as(entry, waited) for waited in self._followers.pop(own, ())]
+
+    def _as(self, leader: Entry, follower: Entry) -> Entry:
+        """The follower's entry: its own way and the rest of the leader's, to the same end.
+
+        Without size and file: those are the leader's, and counted once.
+        """
+        met = follower.redirects[-1][1]
+        way = [leader.url, *(url for _, url in leader.redirects)]
+        redirects = follower.redirects + leader.redirects[way.index(met) :]
+        if len(redirects) > self._longest:  # as it would have come to alone
+            return msgspec.structs.replace(
+                follower, outcome=Outcome.FAILED, error=f"more than {self._longest} redirects"
+            )
+        return msgspec.structs.replace(
+            follower,
+            outcome=leader.outcome,
+            redirects=redirects,
+            final_url=redirects[-1][1],
+            decision=leader.decision,
+            status=follower.status if leader.outcome is Outcome.FETCHED else leader.status,
+            error=leader.error,
+        )

@@ -4,18 +4,335 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TextIO
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from gatekeeper.cli.crawl.holdups import TURN, Holdup
+from gatekeeper import urls
+from gatekeeper.cli.common import paint
 from gatekeeper.cli.crawl.manifest import Entry, Outcome
-from gatekeeper.cli.crawl.speed import Speed
-from gatekeeper.cli.crawl.tally import Tally, cause, no_url
-from gatekeeper.cli.terminal import paint
+from gatekeeper.clock import Clock
+from gatekeeper.decision import Decision, State, Verdict
+from gatekeeper.errors import Deferred, InvalidURL
 
-__all__ = ["NextTurn", "Plain", "Progress", "Silent", "line_of", "watcher"]
+if TYPE_CHECKING:
+    from gatekeeper.origin_queues import QueueGate, QueueLease
 
+__all__ = [
+    "TURN",
+    "Holdup",
+    "ListeningGate",
+    "NextTurn",
+    "Plain",
+    "Progress",
+    "Silent",
+    "Speed",
+    "Speedometer",
+    "Tally",
+    "Told",
+    "cause",
+    "line_of",
+    "no_url",
+    "watcher",
+]
+
+
+# --- what holds a crawl up -------------------------------------------------------------------
+
+
+TURN = "turn"
+"""The reason of a host that nothing holds up: its next turn comes, that is all."""
+_MOST_TOLD = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Holdup:
+    """Why an origin is not asked now, and from when on it may be."""
+
+    reason: str
+    """One word for machines: a decision's reason, or TURN."""
+    text: str
+    """The same for people."""
+    until: datetime | None = None
+    """None: until somebody ends it."""
+
+    @classmethod
+    def of(cls, decision: Decision) -> Holdup:
+        """What a deferral says. Its file is asked for again only at that moment."""
+        text = decision.reason.replace("_", " ")
+        if decision.state is State.UNREACHABLE:
+            text = f"robots.txt: {text}"
+            if decision.robots_status is not None:
+                text += f" ({decision.robots_status})"
+        return cls(decision.reason, text, decision.retry_at)
+
+    def __str__(self) -> str:
+        if self.until is None:
+            return self.text
+        return f"{self.text}; again at {self.until:%Y-%m-%d %H:%M:%S} UTC"
+
+
+class Told:
+    """Says of an origin that it is waited for: once for each reason, and not of too many."""
+
+    def __init__(self, say: Callable[[str], object], *, most: int = _MOST_TOLD) -> None:
+        self._say = say
+        self._most = most
+        self._told: set[tuple[str, str]] = set()
+
+    def tell(self, origin: str, holdup: Holdup, slowed: str = "") -> None:
+        """Say it, unless it was said, or it is but the next turn; and how slow it is after."""
+        key = origin, holdup.reason
+        if holdup.reason == TURN or key in self._told or len(self._told) > self._most:
+            return
+        self._told.add(key)
+        if len(self._told) > self._most:
+            self._say("waiting for still more hosts, which are not named one by one")
+        else:
+            self._say(f"waiting {origin}: {holdup}" + (f"; then {slowed}" if slowed else ""))
+
+
+class ListeningGate:
+    """The gate that a queue asks, with an ear for deferrals.
+
+    The queue brings a deferred origin back by itself and tells nobody: here nothing is asked
+    that it does not ask anyway.
+    """
+
+    def __init__(self, gate: QueueGate, on_deferred: Callable[[Decision], object]) -> None:
+        self._gate = gate
+        self._on_deferred = on_deferred
+
+    @property
+    def clock(self) -> Clock:
+        """Where the gate reads the time."""
+        return self._gate.clock
+
+    def _heard(self, decision: Decision | None) -> Decision | None:
+        if decision is not None and decision.verdict is Verdict.DEFER:
+            self._on_deferred(decision)
+        return decision
+
+    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """As the gate says it."""
+        return self._heard(self._gate.peek(url, user_agent=user_agent))
+
+    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
+        """As the gate says it."""
+        decision = await self._gate.check(url, user_agent=user_agent)
+        self._heard(decision)
+        return decision
+
+    def take(self, url: str) -> QueueLease | None:
+        """As the gate gives it."""
+        return self._gate.take(url)
+
+    async def acquire(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+        owned: bool = True,
+    ) -> QueueLease:
+        """As the gate gives it, or what it raises."""
+        try:
+            return await self._gate.acquire(
+                url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
+            )
+        except Deferred as error:
+            self._on_deferred(error.decision)
+            raise
+
+    def when_due(
+        self, host: str, callback: Callable[[], object], *, priority: float = 0
+    ) -> Callable[[], None]:
+        """As the gate does it."""
+        return self._gate.when_due(host, callback, priority=priority)
+
+
+# --- counts ----------------------------------------------------------------------------------
+
+_MOST_CAUSES = 10_000
+"""Distinct causes kept for each outcome; what comes after is counted together."""
+_OTHERS = ("", "other causes")
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts; bounded, however many URLs there are."""
+
+    total: int = 0
+    """URLs taken in so far."""
+    complete: bool = False
+    """No more will come in."""
+    skipped: int = 0
+    """URLs of which an earlier run was done, or that were given twice."""
+    unarchived: int = 0
+    """Those of them whose pages are not in the WARC file of this run."""
+    refused: int = 0
+    """Those of them that an earlier run was denied, or that are no URLs."""
+    in_flight: int = 0
+    size: int = 0
+    """Bytes of bodies."""
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
+    causes: dict[Outcome, Counter[tuple[str, str]]] = field(default_factory=dict)
+    """For each outcome but fetched: how often which host, and why."""
+
+    @property
+    def done(self) -> int:
+        """URLs with an outcome."""
+        return self.outcomes.total()
+
+    @property
+    def waiting(self) -> int:
+        """URLs without an outcome that are not being fetched at this moment."""
+        return self.total - self.done - self.in_flight
+
+    @property
+    def clean(self) -> bool:
+        """Whether everything was fetched, now or before."""
+        return self.done == self.total == self.outcomes[Outcome.FETCHED] and not self.refused
+
+    def add(self, entry: Entry) -> None:
+        """Count one outcome."""
+        self.outcomes[entry.outcome] += 1
+        self.size += entry.size or 0
+        if entry.outcome is Outcome.FETCHED:
+            self.statuses[entry.status or 0] += 1
+            return
+        causes = self.causes.setdefault(entry.outcome, Counter())
+        key = (_subject(entry), cause(entry))
+        causes[key if key in causes or len(causes) < _MOST_CAUSES else _OTHERS] += 1
+
+    def summary(self, *, most: int = 20, kept: bool = True) -> list[str]:
+        """What is said at the end, a line each: what was denied by which line first. `kept`:
+        whether the pages are stored anywhere."""
+        lines = [self._fetched()]
+        if not kept and self.size:
+            lines.append("the pages were not kept: give -o DIR or --warc FILE for that")
+        if self.unarchived:
+            lines.append(
+                f"not in the WARC file: {self.unarchived:,} of those done before, by a run "
+                "that wrote none or another one"
+            )
+        if self.refused:
+            lines.append(
+                f"not fetched: {self.refused:,} of those done before, as they were refused or are "
+                "no URLs; --retry-denied asks again for what was refused"
+            )
+        for outcome in (Outcome.DENIED, Outcome.FAILED):
+            causes = self.causes.get(outcome, Counter())
+            if not causes:
+                continue
+            lines.append(f"{outcome} {causes.total():,}")
+            ranked = sorted(causes.items(), key=lambda item: (-item[1], item[0]))
+            lines += [f"  {n:>6,}  {host}  {why}".rstrip() for (host, why), n in ranked[:most]]
+            if len(ranked) > most:
+                lines.append(f"          and {len(ranked) - most:,} more causes")
+        return lines
+
+    def _fetched(self) -> str:
+        text = f"fetched {self.outcomes[Outcome.FETCHED]:,}"
+        if self.statuses:
+            parts = (f"{n:,} x {status}" for status, n in sorted(self.statuses.items()))
+            text += f" ({', '.join(parts)})"
+        text += f", {self.size:,} bytes"
+        return f"{text}; {self.skipped:,} skipped, done before" if self.skipped else text
+
+
+def cause(entry: Entry) -> str:
+    """Why a URL was not fetched, in words: the deciding line where there is one."""
+    if entry.error is not None:
+        return entry.error
+    return _by(entry.decision) if entry.decision is not None else ""
+
+
+def _by(decision: Decision) -> str:
+    if decision.rule is not None:
+        return f"line {decision.rule.line}: {decision.rule.text}"
+    text = decision.reason.replace("_", " ")
+    if decision.note:
+        text += f" ({decision.note})"
+    if decision.retry_at is not None:
+        text += f", ask again at {decision.retry_at:%Y-%m-%d %H:%M:%S} UTC"
+    return text
+
+
+def no_url(entry: Entry) -> str:
+    """A text that is no URL, and where it stands: "urls.txt:6: 'not a url'"."""
+    return f"{entry.where}: {entry.url!r}" if entry.where else repr(entry.url)
+
+
+def _subject(entry: Entry) -> str:
+    """What a line of the summary is about: a host, or the text that is no URL."""
+    if not entry.tries:
+        return no_url(entry)
+    try:
+        return urls.host_of(urls.split(entry.final_url or entry.url)[0])
+    except InvalidURL:
+        return ""
+
+
+# --- speed -----------------------------------------------------------------------------------
+
+_WINDOW = 60.0
+"""Seconds over which a rate is taken: long enough for hosts that answer once in a while."""
+
+
+_LEAST = 1.0
+"""Seconds before which a rate says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """The rates of the last minute, and the time that is left at them."""
+
+    urls: float
+    """URLs that came to their end, a second."""
+    size: float
+    """Bytes of bodies, a second."""
+    left: float | None
+    """Seconds; None where it can't be told: the total or the rate is not known."""
+
+
+class Speedometer:
+    """Reads the counts of a crawl again and again. Memory: the samples of one minute."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int, int]] = deque()
+
+    def read(self, now: float, tally: Tally, turns: Sequence[NextTurn]) -> Speed | None:
+        """How fast it goes, `now` being seconds of any one clock; None at the beginning.
+
+        No crawl ends before its slowest host: what is left is at least the time that a host
+        of `turns` needs for those that wait for it, each an interval after the last one.
+        """
+        samples = self._samples
+        samples.append((now, tally.done, tally.size))
+        while len(samples) > 1 and samples[1][0] <= now - _WINDOW:
+            samples.popleft()
+        since, done, size = samples[0]
+        if now - since < _LEAST:
+            return None
+        urls, octets = (tally.done - done) / (now - since), (tally.size - size) / (now - since)
+        return Speed(urls, octets, _left(tally, urls, turns))
+
+
+def _left(tally: Tally, rate: float, turns: Sequence[NextTurn]) -> float | None:
+    rest = tally.total - tally.done
+    if not tally.complete or not rest:
+        return None
+    longest = max((turn.seconds + turn.interval * (turn.waiting - 1) for turn in turns), default=0)
+    left = max(rest / rate if rate else 0.0, longest)
+    return left if 0 < left < math.inf else None
+
+
+# --- what is shown ---------------------------------------------------------------------------
 
 _COLOURS = {Outcome.FETCHED: "green", Outcome.DENIED: "yellow", Outcome.FAILED: "red"}
 _LEFT_OUT = 11

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatekeeper import urls
-from gatekeeper.cli.crawl.bodies import Body, name_for, parts
+from gatekeeper.cli.crawl.output import Body, name_for, parts
 from gatekeeper.errors import InvalidURL, StorageError
 
 URL = "https://a.test/page"

@@ -7,11 +7,20 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gatekeeper.cli.crawl.holdups import TURN, Holdup
 from gatekeeper.cli.crawl.manifest import Entry, Outcome
-from gatekeeper.cli.crawl.progress import Live, NextTurn, Plain, Silent, line_of, watcher
-from gatekeeper.cli.crawl.speed import Speed, Speedometer
-from gatekeeper.cli.crawl.tally import Tally
+from gatekeeper.cli.crawl.progress import (
+    TURN,
+    Holdup,
+    Live,
+    NextTurn,
+    Plain,
+    Silent,
+    Speed,
+    Speedometer,
+    Tally,
+    line_of,
+    watcher,
+)
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.robots import Rule
 

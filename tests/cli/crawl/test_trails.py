@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.cli.crawl.manifest import Entry, Outcome
-from gatekeeper.cli.crawl.trails import Trails
+from gatekeeper.cli.crawl.manifest import Entry, Outcome, Trails
 
 AT = datetime(2027, 1, 2, tzinfo=UTC)
 

@@ -15,7 +15,7 @@ from warcio.archiveiterator import ArchiveIterator
 from yarl import URL
 
 from gatekeeper.cli.crawl.manifest import WarcPlace
-from gatekeeper.cli.crawl.warc import Warc, WarcHead
+from gatekeeper.cli.crawl.output import Warc, WarcHead
 from gatekeeper.errors import ConfigError
 
 SOFTWARE = "gatekeeper/0.1"

@@ -1,0 +1,440 @@
+"""What a crawl writes of the pages themselves: a file a page, or records of a WARC file.
+
+WARC: ISO 28500, "WARC file format" 1.1; one gzip member a record (its annex D).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any, Self
+
+import aiohttp
+from aiohttp.connector import Connection
+
+from gatekeeper import urls
+from gatekeeper.cli.crawl.manifest import Folder, WarcPlace
+from gatekeeper.errors import ConfigError, StorageError
+
+__all__ = [
+    "Body",
+    "Damaged",
+    "Response",
+    "Warc",
+    "WarcHead",
+    "is_compressed",
+    "name_for",
+    "parts",
+    "record_ends",
+    "warc_writer",
+]
+
+
+# --- a file a page ---------------------------------------------------------------------------
+
+_PARTS = ".parts"
+_SPOOLED = 1 << 20
+_UNSAFE = re.compile(r"[^A-Za-z0-9.\-]+")
+_LONGEST = 60
+_EXTENSIONS = {
+    "application/javascript": ".js",
+    "application/json": ".json",
+    "application/pdf": ".pdf",
+    "application/rss+xml": ".xml",
+    "application/xhtml+xml": ".xhtml",
+    "application/xml": ".xml",
+    "image/gif": ".gif",
+    "image/jpeg": ".jpg",
+    "image/png": ".png",
+    "image/svg+xml": ".svg",
+    "image/webp": ".webp",
+    "text/css": ".css",
+    "text/html": ".html",
+    "text/javascript": ".js",
+    "text/plain": ".txt",
+    "text/xml": ".xml",
+}
+
+
+def name_for(url: str, content_type: str) -> str:
+    """Where the body of a URL goes: a folder a host, a name that nothing in it can break.
+
+    Only letters, digits, dots and hyphens of the URL are used, cut to a bound, never first
+    a dot; the digest makes it unique, and the same for the same URL in every run.
+
+    >>> name_for("https://example.com/a/..%2f../r%20v.php?x=1", "text/html")
+    'example.com/r-20v.php-fc8ed5d2b6e1d8cd.html'
+    """
+    target = urls.parse(url)
+    host = _UNSAFE.sub("_", target.host).strip(".")
+    last = target.path.partition("?")[0].rstrip("/").rpartition("/")[2]
+    stem = _UNSAFE.sub("-", last).strip(".-")[:_LONGEST].rstrip(".-") or "index"
+    digest = hashlib.sha256(url.encode()).hexdigest()[:16]
+    return f"{host}/{stem}-{digest}{_EXTENSIONS.get(content_type, '.bin')}"
+
+
+class Body:
+    """A body while it arrives: a file in `folder`'s `.parts`, a spooled one, or none at all.
+
+    Use it as a context: a body that was not kept leaves nothing behind. Writing is to the
+    page cache, in the pieces the network brings; a thread for each would cost more.
+    """
+
+    def __init__(self, url: str, folder: Path | None, *, limit: int, spool: bool) -> None:
+        self.size = 0
+        self.cut: str | None = None
+        """Why the end of it is missing, if it is, in the words of WARC-Truncated."""
+        self._url = url
+        self._folder = None if folder is None else Folder(folder)
+        self._part = hashlib.sha256(url.encode()).hexdigest()
+        self._limit = limit
+        self._spool = spool
+        self._hash = hashlib.sha256()
+        self._kept = False
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Body:
+        if self._folder is not None:
+            self._file = self._folder.create(_PARTS, self._part)
+        elif self._spool:
+            self._file = tempfile.SpooledTemporaryFile(max_size=_SPOOLED)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # of a body that nobody keeps
+                self._file.close()
+        if self._folder is not None and not self._kept:
+            self._folder.remove(_PARTS, self._part)
+
+    @property
+    def sha256(self) -> str:
+        """Of what was taken so far, in hexadecimal."""
+        return self._hash.hexdigest()
+
+    async def receive(self, content: aiohttp.StreamReader) -> None:
+        """Take the body as it comes; stop reading at the limit."""
+        async for piece in content.iter_any():
+            room = self._limit - self.size
+            self._write(piece[:room])
+            if len(piece) > room:
+                self.cut = "length"
+                return
+
+    def _write(self, piece: bytes) -> None:
+        self.size += len(piece)
+        self._hash.update(piece)
+        if self._file is not None:
+            try:
+                self._file.write(piece)
+            except OSError as error:
+                # Not the host's fault: it must not look like a failed request.
+                where = "temporary file" if self._folder is None else self._folder.path / _PARTS
+                raise StorageError(f"{where}: {error.strerror}") from error
+
+    def open(self) -> IO[bytes]:
+        """What was taken, from its beginning."""
+        if self._file is None:
+            raise ValueError("this body was not stored")
+        self._file.flush()
+        self._file.seek(0)
+        return self._file
+
+    def keep(self, content_type: str) -> str | None:
+        """Put it in its place, over an earlier body of the same URL; its name there."""
+        if self._folder is None or self._file is None:
+            return None
+        name = name_for(self._url, content_type)
+        host, _, last = name.partition("/")
+        self._file.close()
+        self._folder.move((_PARTS, self._part), (host, last))
+        self._kept = True
+        return name
+
+
+def parts(folder: Path) -> Path:
+    """Where bodies stand until they are whole."""
+    return folder / _PARTS
+
+
+# --- reading WARC records --------------------------------------------------------------------
+
+_MAGIC = b"WARC/1."
+_GZIP = b"\x1f\x8b"
+_END = b"\r\n\r\n"
+_BLOCK = 16 * 1024
+"""Bytes read at once; what they unpack to is at most a thousand times as much."""
+_LONGEST_HEADER = 1024 * 1024
+
+
+class Damaged(ValueError):
+    """What stands at `offset` is neither a record nor the beginning of one."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"damaged at byte {offset:,}")
+        self.offset = offset
+
+
+def is_compressed(file: IO[bytes]) -> bool:
+    """Whether every record of it is a gzip member."""
+    file.seek(0)
+    return file.read(len(_GZIP)) == _GZIP
+
+
+def record_ends(file: IO[bytes], offset: int = 0) -> Iterator[int]:
+    """The end of each whole record from `offset` on, where one must begin.
+
+    What follows the last one, if anything, is the beginning of a record that the file is too
+    short for. Raises Damaged where it is something else.
+    """
+    return (_member_ends if is_compressed(file) else _plain_ends)(file, offset)
+
+
+def _member_ends(file: IO[bytes], offset: int) -> Iterator[int]:
+    file.seek(offset)
+    begin, member = offset, zlib.decompressobj(31)
+    left = b""
+    while block := left or file.read(_BLOCK):
+        try:
+            member.decompress(block)
+        except zlib.error:
+            raise Damaged(begin) from None
+        left = member.unused_data
+        if member.eof:
+            begin, member = file.tell() - len(left), zlib.decompressobj(31)
+            yield begin
+            file.seek(begin + len(left))  # the caller may have read elsewhere
+
+
+def _plain_ends(file: IO[bytes], offset: int) -> Iterator[int]:
+    while (content := _content(file, offset)) is not None:
+        file.seek(content)
+        end = file.read(len(_END))
+        if end != _END:
+            if _END.startswith(end):
+                return
+            raise Damaged(offset)
+        offset = content + len(_END)
+        yield offset
+
+
+def _content(file: IO[bytes], offset: int) -> int | None:
+    """The end of the content of the record at `offset`; None where the file ends before."""
+    file.seek(offset)
+    line = file.readline(_LONGEST_HEADER)
+    if not line.startswith(_MAGIC[: len(line)]):
+        raise Damaged(offset)
+    length = None
+    while line.strip():
+        if not line.endswith(b"\n"):
+            return None
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length" and value.strip().isdigit():
+            length = int(value)
+        line = file.readline(_LONGEST_HEADER)
+    if not line.endswith(b"\n"):
+        return None
+    if length is None:
+        raise Damaged(offset)
+    return file.tell() + length
+
+
+# --- writing WARC records --------------------------------------------------------------------
+
+_RENAMED = "X-Archive-Orig-Transfer-Encoding"
+
+
+class WarcHead:
+    """What a record needs of a response, taken before its connection is given back."""
+
+    def __init__(self, response: aiohttp.ClientResponse, at: datetime) -> None:
+        request = response.request_info
+        self.at = at
+        self.url = str(response.url)
+        self.request_line = f"{response.method} {response.url.raw_path_qs} HTTP/1.1"
+        self.request_headers = list(request.headers.items())
+        version = response.version
+        self.protocol = f"HTTP/{version.major}.{version.minor}" if version else "HTTP/1.1"
+        self.status_line = f"{response.status} {response.reason or ''}".rstrip()
+        # Latin-1 gives back the very octets, whatever was meant by them.
+        raw = (
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in response.raw_headers
+        )
+        self.headers = [
+            (_RENAMED if name.lower() == "transfer-encoding" else name, value)
+            for name, value in raw
+        ]
+        self.address = getattr(response, "peer", None)
+
+
+class Response(aiohttp.ClientResponse):
+    """A response that knows the address it came from, even after its connection was freed."""
+
+    peer: str | None = None
+
+    async def start(self, connection: Connection) -> Self:
+        """Note the address, before a short body frees the connection."""
+        transport = connection.transport
+        found = transport.get_extra_info("peername") if transport is not None else None
+        self.peer = found[0] if isinstance(found, tuple) else None
+        await super().start(connection)
+        return self
+
+
+def warc_writer() -> Any:
+    """warcio's writer, which comes with an extra. Raises ConfigError where it is not there."""
+    try:
+        from warcio.warcwriter import WARCWriter  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ConfigError(
+            "--warc needs warcio: pip install 'robots-gatekeeper[warc]' "
+            "(in a checkout: pip install '.[warc]')"
+        ) from error
+    return WARCWriter
+
+
+class Warc:
+    """One WARC file, appended to. Open it with `with`, and under a lock.
+
+    `name` is what its places are called; `last` is the last one of them that a manifest knows.
+    Nothing whole is ever cut off: only the beginning of a record that its writer was killed
+    over. A file that somebody else began, one that is damaged, and one that is not what the
+    manifest speaks of raise ConfigError, and stay as they are. Writing is synchronous; call it
+    from a thread, one record at a time.
+    """
+
+    def __init__(
+        self, path: Path, *, software: str, name: str | None = None, last: WarcPlace | None = None
+    ) -> None:
+        self._make = warc_writer()
+        self._software = software
+        self._path = path
+        self._name = name or path.name
+        self._last = last
+        self._writer: Any = None
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Warc:
+        end, compressed = 0, self._path.suffix == ".gz"
+        if self._path.exists() and self._path.stat().st_size:
+            with self._path.open("rb") as begun:
+                end, compressed = self._checked_end(begun), is_compressed(begun)
+        self._file = file = self._path.open("ab")
+        file.truncate(end)
+        file.seek(end)
+        self._writer = self._make(file, gzip=compressed, warc_version="1.1")
+        if end == 0:
+            about = {
+                "software": self._software,
+                "format": "WARC File Format 1.1",
+                "robots": "obey",
+            }
+            with self._whole(file):
+                self._writer.write_record(
+                    self._writer.create_warcinfo_record(self._path.name, about)
+                )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _checked_end(self, file: IO[bytes]) -> int:
+        """The end of its last whole record."""
+        if not self._begun_by_us(file):
+            raise self._unusable("is not of this crawl")
+        last = self._last
+        start, wanted = (0, None) if last is None else (last.offset, last.end)
+        found, known = 0, wanted is None
+        try:
+            for found in record_ends(file, start):
+                known = known or found == wanted
+        except Damaged as error:
+            raise self._unusable(f"is {error}") from error
+        if not found or not known:
+            raise self._unusable("is not as the manifest of this crawl knows it")
+        return found
+
+    def _unusable(self, problem: str) -> ConfigError:
+        return ConfigError(
+            f"{self._path}: {problem}; name another file for --warc, or take this one away"
+        )
+
+    def _begun_by_us(self, file: IO[bytes]) -> bool:
+        """Whether it begins with a warcinfo of this program, of whatever version."""
+        from warcio.archiveiterator import ArchiveIterator  # noqa: PLC0415 - an extra
+        from warcio.exceptions import ArchiveLoadFailed  # noqa: PLC0415
+
+        program = self._software.partition("/")[0]
+        file.seek(0)
+        try:
+            first = next(iter(ArchiveIterator(file)), None)
+            return (
+                first is not None
+                and first.rec_type == "warcinfo"
+                and f"software: {program}/".encode() in first.content_stream().read(65_536)
+            )
+        except (ArchiveLoadFailed, EOFError, OSError, ValueError):
+            return False
+
+    @contextmanager
+    def _whole(self, file: IO[bytes]) -> Iterator[None]:
+        """Half a record would spoil all that follow."""
+        offset = file.tell()
+        try:
+            yield
+            file.flush()
+        except BaseException:
+            file.truncate(offset)
+            file.seek(offset)
+            raise
+
+    def write(
+        self, head: WarcHead, body: IO[bytes], *, size: int, cut: str | None = None
+    ) -> WarcPlace:
+        """Append the request and the response; where they stand. `cut`: why the body ends
+        before its end, as WARC-Truncated names it."""
+        file = self._file
+        if file is None:
+            raise ValueError("the WARC file is not open")
+        offset = file.tell()
+        with self._whole(file):
+            self._writer.write_request_response_pair(
+                self._request(head), self._response(head, body, size, cut)
+            )
+        return WarcPlace(self._name, offset, file.tell())
+
+    def _request(self, head: WarcHead) -> Any:
+        from warcio.statusandheaders import StatusAndHeaders  # noqa: PLC0415 - an extra
+
+        http = StatusAndHeaders(head.request_line, head.request_headers, is_http_request=True)
+        return self._writer.create_warc_record(
+            head.url, "request", http_headers=http, warc_headers_dict=_headers(head)
+        )
+
+    def _response(self, head: WarcHead, body: IO[bytes], size: int, cut: str | None) -> Any:
+        from warcio.statusandheaders import StatusAndHeaders  # noqa: PLC0415 - an extra
+
+        http = StatusAndHeaders(head.status_line, head.headers, protocol=head.protocol)
+        return self._writer.create_warc_record(
+            head.url,
+            "response",
+            payload=body,
+            length=size,
+            http_headers=http,
+            warc_headers_dict=_headers(head) | ({"WARC-Truncated": cut} if cut else {}),
+        )
+
+
+def _headers(head: WarcHead) -> dict[str, str]:
+    headers = {"WARC-Date": f"{head.at:%Y-%m-%dT%H:%M:%S.%f}Z"}
+    return headers if head.address is None else headers | {"WARC-IP-Address": head.address}
