@@ -62,7 +62,7 @@ class SortedRules:
 
     An entry is one number: octets, whether the rule allows, and how far from the end of the
     set it stands, from the high bits to the low ones. So the greatest entry is the longest
-    match, of equal ones an Allow (RFC-18), of these the first in the file.
+    match, of equal ones an Allow (RFC 9309 section 2.2.2, RFC-18), of these the first in the file.
     """
 
     def __init__(self, found: list[tuple[str, str]]) -> None:
@@ -70,9 +70,9 @@ class SortedRules:
         self.count = len(found)
         self.shift = shift = (len(found) + 1).bit_length()
         """Bits of an entry that say where the rule stands; the next one up: it allows."""
-        self.prefixes = {"": 1 << shift}  # no rule: allowed (RFC-19)
+        self.prefixes = {"": 1 << shift}  # no rule: allowed (RFC 9309 section 2.2.2, RFC-19)
         self.exact: dict[str, int] = {}
-        """Paths that a `$` ends (RFC-28)."""
+        """Paths that a `$` ends (RFC 9309 section 2.2.3, RFC-28)."""
         self.wild: dict[str, int] = {}
         self.escapes = False
         """An escape stands in some pattern: no path may be compared as it comes."""

@@ -224,7 +224,7 @@ def _groups(source: Source, name: str) -> list[int]:
 
 
 def _longest(source: Source, groups: Sequence[int]) -> RuleSet:
-    """RFC 9309: the groups united (RFC-12)."""
+    """RFC 9309: the groups united (RFC 9309 section 2.2.1, RFC-12)."""
     starts = source.groups.starts
     count, end = len(starts), len(source.text)
     return LongestMatch(

@@ -84,11 +84,11 @@ class TextLine(msgspec.Struct, frozen=True):
     field: str
     """What stands before the colon, in lower case; empty where there is no colon."""
     value: str
-    """What stands after it, without blanks and comment (RFC-27)."""
+    """What stands after it, without blanks and comment (RFC 9309 section 2.2.3, RFC-27)."""
     comment: bool
     """A `#` stands in the line."""
     spoilt: bool
-    """A control octet makes the line unreadable (RFC-42)."""
+    """A control octet makes the line unreadable (RFC 9309 section 3, RFC-42)."""
 
 
 def octets(text: str) -> str:
@@ -110,7 +110,7 @@ def decode(body: bytes | str, limit: int = LIMIT) -> Decoded:
 
     Only CR, LF and CRLF end a line (RFC-04, R94-02). Past `limit` the file is cut after its
     last whole line (RFC-41). A byte order mark is skipped (RFC-39), UTF-16 and UTF-32 behind
-    theirs are transcoded (RFC-44).
+    theirs are transcoded (RFC 9309 section 2.2.2, RFC-44).
     """
     if isinstance(body, str):
         data = body.encode("utf-8", "surrogatepass")
@@ -156,7 +156,7 @@ def value_of(rest: str, *, v2: bool = False) -> str:
     """What stands after a colon, without comment and outer blanks.
 
     In a 2.0 rule set `#` starts a comment only after a blank (V2-03); elsewhere anywhere
-    (RFC-27, R94-05).
+    (RFC 9309 section 2.2.3, RFC-27, R94-05).
     """
     if "#" in rest:
         if v2:

@@ -441,7 +441,7 @@ def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
     """RFC 9309, and 1994, where only Disallow is there: order means nothing.
 
     Rules that match the same paths differ in trailing stars at most: the longest of them
-    decides, and among equals Allow (RFC-17, RFC-18).
+    decides, and among equals Allow (RFC 9309 section 2.2.2, RFC-17, RFC-18).
     """
     deciding: dict[str, tuple[tuple[int, bool], Rule]] = {}
     for rule in rules:

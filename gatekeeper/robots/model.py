@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Dialect(StrEnum):
-    """How a rule set is read (standards.md section 9)."""
+    """How a rule set is read (docs/standards.md)."""
 
     RFC9309 = "rfc9309"
     """Whole tokens, merged groups, longest match, `*` and a final `$`."""

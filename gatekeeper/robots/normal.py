@@ -1,7 +1,7 @@
 """Normal forms of a path and of a rule's value, so that comparing octets is right.
 
 All of them take and give *octets in a str* (see `lines`), except that the URL's side may
-still be Unicode, which is UTF-8 on the wire (RFC-22).
+still be Unicode, which is UTF-8 on the wire (RFC 9309 section 2.2.2, RFC-22).
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _NO_OCTET = "\u0101"
 _SLASH_ESCAPED = "\u0100"  # no octet: stands for %2F where everything else is decoded
 
 ROBOTS_TXT = "/robots.txt"
-"""May always be asked for (RFC-20, R96-16, V2-34)."""
+"""May always be asked for (RFC 9309 section 2.2.2, RFC-20, R96-16, V2-34)."""
 _LONGEST_ROBOTS_TXT = 3 * len(ROBOTS_TXT)
 
 
 _OCTETS = [chr(octet) if octet in _UNRESERVED else f"%{octet:02X}" for octet in range(256)]
-"""What stands for each octet that came escaped (RFC-23)."""
+"""What stands for each octet that came escaped (RFC 9309 section 2.2.2, RFC-23)."""
 
 
 class _Escaping(NamedTuple):
-    """What stands for each octet that came as it is (RFC-22)."""
+    """What stands for each octet that came as it is (RFC 9309 section 2.2.2, RFC-22)."""
 
     kept: bytes
     """Octets that stand for themselves."""
@@ -143,7 +143,7 @@ def rfc_path(path: str) -> str:
 
     Octets that no URL may hold are escaped (RFC-22), escaped unreserved ones decoded
     (RFC-23), the hex digits of the rest put in upper case (RFC-24), `*` and `$` escaped, so
-    that only `%2A` and `%24` in a rule can mean them (RFC-30).
+    that only `%2A` and `%24` in a rule can mean them (RFC 9309 section 2.2.3, RFC-30).
     """
     return _normal(octets(path), _IN_PATH)
 
@@ -151,7 +151,7 @@ def rfc_path(path: str) -> str:
 def rfc_pattern(value: str) -> str:
     """A rule's value as RFC 9309 compares it: `*` and a final `$` keep their meaning (RFC-28).
 
-    A blank inside a value counts as `%20` (RFC-42, R94-29).
+    A blank inside a value counts as `%20` (RFC 9309 section 3, RFC-42, R94-29).
     """
     if value.endswith("$"):
         return _normal(value[:-1], _IN_PATTERN) + "$"

@@ -86,7 +86,7 @@ class RobotsTxt:
     def parse(cls, body: bytes | str, *, dialect: str = "auto", limit: int = LIMIT) -> RobotsTxt:
         """Read a body. Never raises on content.
 
-        `dialect` is `auto`, which lets every rule set choose (standards.md section 9), or one
+        `dialect` is `auto`, which lets every rule set choose (docs/standards.md), or one
         of `rfc9309`, `1994`, `1996`, `2.0`, which forces it on the whole file. `limit` is in
         octets, at least 512,000 to satisfy RFC-41. Raises ValueError for another dialect.
         """

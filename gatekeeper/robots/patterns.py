@@ -2,7 +2,7 @@
 
 A site's pattern never becomes a regular expression: a piece between two stars is searched for from
 where the piece before it ended, and the leftmost find is always good enough, so that there is
-nothing to come back to: RFC 9309 section 2.2.3 (RFC-29), 2.0 draft (V2-19).
+nothing to come back to: RFC 9309 section 2.2.3 (RFC 9309 section 2.2.3, RFC-29), 2.0 draft (V2-19).
 
 Of many patterns the index finds those whose pieces stand in the path. What one answer may cost is
 bounded by counting: everything that is done with a path is counted in *steps* of about 0.1 µs

@@ -265,7 +265,7 @@ class Policy:
         say.
 
         Paths with the same number get the same answer for the same reason; ROBOTS_FILE is the
-        number of `/robots.txt`, which may always be asked for (RFC-20).
+        number of `/robots.txt`, which may always be asked for (RFC 9309 section 2.2.2, RFC-20).
         """
         readings = self._readings
         return _decider(readings[0], origin) if len(readings) == 1 else None
