@@ -404,7 +404,8 @@ class WaitGraph(Generic[H]):
         following = now + _WARN_AFTER
         if found is not None:
             waited = now - wait.since
-            if waited >= self._own_wait:
+            # Not by `waited`, which rounding may leave just below: it would be looked at for ever.
+            if now >= wait.since + self._own_wait:
                 wait.refuse(self._clock, self._refusal(wait, *found, waited))
                 return
             if waited >= _WARN_AFTER and not wait.warned:
