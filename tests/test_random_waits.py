@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from gatekeeper import Config, Gatekeeper, LeaseTimeout
+from gatekeeper import Config, Gatekeeper, Lease, LeaseTimeout
 from gatekeeper.clock import VirtualClock
 from gatekeeper.deadlock import WaitsForItself
-from gatekeeper.lease import Lease
 from tests.internet import FakeInternet
 
 HOSTS = [f"{letter}.test" for letter in "abcdef"]
@@ -141,7 +140,7 @@ class Program:
 def check_that_nothing_is_left(gate: Gatekeeper) -> None:
     stats = gate.stats().pacing
     assert (stats.in_flight, stats.waiting) == (0, 0)
-    waits = gate._lessor.waits
+    waits = gate._waits
     assert len(waits) == 0
     assert not waits._waits
     assert not waits._by_lease
@@ -149,7 +148,7 @@ def check_that_nothing_is_left(gate: Gatekeeper) -> None:
     assert not waits._by_origin
     assert not waits._files
     assert len(waits.holdings) == 0
-    for name, scope in gate._scheduler._books.scopes.items():
+    for name, scope in gate._scheduler._engine.scopes.items():
         assert (name, scope.in_flight, scope.unheaded, scope.line) == (name, 0, 0, None)
 
 
@@ -215,7 +214,7 @@ async def test_a_wait_is_refused_at_own_wait_whatever_the_moment_rounds_to(
             await clock.settle()
             assert clock.monotonic() == began
             looks = 0
-            waits = gate._lessor.waits
+            waits = gate._waits
             look_at = waits._look_at
 
             def counted(wait: Any, now: float) -> None:
