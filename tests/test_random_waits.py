@@ -149,7 +149,7 @@ def check_that_nothing_is_left(gate: Gatekeeper) -> None:
     assert not waits._files
     assert len(waits.holdings) == 0
     for name, scope in gate._scheduler._engine.scopes.items():
-        assert (name, scope.in_flight, scope.unheaded, scope.line) == (name, 0, 0, None)
+        assert (name, scope.in_flight, scope.unheaded, scope.queue) == (name, 0, 0, None)
 
 
 def check_intervals(program: Program) -> None:
