@@ -35,7 +35,7 @@ from gatekeeper.cli.common import json_text, log_to_stderr, paint
 __all__ = ["add_parser", "run"]
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class CheckTiming(msgspec.Struct, frozen=True, kw_only=True):
     """What the text says about when and how often. Durations are seconds."""
 
     crawl_delay: float | None
@@ -43,11 +43,11 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     visit_times: list[str]
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class CheckedURL(msgspec.Struct, frozen=True, kw_only=True):
     """One line of `--json`: a decision, the timing, and the seconds it took to know."""
 
     decision: Decision
-    timing: Timing | None
+    timing: CheckTiming | None
     took: float
 
 
@@ -96,7 +96,7 @@ async def _check(settings: Settings, urls: list[str], *, as_json: bool) -> int:
                 code = USAGE
             elif not decision:
                 code = max(code, DENIED)
-            answer = Answer(decision=decision, timing=await _timing(gate, decision), took=took)
+            answer = CheckedURL(decision=decision, timing=await _timing(gate, decision), took=took)
             if as_json:
                 print(json_text(answer))
             elif decision.reason is not Reason.INVALID_URL:
@@ -105,12 +105,12 @@ async def _check(settings: Settings, urls: list[str], *, as_json: bool) -> int:
     return code
 
 
-async def _timing(gate: Gatekeeper, decision: Decision) -> Timing | None:
+async def _timing(gate: Gatekeeper, decision: Decision) -> CheckTiming | None:
     """The timing of the file that answered; None where no file was consulted."""
     if decision.state is None or not decision.origin or decision.robots_status is None:
         return None
     policy: Policy = await gate.policy(decision.url)
-    return Timing(
+    return CheckTiming(
         crawl_delay=policy.crawl_delay,
         request_rates=[f"{r.documents}/{r.seconds:g}s" for r in policy.request_rates],
         visit_times=[f"{w.start:%H:%M}-{w.end:%H:%M}" for w in policy.visit_times],
@@ -120,7 +120,7 @@ async def _timing(gate: Gatekeeper, decision: Decision) -> Timing | None:
 _COLOURS = {Verdict.ALLOW: "green", Verdict.DENY: "red", Verdict.DEFER: "yellow"}
 
 
-def _lines(answer: Answer) -> list[str]:
+def _lines(answer: CheckedURL) -> list[str]:
     """The answer for people: the verdict first, what stands behind it indented."""
     decision = answer.decision
     verdict = paint(f"{decision.verdict:<6}", _COLOURS[decision.verdict])
@@ -152,7 +152,7 @@ def _file(decision: Decision) -> str:
     return f"robots.txt {decision.state}{status}, "
 
 
-def _timing_lines(timing: Timing) -> list[str]:
+def _timing_lines(timing: CheckTiming) -> list[str]:
     lines = []
     if timing.crawl_delay is not None:
         lines.append(f"Crawl-delay: {timing.crawl_delay:g} s between two requests")

@@ -30,7 +30,7 @@ MAX_COMPARED = 4_000_000
 """Pairs of lines that a comparison looks at; above, a text counts as replaced whole."""
 
 
-class Version(msgspec.Struct, frozen=True, kw_only=True):
+class FileVersion(msgspec.Struct, frozen=True, kw_only=True):
     """One version, as `--json` shows it."""
 
     first_seen: str
@@ -47,11 +47,11 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     diff: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """`--json`: an origin and its versions, oldest first."""
 
     origin: str
-    versions: list[Version]
+    versions: list[FileVersion]
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -141,7 +141,7 @@ def _show(connection: sqlite3.Connection, origin: str, args: argparse.Namespace)
 
 def _nothing(args: argparse.Namespace, origin: str, message: str) -> int:
     if args.json:
-        print(json_text(Report(origin=origin, versions=[])))
+        print(json_text(HistoryReport(origin=origin, versions=[])))
     else:
         print(f"{origin}: {message}", file=sys.stderr)
     return DENIED
@@ -166,11 +166,11 @@ def _print_json(
             confirmed=args.at.timestamp() <= spell.last_seen,
             text=None if body is None else body.decode("utf-8", "replace"),
         )
-    print(json_text(Report(origin=origin, versions=versions)))
+    print(json_text(HistoryReport(origin=origin, versions=versions)))
 
 
-def _version(spell: HistoryEntry) -> Version:
-    return Version(
+def _version(spell: HistoryEntry) -> FileVersion:
+    return FileVersion(
         first_seen=_time(spell.first_seen),
         last_seen=_time(spell.last_seen),
         outcome=spell.outcome,

@@ -31,7 +31,7 @@ from gatekeeper.urls import parse
 __all__ = ["add_parser", "run"]
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class LintReport(msgspec.Struct, frozen=True, kw_only=True):
     """`--json`: everything found in one text."""
 
     source: str
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     source, robots = _read(settings, args.source)
     if robots is None:
         if args.json:
-            _print_json(Report(source=source, size=0, truncated=False, errors=0, findings=[]))
+            _print_json(LintReport(source=source, size=0, truncated=False, errors=0, findings=[]))
         else:
             print(f"{source}: there is no file, so everything is welcome")
         return OK
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
     if args.json:
         _print_json(
-            Report(
+            LintReport(
                 source=source,
                 size=robots.size,
                 truncated=robots.truncated,
@@ -114,7 +114,7 @@ async def _fetch(settings: Settings, origin: str) -> RobotsTxt | None:
     return robots
 
 
-def _print_json(report: Report) -> None:
+def _print_json(report: LintReport) -> None:
     print(json_text(report))
 
 
