@@ -207,9 +207,11 @@ _MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {
 """From a version to the next."""
 
 
-def unusable(path: Path, error: Exception) -> StorageError:
-    """What to tell people when SQLite gives up on a file."""
+def unusable(path: Path, error: Exception, *, opening: bool = False) -> StorageError:
+    """What to tell people when SQLite gives up on a file; `opening`: at the start."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if opening and code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return StorageError(f"{path}: {error}; make space there, or look at the disk, to start")
     remedy = _REMEDIES.get(
         code,
         f"move it away, with {path.name}-wal if there is one, and start again "
@@ -296,7 +298,7 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(path, isolation_level=None, timeout=5.0)
     except sqlite3.Error as error:
-        raise unusable(path, error) from error
+        raise unusable(path, error, opening=True) from error
     try:
         version = _checked_version(connection, path)
         connection.execute("PRAGMA journal_mode = WAL")
@@ -308,7 +310,7 @@ def connect(path: Path) -> sqlite3.Connection:
         _migrate(connection, path, version)
     except sqlite3.Error as error:
         connection.close()
-        raise unusable(path, error) from error
+        raise unusable(path, error, opening=True) from error
     except StorageError:
         connection.close()
         raise

@@ -163,6 +163,37 @@ async def test_a_disk_that_refuses_every_write_is_survived(path: Path, on_failur
         assert await storage.load_origin("https://499.example") is not None
 
 
+OPEN = """
+import asyncio, resource, signal, sys
+from gatekeeper.errors import StorageError
+from gatekeeper.storage import SqliteStorage
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+async def main():
+    async with SqliteStorage(sys.argv[1]):
+        pass
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    try:
+        await SqliteStorage(sys.argv[1]).open()
+    except StorageError as error:
+        print(error)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no resource limits there")
+def test_a_start_on_a_full_disk_ends_with_one_line(path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", OPEN, path], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith(f"{path}: ")
+    assert run.stdout.endswith("; make space there, or look at the disk, to start\n")
+    assert run.stdout.count("\n") == 1
+
+
 # --- the journal ----------------------------------------------------------------------------
 
 
