@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -389,6 +389,7 @@ class LeaseRequest:
             entered = True  # behind those who came first
             if (before := manager.entrance.enter()) is not None:
                 await before
+            before = None  # many may wait below, and would keep it
         lease = None if entered else self.at_once()
         if lease is None:
             lease = self._lease = await manager.wait(
@@ -410,6 +411,40 @@ class LeaseRequest:
     ) -> None:
         if self._lease is not None:
             self._lease.leave()
+
+
+class _Asked:
+    """What a caller asks of the scheduler: three objects a waiter, where closures would be ten."""
+
+    __slots__ = ("agent", "decision", "owner", "questions", "target", "url")
+
+    def __init__(
+        self,
+        questions: Questions,
+        url: str,
+        target: Target,
+        agent: str | None,
+        owner: asyncio.Task[object] | None,
+        decision: Decision,
+    ) -> None:
+        self.questions = questions
+        self.url = url
+        self.target = target
+        self.agent = agent
+        self.owner = owner
+        self.decision = decision
+        """The one at the grant, once that was made."""
+
+    def admit(self) -> Offer:
+        """Called at the moment of the grant; no await lies between it and the engine."""
+        self.decision, offer = self.questions.offer(self.url, self.target, self.agent)
+        if offer is not REFETCH:
+            refuse(self.decision)
+        return offer
+
+    def refetch(self) -> Coroutine[Any, Any, None]:
+        """Ask for the file, to which the turn belongs."""
+        return self.questions.ask(self.questions.learn, self.target, self.owner)
 
 
 class LeaseManager:
@@ -481,15 +516,26 @@ class LeaseManager:
     ) -> Lease:
         """The lease as soon as it can be had. See `Gatekeeper.acquire`."""
         owner = asyncio.current_task(self.loop) if owned else None
-        lease = self.take(url, owner) if user_agent is None else None
+        entered = False
+        if self.entrance.outside and timeout != 0:
+            entered = True  # behind those who came first
+            if (before := self.entrance.enter()) is not None:
+                await before
+            before = None  # many may wait below, and would keep it
+        lease = self.take(url, owner) if user_agent is None and not entered else None
         if lease is None:
             lease = await self.wait(
-                url, owner, priority=priority, timeout=timeout, user_agent=user_agent
+                url,
+                owner,
+                priority=priority,
+                timeout=timeout,
+                user_agent=user_agent,
+                entered=entered,
             )
         lease._by_hand = True
         if owner is not None:
-            before = held_leases.get()
-            if before and not (len(before) == 1 and before[0].ended):
+            held = held_leases.get()
+            if held and not (len(held) == 1 and held[0].ended):
                 hold_in_context(lease)
             else:  # most have one at a time
                 held_leases.set((lease,))
@@ -512,6 +558,7 @@ class LeaseManager:
         end = None if timeout is None else self.clock.monotonic() + timeout
         if not entered and timeout != 0 and (before := self.entrance.enter()) is not None:
             await before
+            before = None  # many may wait below, and would keep it
         target = urls.parse(url)
         waiting = None if owner is None else await self.questions.begin_wait(target, owner)
         try:
@@ -527,34 +574,30 @@ class LeaseManager:
             if waiting is not None:
                 self._waits.check(waiting)  # others may have joined in the meantime
 
-            def admit() -> Offer:
-                # Called at the moment of the grant; no await lies between it and the books.
-                nonlocal decision
-                decision, offer = self.questions.offer(url, target, user_agent)
-                if offer is not REFETCH:
-                    refuse(decision)
-                return offer
-
+            asked = _Asked(self.questions, url, target, user_agent, owner, decision)
             grant = await self._scheduler.acquire(
                 target.url,
                 target.host,
                 priority=priority,
                 timeout=None if end is None else max(0.0, end - self.clock.monotonic()),
-                admit=admit,
-                refetch=lambda: self.questions.ask(self.questions.learn, target, owner),
+                admit=asked.admit,
+                refetch=asked.refetch,
                 scopes=scopes,
             )
         except StorageError as error:
             why = self._scheduler.unkept(target.host) or "the state can't be read or written"
             raise Deferred(self.questions.unkept(url, target, user_agent, why)) from error
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            error.__traceback__ = None  # the task keeps the error, and that what stood here
             if waiting is not None:
                 waiting.cancelled()
             raise
         finally:
             if waiting is not None:
                 self._waits.end(waiting)
-        lease = Lease(self, grant, target.url, target.host, owner, decision, user_agent=user_agent)
+        lease = Lease(
+            self, grant, target.url, target.host, owner, asked.decision, user_agent=user_agent
+        )
         self.uplink.wake()
         if owner is not None:
             self.holdings.add(lease)
