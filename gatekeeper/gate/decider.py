@@ -337,7 +337,9 @@ class Decider:
         the origin is not in the cache.
         """
         found = self._cache.find(url, agent, now)
-        return None if found is None else self.of_cached(*found, url, next(self.numbers))
+        if found is None:
+            return None
+        return self.of_cached(found[0], found[1], url, next(self.numbers))
 
     def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
         """What `recall` decides by: what is kept of the URL's origin, and its path."""
@@ -347,7 +349,9 @@ class Decider:
         """The decision about a URL of an origin that was in the cache when it was asked for;
         `number` makes its id."""
         code = origin.rule_of(path)
-        cached = origin.decisions.get(code) or self._keep_rule(origin, code, path)
+        cached = origin.decisions.get(code)
+        if cached is None:
+            cached = self._keep_rule(origin, code, path)
         cached.count[0] += 1
         return replace(cached.decision, url=url, id=f"{self._prefix}{number:x}")
 
@@ -371,11 +375,12 @@ class Decider:
 
     def recall_many(self, urls: Sequence[str], agent: str, now: float) -> list[Decision | None]:
         """`recall` for each of the URLs, at one moment."""
-        numbers, of_cached = self.numbers, self.of_cached
-        return [
-            None if found is None else of_cached(*found, url, next(numbers))
-            for url, found in zip(urls, self._cache.find_many(urls, agent, now), strict=True)
-        ]
+        find, of_cached, numbers = self._cache.find, self.of_cached, self.numbers
+        answers: list[Decision | None] = []
+        for url in urls:
+            found = find(url, agent, now)
+            answers.append(found and of_cached(found[0], found[1], url, next(numbers)))
+        return answers
 
     def write_many(
         self,

@@ -357,7 +357,8 @@ class Gatekeeper:
         `timeout` is seconds for the file and the turn together, None waits for as long as
         it takes. Entering raises InvalidURL, Denied, Deferred, or LeaseTimeout.
         """
-        return LeaseRequest(self._open.leases, url, priority, timeout, user_agent)
+        opened = self._opened or self._open  # it raises
+        return LeaseRequest(opened.leases, url, priority, timeout, user_agent)
 
     async def acquire(
         self,

@@ -476,6 +476,8 @@ class LeaseManager:
         self._dns = dns
         self._scheduler = scheduler
         self._take = scheduler.take
+        self._recall, self._recall_plain = decider.recall_lease, decider.recall_plain
+        self._numbers = decider.numbers
 
     def take(
         self, url: str, owner: asyncio.Task[object] | None, place: str = "", path: str = ""
@@ -488,8 +490,8 @@ class LeaseManager:
         # A host that shares the clock of its address has no turn before that is looked up.
         if self.entrance.outside or self._dns is not None:
             return None
-        decider = self.decider
-        origin = decider.recall_plain(place, path) if path else decider.recall_lease(url)
+        recall, plain = self._recall, self._recall_plain
+        origin = plain(place, path) if path else recall(url)
         if origin is None or (interval := origin.interval) is None:
             return None
         host = origin.host
@@ -500,7 +502,7 @@ class LeaseManager:
             return None  # `wait` says why
         if grant is None:
             return None
-        lease = Lease(self, grant, url, host, owner, origin, next(decider.numbers))
+        lease = Lease(self, grant, url, host, owner, origin, next(self._numbers))
         if owner is not None and self.holdings.first.setdefault(owner, lease) is not lease:
             self.holdings.add(lease)
         return lease

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, utc
@@ -142,7 +142,7 @@ class Questions:
             found = [None] * len(raws)  # each is looked at by itself
         missing = [url for url, decision in zip(raws, found, strict=True) if decision is None]
         if not missing:
-            return [decision for decision in found if decision is not None]
+            return cast("list[Decision]", found)
         async with aclosing(self.check_many(missing, agent)) as rest:
             return [await anext(rest) if decision is None else decision for decision in found]
 
