@@ -553,7 +553,7 @@ class RecordUpdates:
         )
 
     def postponed(self, origin: str) -> Record:
-        """The answer during a local fault: nothing recorded, ask again soon (section 6)."""
+        """The answer during a local fault: nothing recorded, ask again soon."""
         now = self._clock.monotonic()
         retry_at = self._faults.retry_at(now)
         return self._not_recorded(origin, self._cache.get(origin), Outcome.LOCAL_FAULT, retry_at)

@@ -368,7 +368,7 @@ class Directory:
         record: Record | None = None
         try:
             record = await self._learn(origin, flight)
-        except Exception as error:  # fetching.md 2.9: whatever it was, it defers
+        except Exception as error:  # whatever it was, it defers
             self._internal += 1
             log.exception("robots.txt of %s: unexpected %s", origin, type(error).__name__)
             record = self._after_surprise(origin)
@@ -493,7 +493,7 @@ class Directory:
             except TimeoutError:
                 await self._probe_connection(origin, began)
                 return
-        except Exception as error:  # fetching.md 2.9
+        except Exception as error:
             self._internal += 1
             log.exception("probe of %s: unexpected %s", origin, type(error).__name__)
             self._faults.given_up(origin, clock.monotonic())

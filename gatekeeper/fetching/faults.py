@@ -1,4 +1,4 @@
-"""Telling our own uplink's failure from the sites' (fetching.md section 6).
+"""Telling our own uplink's failure from the sites'.
 
 One lost uplink must not write "unreachable" on every origin and start thousands of 30-day
 timers; nor may a list of dead links stop the hosts that answer. What is evidence of what:

@@ -183,7 +183,7 @@ class RequestSender:
     """Sends requests over the connections of a session, and nothing else of it.
 
     The caller's session may carry cookies, headers and middlewares, and a robots.txt is asked
-    for without (2.1): so one of our own is laid over its connector, which stays its own.
+    for without: so one of our own is laid over its connector, which stays its own.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class RequestSender:
             if isinstance(error, BadEncoding):
                 outcome = Outcome.BAD_ENCODING
             elif isinstance(error, TimeoutError) and in_body:
-                outcome = Outcome.TOO_SLOW  # row 23: the drip, and the deadline inside the body
+                outcome = Outcome.TOO_SLOW  # the drip, and the deadline inside the body
             else:
                 outcome = classify(
                     error=error,
@@ -466,7 +466,7 @@ async def _read(
 ) -> Reply:
     outcome = classify(status=head.status, headers=head.headers, config=config)
     if not outcome.has_text or outcome is Outcome.EMPTY:
-        # Row 14: the body of an error is never read, let alone parsed.
+        # The body of an error is never read, let alone parsed.
         return Reply(outcome=outcome, status=head.status, headers=head.headers, elapsed=elapsed)
     body, received, binary = await _body_of(head, watch, config)
     truncated = len(body) > config.max_body
@@ -519,7 +519,7 @@ async def _body_of(
 
 
 _ACCEPT: Final = "text/plain, text/*;q=0.9, */*;q=0.1"
-_ENCODING: Final = "gzip, deflate"  # DESIGN section 8; the cap stands on decoded octets
+_ENCODING: Final = "gzip, deflate"  # no other: the cap stands on decoded octets
 _RATE_LIMIT: Final = type(ETAG)("RateLimit")
 _PATH: Final = "/robots.txt"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -576,12 +576,12 @@ class Fetcher:
         """
         try:
             retrieval = await _Redirects(self, origin, validators).run()
-        except LeaseTimeout as error:  # row 28: too many wait for turns
+        except LeaseTimeout as error:  # too many wait for turns
             return Retrieval(outcome=Outcome.OVERLOADED, detail=str(error))
         except StorageError as error:
             return Retrieval(outcome=Outcome.STORAGE, detail=str(error))
         except GateClosed as error:
-            return Retrieval(outcome=Outcome.OURS, detail=str(error))  # row 28
+            return Retrieval(outcome=Outcome.OURS, detail=str(error))
         if self._session.closed and not retrieval.outcome.good:
             return Retrieval(outcome=Outcome.OURS, detail="the session was closed meanwhile")
         return retrieval
@@ -645,7 +645,7 @@ class _Redirects:
             if reply.outcome.row.retry and not self._retried:
                 self._retried = True
                 if reply.outcome is Outcome.BAD_ENCODING:
-                    self._encoding = "identity"  # row 27
+                    self._encoding = "identity"
                 self._validators = None
                 continue
             if reply.outcome is not Outcome.REDIRECT:
@@ -695,13 +695,13 @@ class _Redirects:
         try:
             target = self._location(reply.headers.get(LOCATION, ""))
         except InvalidURL:
-            return self._ended(Outcome.BAD_REDIRECT, reply)  # row 12
+            return self._ended(Outcome.BAD_REDIRECT, reply)
         if target is None:
-            return self._ended(Outcome.EGRESS_POLICY, reply)  # row 13
+            return self._ended(Outcome.EGRESS_POLICY, reply)
         been_there = target.url == self._start or target.url in self._hops
         if been_there or len(self._hops) >= self._fetcher._config.max_redirects:
             if self._fetcher._config.too_many_redirects == "absent":
-                return self._ended(Outcome.TOO_MANY_REDIRECTS, reply)  # row 11
+                return self._ended(Outcome.TOO_MANY_REDIRECTS, reply)
             return self._ended(Outcome.REDIRECTED_AWAY, reply)
         self._hops.append(target.url)
         self._target = target
@@ -717,7 +717,7 @@ class _Redirects:
             return None
         # An absolute one must stand by itself: `http:` without a host is no URL.
         target = join(self._target, reference) if scheme is None else parse(reference)
-        if target.userinfo:  # DESIGN section 8: refused, and never sent
+        if target.userinfo:  # refused as the guard would, and never sent
             return None
         if self._fetcher._refuse is not None and self._fetcher._refuse(target.url) is not None:
             return None
@@ -763,7 +763,7 @@ class _Redirects:
 
 
 def _headers(user_agent: str, config: FetchConfig) -> dict[str, str]:
-    """Those of every request (fetching.md 2.1)."""
+    """The header fields of every request."""
     headers = {"User-Agent": user_agent, "Accept": _ACCEPT, "Accept-Encoding": _ENCODING}
     if config.from_address:
         headers["From"] = config.from_address  # HTTP-12

@@ -397,7 +397,7 @@ class Guard:
         return refusal if refusal is None else self._note(refusal)
 
     def refuses_request(self, url: URL) -> Refusal | None:
-        """The same of a URL that is about to be requested, each time."""
+        """Judge a URL that is about to be requested. None: it may be. Each refusal is counted."""
         key = (url.scheme, url.raw_authority)
         path = url.raw_path_qs
         # A verdict is about the authority; of the rest only malformed text is refused.
@@ -416,7 +416,7 @@ class Guard:
         return refusal
 
     def refuses_target(self, target: urls.Target) -> Refusal | None:
-        """The same of a URL that was read already, such as where a redirect leads.
+        """Judge a URL that was read already, such as where a redirect leads. None: it may be asked.
 
         A Target's own `url` has lost its userinfo, so it must not be asked about as text.
         """

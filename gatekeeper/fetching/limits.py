@@ -217,7 +217,7 @@ class RetrievalDeadline:
     def due(self, now: float) -> None:
         """The end of the phase, or of a window in which the body was read."""
         config = self._config
-        # A drip must not hold a slot: sock_read alone never fires on one (fetching.md 2.4).
+        # A drip must not hold a slot: sock_read alone never fires on one.
         if now < self._limit and self._octets >= config.min_rate * config.min_rate_window:
             self._alarm.set(self, self._limit)
             self._next_window(now)

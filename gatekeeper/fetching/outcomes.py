@@ -69,7 +69,7 @@ class Kept(StrEnum):
     """How long an outcome is kept."""
 
     FRESH = "fresh"
-    """As HTTP says, within the floor and the cap (fetching.md section 3)."""
+    """As HTTP says, within the floor and the cap."""
     DAY = "day"
     SIX_HOURS = "six_hours"
     LADDER = "ladder"
@@ -87,7 +87,7 @@ class OutcomeRow:
     """One row of the table."""
 
     number: int
-    """In fetching.md section 1; 0 for what the table doesn't list."""
+    """Its number in the table of outcomes; 0 for what is not listed there."""
     name: str
     verdict: Verdict | None
     """None: the text decides."""
@@ -97,7 +97,7 @@ class OutcomeRow:
     retry: bool = False
     """One immediate second attempt is made before the row counts."""
     local: bool = False
-    """Seen on many origins at once, it is our own uplink that fails (section 6)."""
+    """Seen on many origins at once, it is our own uplink that fails."""
     lapses: bool = True
     """For a failure: after the 12 hours and 30 days of the ladder something else may hold."""
 
@@ -204,7 +204,7 @@ class Outcome(Enum):
     # The turn for the file is far off: the host turned us away, or the operator holds it back.
     HOST_BLOCKED = _failed(0, "host_blocked", Reason.HOST_BLOCKED, Kept.NOT, lapses=False)
     HOST_PAUSED = _failed(0, "host_paused", Reason.HOST_PAUSED, Kept.NOT, lapses=False)
-    # fetching.md 2.9: whatever nobody foresaw. Counted, logged, never a welcome.
+    # Whatever nobody foresaw. Counted, logged, never a welcome.
     INTERNAL = _failed(0, "internal", Reason.INTERNAL, lapses=False)
 
     @classmethod

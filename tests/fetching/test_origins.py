@@ -119,7 +119,7 @@ async def test_t14_a_file_that_a_chose_at_b_is_not_bs_policy(
 async def test_t14_only_bs_own_robots_txt_fills_bs_record_and_bs_scheme_alone(
     virtual_internet: FakeInternet,
 ) -> None:
-    """fetching.md 3: a redirect that ends at exactly B's /robots.txt has asked B as well."""
+    """A redirect that ends at exactly B's /robots.txt has asked B as well."""
     net = virtual_internet
     net.site("a.test").on("/robots.txt", redirect("https://b.test/robots.txt"))
     net.site("https://b.test").robots(OPEN)

@@ -27,7 +27,7 @@ ANSWERS = [v for v in VECTORS if "http" in v]
 DECIDED: dict[str, dict[str, Any]] = {
     # VND-06 and row 16: by the letter 429 is "unavailable, may access"; here it defers.
     "V402": {"allowed": False},
-    # RFC-38 and fetching.md section 1: after 30 days welcome only if the site is generally
+    # RFC 9309 section 2.3.1.4 (RFC-38): after 30 days welcome only if the site is generally
     # up, which nobody reported here.
     "V414": {"allowed": False},
     # DIA-12: lifetimes are always RFC 9309's, so the 1996 draft's 7 days meet the 24 hours.
