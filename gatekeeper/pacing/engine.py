@@ -204,8 +204,7 @@ class Grant(msgspec.Struct, eq=False):
 
     def release(self, now: float | None = None) -> None:
         """End it and free the slots. Without `head` or `report` the clocks count from here:
-        the request may have left at any moment. `now`: see `report`.
-        """
+        the request may have left at any moment. `now`: see `report`."""
         if not self.open:
             return
         engine, scope = self.engine, self.scope
@@ -431,8 +430,7 @@ class Engine:
         """Put another interval in force for a request that starts now; False if it may not then.
 
         `same`: the text asks for what it asked for before. Then something else that slowed the
-        host is over, and no other origin of the host asks for a longer one.
-        """
+        host is over, and no other origin of the host asks for a longer one."""
         if seconds > scope.interval and (scope.unheaded or scope.clock_at(seconds) > now):
             self._lengthen(scope, seconds, now)
             return False
@@ -452,10 +450,8 @@ class Engine:
     def take(
         self, url: str, host: str, asked: RobotsInterval, now: float | None = None
     ) -> Grant | None:
-        """The lease, if it can be had at once and the host is in memory; else None.
-
-        The caller has decided at this moment, and `asked` is what the text asks for now.
-        """
+        """The lease, if it can be had at once and the host is in memory; else None. The caller
+        has decided at this moment, and `asked` is what the text asks for now."""
         scope = self.scopes.get(host)
         if scope is None:
             return None
@@ -500,7 +496,52 @@ class Engine:
             scope, seconds, now, asked == before
         ):
             return None
-        grant = self._start(scope, now, now, url, ttl)
+        return self._start(scope, now, url, ttl, keeper)
+
+    def grant_dry(
+        self, scope: Scope, asked: RobotsInterval, now: float, url: str, ttl: float | None
+    ) -> tuple[Grant, float]:
+        """A dry run: a grant at once, and the seconds it would have waited; the clocks run so."""
+        seconds = self.derive(scope, asked, now)
+        start = max(now, scope.promised_at(), scope.clock_at(seconds))
+        start = max([start, *(other.promised_at() for other in scope.shared)])
+        scope.interval = seconds
+        grant = self._start(scope, now, url, ttl)
+        for one in (scope, *scope.shared):
+            one.basis = start
+        grant.start_at = start
+        return grant, start - now
+
+    def hold(self, scope: Scope, url: str, now: float, seconds: float) -> Grant:
+        """A lease that an earlier process granted, open again: the clocks stay as they are."""
+        if seconds <= 0:
+            return Grant(self, scope, url, now, now, scope.basis, (), told=True, open=False)
+        clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
+        grant = self._start(scope, now, url, seconds)
+        for one, basis, interval in clocks:
+            one.basis, one.interval = basis, interval
+        return grant
+
+    def _start(
+        self, scope: Scope, now: float, url: str, ttl: float | None, keeper: Promises | None = None
+    ) -> Grant:
+        """Take the slots of all scopes, start their clocks, and have `keeper` keep them."""
+        expires = now + (self._ttl if ttl is None else ttl)
+        grant = Grant(self, scope, url, now, expires, scope.basis, scope.shared)
+        if scope.history is not None:
+            grant.refusals = scope.history.refusals
+        scope.basis = now
+        scope.in_flight += 1
+        scope.unheaded += 1
+        if grant.others:
+            self._start_shared(grant, now)
+        self.granted += 1
+        if ttl is None:
+            self.usual[grant] = None
+        else:
+            self.leases.add_alone(grant)
+        if expires < self.timer.when:
+            self.timer.set(expires)
         if keeper is not None:
             try:
                 self.keep(grant, now, keeper.promise)
@@ -509,47 +550,6 @@ class Engine:
                 self.grant_limit -= 1
                 grant.undo()
                 raise
-        return grant
-
-    def grant_dry(
-        self, scope: Scope, asked: RobotsInterval, now: float, url: str, ttl: float | None
-    ) -> tuple[Grant, float]:
-        """A dry run: a grant at once, and the seconds it would have waited. The clocks run as if
-        it had."""
-        seconds = self.derive(scope, asked, now)
-        start = max(now, scope.promised_at(), scope.clock_at(seconds))
-        start = max([start, *(other.promised_at() for other in scope.shared)])
-        scope.interval = seconds
-        return self._start(scope, now, start, url, ttl), start - now
-
-    def hold(self, scope: Scope, url: str, now: float, seconds: float) -> Grant:
-        """A lease that an earlier process granted, open again: the clocks stay as they are."""
-        if seconds <= 0:
-            return Grant(self, scope, url, now, now, scope.basis, (), told=True, open=False)
-        clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
-        grant = self._start(scope, now, now, url, seconds)
-        for one, basis, interval in clocks:
-            one.basis, one.interval = basis, interval
-        return grant
-
-    def _start(self, scope: Scope, now: float, start: float, url: str, ttl: float | None) -> Grant:
-        """Take the slots of all scopes, and start their clocks at `start`."""
-        expires = now + (self._ttl if ttl is None else ttl)
-        grant = Grant(self, scope, url, start, expires, scope.basis, scope.shared)
-        if scope.history is not None:
-            grant.refusals = scope.history.refusals
-        scope.basis = start
-        scope.in_flight += 1
-        scope.unheaded += 1
-        if grant.others:
-            self._start_shared(grant, start)
-        self.granted += 1
-        if ttl is None:
-            self.usual[grant] = None
-        else:
-            self.leases.add_alone(grant)
-        if expires < self.timer.when:
-            self.timer.set(expires)
         return grant
 
     def _start_shared(self, grant: Grant, start: float) -> None:
@@ -583,12 +583,14 @@ class Engine:
             return  # the loop below sees what they did
         self._running = True
         self.behind = False
-        pop, serve = self.queues.pop, self._serve
         try:
-            while self.granted < self.grant_limit:
-                if (queue := pop(now)) is None:
+            if self.granted < self.grant_limit:
+                for queue in self.queues.due(now):
+                    self._serve(queue, now)
+                    if self.granted >= self.grant_limit:
+                        break
+                else:
                     return
-                serve(queue, now)
             self.behind = True
         finally:
             self._running = False
@@ -740,13 +742,14 @@ class Engine:
         if self.frozen and status is None:
             return  # a fault of our own tells nothing about the host
         scope, past = grant.scope, grant.scope.history
-        wait = http_fields.parse_retry_after(retry_after, self.clock.wall())
-        spread = http_fields.spread_of(rate_limit) or http_fields.NO_SPREAD
+        wait, spread = None, http_fields.NO_SPREAD
+        if retry_after is not None:
+            wait = http_fields.parse_retry_after(retry_after, self.clock.wall())
+        if rate_limit is not None:
+            spread = http_fields.spread_of(rate_limit) or spread
         # Sent before the last refusal came: a burst that is turned away is one refusal.
         under_way = past is not None and grant.refusals < past.refusals
-        report = RequestReport(
-            status, elapsed, wait, size, spread.seconds, spread.lasting, under_way
-        )
+        report = RequestReport(status, elapsed, wait, size, *spread, under_way)
         if not self._learn(scope, report, now):
             return
         history = scope.past()

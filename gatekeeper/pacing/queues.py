@@ -6,7 +6,7 @@ who gets what then is for the engine to say.
 
 What holds between any two calls: a queue with a waiter is in exactly one place, READY (in the
 deque), TIMED (one live entry in the heap), PARKED (in the deque of one shared scope's queue),
-SERVING (given out by `pop`), or HELD, and then the event it waits for puts it back: the head
+SERVING (given out by `due`), or HELD, and then the event it waits for puts it back: the head
 or the end of a lease, a resume, the end of a robots fetch, an answer of the ledger.
 
 An entry of the heap is only a hint, a packed integer of microseconds and a queue's number: when
@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from math import floor
@@ -376,10 +376,11 @@ class Queues:
             if queue is not None:
                 self.look_again(queue.scope, now)
 
-    def pop(self, now: float) -> ScopeQueue | None:
-        """The next queue that is due, now SERVING; None where none is.
+    def due(self, now: float) -> Iterator[ScopeQueue]:
+        """Each queue that is due, in order, SERVING from then on; also those that become due
+        meanwhile.
 
-        It may turn out not to be due, where something changed since: it is HELD and looked at
+        One may turn out not to be due, where something changed since: it is HELD and looked at
         again then.
         """
         ready, heap = self.ready, self._heap
@@ -387,20 +388,21 @@ class Queues:
             self._limit_at(now)
         while True:
             if ready and (not heap or ready[0].due <= heap[0]):
-                queue = ready.popleft()
-                queue.place = _SERVING
-                return queue
+                found = ready.popleft()
+                found.place = _SERVING
+                yield found
+                continue
             if heap and (heap[0] < self._limit or heap[0] < self._limit_at(now)):
                 entry = heappop(heap)
-                found = self._queues[entry & _ID_MASK]
+                queue = self._queues[entry & _ID_MASK]
             elif self._near and self._near[0][0] <= now:
                 entry = _NEAR
-                found = self._queues[heappop(self._near)[1]]
+                queue = self._queues[heappop(self._near)[1]]
             else:
-                return None
-            if found is not None and found.due == entry and found.place is _TIMED:
-                found.place = _SERVING
-                return found
+                return
+            if queue is not None and queue.due == entry and queue.place is _TIMED:
+                queue.place = _SERVING
+                yield queue
 
     def next_due(self) -> float:
         """The moment of the next hint, inf if there is none."""

@@ -276,7 +276,7 @@ class _Simulation:
         for queue, (delay, _) in zip(self.heads, _SPEEDS, strict=True):
             while queue and queue[0][0].start_at + delay <= now:
                 grant, site = queue.popleft()
-                grant.head()
+                grant.head(now)
                 self.judge.head(site, now)
                 for other in grant.others:
                     self.judge.head(self.accounts[other], now)
@@ -295,7 +295,7 @@ class _Simulation:
                 if grant.others:
                     for other in grant.others:
                         judge.end(accounts[other], now, headed)
-                grant.report(200, 0.1)
+                grant.report(200, 0.1, now=now)
                 grant.release(now)
 
     def _trouble(self, grant: Grant, site: _Site, now: float) -> None:
