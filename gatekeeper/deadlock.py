@@ -27,7 +27,7 @@ from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.explain import Need
 from gatekeeper.urls import mask
 
-__all__ = ["Holdings", "Wait", "WaitGraph", "WaitsForItself"]
+__all__ = ["Holdings", "TurnWait", "WaitGraph", "WaitsForItself"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _AT_ONCE = 500
 Task = asyncio.Task[object]
 
 
-class Held(Protocol):
+class GraphLease(Protocol):
     """An open lease."""
 
     @property
@@ -69,7 +69,7 @@ class Held(Protocol):
         """The head of its response is here: no interval waits for it."""
 
 
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=GraphLease)
 
 
 class WaitsForItself(LeaseTimeout):
@@ -159,7 +159,7 @@ class Holdings(Generic[H]):
         self._crowded = 2 * len(self) + _FEW
 
 
-class Wait(Generic[H]):
+class TurnWait(Generic[H]):
     """One task's wait for the turn of a host, or for a robots.txt that needs such a turn."""
 
     __slots__ = (
@@ -253,15 +253,15 @@ class WaitGraph(Generic[H]):
         self._own_wait = own_wait
         self._needs = needs
         self.holdings: Holdings[H] = Holdings()
-        self._waits: dict[Task, dict[Wait[H], None]] = {}
-        self._by_lease: dict[H, dict[Wait[H], None]] = {}
+        self._waits: dict[Task, dict[TurnWait[H], None]] = {}
+        self._by_lease: dict[H, dict[TurnWait[H], None]] = {}
         """Who waits and holds the lease, or was started under it."""
         self._by_scope: dict[str, dict[H, None]] = {}
         """These leases, by what they hold a slot of."""
-        self._by_origin: dict[str, dict[Wait[H], None]] = {}
+        self._by_origin: dict[str, dict[TurnWait[H], None]] = {}
         self._files: dict[str, tuple[str, tuple[str, ...]]] = {}
         """Origins whose robots.txt waits for a turn: of which host, with which scopes near."""
-        self._looks: list[tuple[float, int, Wait[H]]] = []
+        self._looks: list[tuple[float, int, TurnWait[H]]] = []
         self._order = itertools.count()
         self._alive = 0
         self._timer: Timer | None = None
@@ -289,7 +289,7 @@ class WaitGraph(Generic[H]):
         host: str,
         near: tuple[str, ...] = (),
         inherited: Iterable[H] = (),
-    ) -> Wait[H] | None:
+    ) -> TurnWait[H] | None:
         """The task is about to wait for a turn of the host; `end` must follow.
 
         None: it holds nothing and was started under nothing, so that it is in nobody's way.
@@ -298,7 +298,7 @@ class WaitGraph(Generic[H]):
         own = self.holdings.of(task)
         if not own and not inherited:
             return None
-        wait = Wait(task, url, host, near, own, inherited, self._clock.monotonic())
+        wait = TurnWait(task, url, host, near, own, inherited, self._clock.monotonic())
         self._alive += 1
         self._waits.setdefault(task, {})[wait] = None
         for lease in (*wait.own, *wait.inherited):
@@ -313,29 +313,29 @@ class WaitGraph(Generic[H]):
         self._look_later(wait, self._clock.monotonic() + min(_WARN_AFTER, self._own_wait))
         return wait
 
-    def current(self, task: Task | None) -> Wait[H] | None:
+    def current(self, task: Task | None) -> TurnWait[H] | None:
         """The wait that the task has begun, if any."""
         waits = None if task is None else self._waits.get(task)
         return next(iter(waits)) if waits else None
 
-    def check(self, wait: Wait[H]) -> None:
+    def check(self, wait: TurnWait[H]) -> None:
         """Raise WaitsForItself if the wait could never end."""
         if wait.own and (found := self._behind(wait, soft=False)) is not None:
             raise self._refusal(wait, *found)
 
-    def for_file(self, wait: Wait[H], origin: str) -> None:
+    def for_file(self, wait: TurnWait[H], origin: str) -> None:
         """It waits for that origin's robots.txt now; raises WaitsForItself as `check` does."""
         wait.origin = origin
         self._by_origin.setdefault(origin, {})[wait] = None
         self.check(wait)
 
-    def for_turn(self, wait: Wait[H]) -> None:
+    def for_turn(self, wait: TurnWait[H]) -> None:
         """It waits for its host's turn again."""
         origin, wait.origin = wait.origin, None
         if origin is not None:
             _discard(self._by_origin, origin, wait)
 
-    def end(self, wait: Wait[H]) -> None:
+    def end(self, wait: TurnWait[H]) -> None:
         """It waits no more. Idempotent."""
         if wait.over:
             return
@@ -366,7 +366,7 @@ class WaitGraph(Generic[H]):
 
     # --- looking now and then -----------------------------------------------------------
 
-    def _look_later(self, wait: Wait[H], moment: float) -> None:
+    def _look_later(self, wait: TurnWait[H], moment: float) -> None:
         heapq.heappush(self._looks, (moment, next(self._order), wait))
         if len(self._looks) > 2 * self._alive + _FEW:
             self._looks = [entry for entry in self._looks if not entry[2].over]
@@ -388,7 +388,7 @@ class WaitGraph(Generic[H]):
         if self._looks and self._timer is None:
             self._timer = self._clock.call_at(self._looks[0][0], self._look)
 
-    def _look_at(self, wait: Wait[H], now: float) -> None:
+    def _look_at(self, wait: TurnWait[H], now: float) -> None:
         """Warn, or refuse, if the same lease was in its way for so long."""
         found = self._behind(wait, soft=False) if wait.own else None
         if found is not None:  # it came about without anybody's joining: slots became fewer
@@ -416,7 +416,7 @@ class WaitGraph(Generic[H]):
 
     # --- what stands in the way ---------------------------------------------------------
 
-    def _behind(self, start: Wait[H], *, soft: bool) -> tuple[H, H] | None:
+    def _behind(self, start: TurnWait[H], *, soft: bool) -> tuple[H, H] | None:
         """The lease that the wait can't outlast, and the one of its own, or, `soft`, of those it
         was started under, for whose end that lease waits in turn; None: it may go on.
 
@@ -428,7 +428,7 @@ class WaitGraph(Generic[H]):
         known = {start: self._obstacles(start)}
         if not known[start]:
             return None
-        order, asked_by = [start], dict[Wait[H], list[Wait[H]]]()
+        order, asked_by = [start], dict[TurnWait[H], list[TurnWait[H]]]()
         for wait in order:  # it grows meanwhile
             for _, leases in known[wait]:
                 for lease in leases:
@@ -449,7 +449,7 @@ class WaitGraph(Generic[H]):
                 again.extend(asked_by.get(wait, ()))
         return self._circle(start, known, stuck, soft=soft) if start in stuck else None
 
-    def _obstacles(self, wait: Wait[H]) -> list[tuple[int, list[H]]]:
+    def _obstacles(self, wait: TurnWait[H]) -> list[tuple[int, list[H]]]:
         """Leases that may keep the wait from its turn, and of how many each it takes to do so."""
         host, near = wait.host, wait.near
         if wait.origin is not None:
@@ -470,11 +470,11 @@ class WaitGraph(Generic[H]):
                 result += ((1, [one]) for one in leases if not one.headed and not one.ended)
         return result
 
-    def _firm(self, start: Wait[H], lease: H, *, soft: bool) -> bool:
+    def _firm(self, start: TurnWait[H], lease: H, *, soft: bool) -> bool:
         """Whether the lease can't end while this very wait goes on."""
         return lease.owner is start.task or (soft and lease in start.inherited)
 
-    def _waiting_with(self, lease: H, *, soft: bool) -> list[Wait[H]]:
+    def _waiting_with(self, lease: H, *, soft: bool) -> list[TurnWait[H]]:
         """Whose waits keep the lease open."""
         owner = lease.owner
         found = [] if owner is None else list(self._waits.get(owner, ()))
@@ -485,9 +485,9 @@ class WaitGraph(Generic[H]):
 
     def _is_stuck(
         self,
-        start: Wait[H],
+        start: TurnWait[H],
         obstacles: list[tuple[int, list[H]]],
-        stuck: set[Wait[H]],
+        stuck: set[TurnWait[H]],
         *,
         soft: bool,
     ) -> bool:
@@ -496,7 +496,7 @@ class WaitGraph(Generic[H]):
             for slots, leases in obstacles
         )
 
-    def _lasts(self, start: Wait[H], lease: H, stuck: set[Wait[H]], *, soft: bool) -> bool:
+    def _lasts(self, start: TurnWait[H], lease: H, stuck: set[TurnWait[H]], *, soft: bool) -> bool:
         """Whether the lease can't end while these waits go on."""
         if self._firm(start, lease, soft=soft):
             return True
@@ -511,16 +511,16 @@ class WaitGraph(Generic[H]):
 
     def _circle(
         self,
-        start: Wait[H],
-        known: dict[Wait[H], list[tuple[int, list[H]]]],
-        stuck: set[Wait[H]],
+        start: TurnWait[H],
+        known: dict[TurnWait[H], list[tuple[int, list[H]]]],
+        stuck: set[TurnWait[H]],
         *,
         soft: bool,
     ) -> tuple[H, H] | None:
         """The first lease in the way and the own one behind it; None where the wait is behind
         others' circle, which is theirs to end."""
         seen = {start}
-        order: deque[tuple[Wait[H], H | None]] = deque([(start, None)])
+        order: deque[tuple[TurnWait[H], H | None]] = deque([(start, None)])
         while order:
             wait, first = order.popleft()
             for slots, leases in known[wait]:
@@ -540,19 +540,19 @@ class WaitGraph(Generic[H]):
     # --- in words -----------------------------------------------------------------------
 
     def _refusal(
-        self, wait: Wait[H], lease: H, mine: H, waited: float | None = None
+        self, wait: TurnWait[H], lease: H, mine: H, waited: float | None = None
     ) -> WaitsForItself:
         verb = "would wait" if waited is None else f"waited {waited:.0f} s (pacing.own_wait)"
         text = self._words(wait, lease, mine, verb)
         return WaitsForItself(wait.url, text, lease.url, self._whose(wait, lease, mine))
 
-    def _words(self, wait: Wait[H], lease: H, mine: H, verb: str) -> str:
+    def _words(self, wait: TurnWait[H], lease: H, mine: H, verb: str) -> str:
         return (
             f"{mask(wait.url)} {verb} for {lease.url}, {self._whose(wait, lease, mine)}: "
             f"read or close that response first (host {wait.host})"
         )
 
-    def _whose(self, wait: Wait[H], lease: H, mine: H) -> str:
+    def _whose(self, wait: TurnWait[H], lease: H, mine: H) -> str:
         holder = "this task" if mine.owner is wait.task else "the task that started this one"
         if lease is mine:
             return f"which {holder} still holds"

@@ -40,7 +40,7 @@ class Reason(StrEnum):
     """Why, in one word; each word's own text begins with the verdicts that come with it.
 
     A deferral is over at `retry_at`: ask again then, and fetch nothing meanwhile. What came of
-    the retrieval of a file is judged by the rows of fetching.md section 1 (`outcomes`).
+    the retrieval of a file is judged by the rows of `fetching.outcomes`.
     """
 
     # The text decided.

@@ -133,7 +133,7 @@ class Gate(Protocol):
         """Whether the URL may be fetched now."""
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
-        """The same, explained."""
+        """Whether the URL may be fetched now, and why."""
 
     def check_many(
         self, urls: Iterable[str], *, user_agent: str | None = None
@@ -358,7 +358,7 @@ def adopt(url: str) -> HeldLease | None:
     return None
 
 
-class Take(Protocol):
+class TakeLease(Protocol):
     """How a lease is had at once."""
 
     def __call__(
@@ -370,7 +370,7 @@ class Take(Protocol):
         """
 
 
-class Wait(Protocol):
+class WaitForLease(Protocol):
     """How a lease is had once its turn has come."""
 
     def __call__(
@@ -398,7 +398,7 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
     """A client middleware: every hop is decided, paced and reported.
 
     aiohttp calls it once a redirect hop, so a hop to another host is decided by that
-    host's file and takes that host's turn (fetching.md section 7). The slot is held
+    host's file and takes that host's turn. The slot is held
     until the connection is released. A plain session's `total` timeout covers the
     waiting; `polite_session` leaves it out.
 
@@ -420,8 +420,8 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
 
 def gate_middleware_with(
     gate: Gate,
-    wait: Wait,
-    take: Take = _nothing_at_once,
+    wait: WaitForLease,
+    take: TakeLease = _nothing_at_once,
     url_cache: UrlCache | None = None,
     unreached: Callable[[HeldLease, BaseException], object] = _unheard,
 ) -> DeadlineMiddleware:

@@ -294,7 +294,7 @@ def _as_timeout(given: Any, inherited: aiohttp.ClientTimeout) -> aiohttp.ClientT
 
 
 def _unhurried(wanted: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:
-    """The same without its total, which an RequestDeadline keeps."""
+    """The timeout without its total, which a RequestDeadline keeps."""
     return aiohttp.ClientTimeout(
         total=None,
         connect=wanted.connect,

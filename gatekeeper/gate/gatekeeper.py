@@ -36,7 +36,7 @@ from gatekeeper.fetching.records import Record
 from gatekeeper.gate.decider import Decider, DecisionIds
 from gatekeeper.gate.decision_cache import CachedOrigin, WrittenDecision
 from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
-from gatekeeper.gate.questions import Questions, token_of
+from gatekeeper.gate.questions import GateQuestions, token_of
 from gatekeeper.gate.robots_pacing import RobotsPacing
 from gatekeeper.middleware import UNLIMITED, DeadlineMiddleware, gate_middleware_with
 from gatekeeper.pacing.explain import ClockView
@@ -79,7 +79,7 @@ class _Opened:
     """The gate's own; None where one was handed in."""
     fetcher: Fetcher
     directory: Directory
-    questions: Questions
+    questions: GateQuestions
     leases: LeaseManager
 
 
@@ -203,7 +203,7 @@ class Gatekeeper:
                 faults=self._faults,
                 warm=self._warm,
             )
-            questions = Questions(
+            questions = GateQuestions(
                 self._decider,
                 directory,
                 self._clock,

@@ -26,7 +26,7 @@ from gatekeeper.fetching.guard import HostAddresses
 from gatekeeper.fetching.outcomes import classify
 from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.decision_cache import CachedOrigin
-from gatekeeper.gate.questions import Questions
+from gatekeeper.gate.questions import GateQuestions
 from gatekeeper.middleware import (
     Unentered,
     held_leases,
@@ -420,7 +420,7 @@ class _Asked:
 
     def __init__(
         self,
-        questions: Questions,
+        questions: GateQuestions,
         url: str,
         target: Target,
         agent: str | None,
@@ -452,7 +452,7 @@ class LeaseManager:
 
     def __init__(
         self,
-        questions: Questions,
+        questions: GateQuestions,
         decider: Decider,
         scheduler: Scheduler,
         clock: Clock,

@@ -1,6 +1,6 @@
-"""Questions about URLs: the decision, once the file that it needs is known.
+"""GateQuestions about URLs: the decision, once the file that it needs is known.
 
-`Questions` joins the directory of files and the decider. A file that is not known is asked for
+`GateQuestions` joins the directory of files and the decider. A file that is not known is asked for
 on behalf of the task that asks, so that no task waits for what it holds itself (`deadlock`).
 """
 
@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, utc
-from gatekeeper.deadlock import Wait, WaitGraph, WaitsForItself
+from gatekeeper.deadlock import TurnWait, WaitGraph, WaitsForItself
 from gatekeeper.decision import Decision, State
 from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL, LeaseTimeout
 from gatekeeper.fetching.directory import Directory
@@ -30,7 +30,7 @@ from gatekeeper.pacing.scopes import NO_RATE
 from gatekeeper.robots import Policy, RobotsTxt, product_token
 from gatekeeper.urls import Target
 
-__all__ = ["WINDOW", "Questions", "in_order", "token_of"]
+__all__ = ["WINDOW", "GateQuestions", "in_order", "token_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def token_of(user_agent: str) -> str:
     return token
 
 
-class Questions:
+class GateQuestions:
     """Asks the directory for files and the decider for decisions."""
 
     def __init__(
@@ -283,7 +283,7 @@ class Questions:
             else:
                 self._waits.for_turn(waiting)
 
-    async def begin_wait(self, target: Target, task: asyncio.Task[object]) -> Wait[Any] | None:
+    async def begin_wait(self, target: Target, task: asyncio.Task[object]) -> TurnWait[Any] | None:
         """Note that the task waits for the target's host; None where that is in nobody's way.
 
         Raises WaitsForItself where it could never end.

@@ -23,7 +23,7 @@ from aiohttp.connector import Connection
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, Timer, deadline, utc
-from gatekeeper.deadlock import Holdings, Wait, WaitGraph, WaitsForItself
+from gatekeeper.deadlock import Holdings, TurnWait, WaitGraph, WaitsForItself
 from gatekeeper.decision import Decision
 from gatekeeper.errors import (
     Deferred,
@@ -496,7 +496,7 @@ class RemoteLeases:
         end = _INFINITE if timeout is None else self._clock.monotonic() + max(0.0, timeout)
         asked = _WantedLease(url, target, priority, user_agent, end)
         stuck: WaitsForItself | None = None
-        waiting: Wait[RemoteLease] | None = None
+        waiting: TurnWait[RemoteLease] | None = None
         try:
             waiting = self._begin_wait(target) if owned else None
         except WaitsForItself as error:
@@ -521,7 +521,7 @@ class RemoteLeases:
             hold_in_context(lease)
         return lease
 
-    def _begin_wait(self, target: Target) -> Wait[RemoteLease] | None:
+    def _begin_wait(self, target: Target) -> TurnWait[RemoteLease] | None:
         """Say that this task waits for the host; None where that is in nobody's way.
 
         Raises WaitsForItself where, as far as this client can see, it could never end.
