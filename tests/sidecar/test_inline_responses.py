@@ -20,6 +20,8 @@ from gatekeeper.sidecar.security import Tokens
 from gatekeeper.wire import Decisions
 from tests.internet import FakeInternet
 
+pytestmark = pytest.mark.usefixtures("speedups_on")
+
 TOKEN = "a" * 40
 _OWN = re.compile(
     rb"(?m)^(?:Date|X-Request-Id|Content-Length): .*\r\n|(?<=urn:gatekeeper:request:)[^\"]*"

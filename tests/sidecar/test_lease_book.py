@@ -252,6 +252,7 @@ async def kept(door: Any, internet: FakeInternet, path: Path) -> AsyncIterator[K
 
 @needs_a_full_disk
 @pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.usefixtures("speedups_on")
 async def test_a_full_disk_leaks_no_turn_and_says_what_helps(kept: Kept, at_once: bool) -> None:
     async def take() -> None:
         if at_once:
