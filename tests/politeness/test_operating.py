@@ -6,6 +6,7 @@ import asyncio
 
 import aiohttp
 import pytest
+from aiohttp import TCPConnector
 
 from gatekeeper import (
     ConfigError,
@@ -170,8 +171,6 @@ async def test_those_who_wait_can_leave_and_close_during_a_fault(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
     internet.site("known.test").on("/robots.txt", "", CloseSilently())
-    # A probe that could connect would end the fault: its name is found once.
-    internet.dns("known.test", "127.0.0.1", Fail.SERVFAIL)
     for number in range(40):
         internet.dns(f"o{number}.test", Fail.SERVFAIL)
 
@@ -179,6 +178,11 @@ async def test_those_who_wait_can_leave_and_close_during_a_fault(
         async with make_gate() as gate:
             await gate.check("http://known.test/")
             await clock.sleep(1.0)
+            # A probe that can connect would end the fault.
+            internet.dns("known.test", Fail.SERVFAIL)
+            connector = internals(gate).connector
+            assert isinstance(connector, TCPConnector)
+            connector.clear_dns_cache()
             await cut_off(gate, but="known.test")
             with pytest.raises(LeaseTimeout):
                 async with gate.lease("http://known.test/x", timeout=20.0):
