@@ -257,7 +257,7 @@ async def _serve_gate() -> None:
             assert decision, decision.explain()
         service = Service(gate, config, hosts=frozenset({"127.0.0.1", ANY_LITERAL}))
         service.phase = "serving"
-        server = Server(service.handle, header=16384, at_once=service.at_once)
+        server = Server(service.handle, header=16384, inline=service.inline)
         runner = web.ServerRunner(server)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -53,17 +53,17 @@ def run(args: argparse.Namespace) -> int:
 
     settings = read()
     check_place(settings)
-    from gatekeeper.sidecar.process import Wiring, serve  # noqa: PLC0415
+    from gatekeeper.sidecar.process import ServeOptions, serve  # noqa: PLC0415
 
     warn_if_anonymous(settings)
-    wiring = Wiring(
+    options = ServeOptions(
         identity=settings.identity(),
         config=settings.config,
         reread=lambda: read().config,
         announce=_announce_json if args.json else _announce,
     )
     try:
-        serve(wiring)
+        serve(options)
     except StorageError as error:
         raise StorageError(f"{error} (--storage PATH says where)") from error
     return OK

@@ -139,7 +139,7 @@ class RemoteGatekeeper:
         self._fail = fail
         self._clock = clock or SystemClock()
         rng = rng or random.Random()
-        self._line = SidecarConnection(
+        self._connection = SidecarConnection(
             where,
             token=token,
             context=ssl,
@@ -151,16 +151,16 @@ class RemoteGatekeeper:
         self._tasks = OwnedTasks()
         self._answers = RememberedDecisions(self._clock, size=remember_most, cap=remember)
         self._questions = Questions(
-            BatchSender(self._line),
+            BatchSender(self._connection),
             self._answers,
             self._tasks,
             self._unanswered_question,
             self._clock,
         )
-        self._errands = Outbox(self._line, self._clock, rng)
-        self._turns = RemoteLeases(
-            self._line,
-            self._errands,
+        self._outbox = Outbox(self._connection, self._clock, rng)
+        self._leases = RemoteLeases(
+            self._connection,
+            self._outbox,
             self._tasks,
             self._deferral,
             own_wait=self.config.pacing.own_wait,
@@ -177,19 +177,19 @@ class RemoteGatekeeper:
         self._asked = self._remembered = self._unanswered = 0
 
     def __repr__(self) -> str:
-        return f"<RemoteGatekeeper {self._line!r} {'open' if self._open else 'shut'}>"
+        return f"<RemoteGatekeeper {self._connection!r} {'open' if self._open else 'shut'}>"
 
     # -- life ------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         if self._open or self._closed:
             raise GateClosed("this gate was opened already; make another one")
-        await self._line.open()
+        await self._connection.open()
         try:
             if self._name is None:
-                self._sidecars_name = await identity_of(self._line)
+                self._sidecars_name = await identity_of(self._connection)
         except BaseException:
-            await self._line.close()
+            await self._connection.close()
             raise
         self._open = True
         return self
@@ -205,11 +205,11 @@ class RemoteGatekeeper:
         try:
             await self._tasks.close()
             self._questions.close()
-            self._turns.held.end_all()
-            self._turns.waits.close()
-            await self._errands.close(_FAREWELL)
+            self._leases.held.end_all()
+            self._leases.waits.close()
+            await self._outbox.close(_FAREWELL)
         finally:
-            await self._line.close()
+            await self._connection.close()
 
     @property
     def user_agent(self) -> str | None:
@@ -326,7 +326,7 @@ class RemoteGatekeeper:
         await self._control(host, "pause", b"{}")
 
     async def resume(self, host: str) -> None:
-        """Turns again; lifts a pause, not a block."""
+        """RemoteLeases again; lifts a pause, not a block."""
         await self._control(host, "resume", b"{}")
 
     # -- turns -----------------------------------------------------------------------
@@ -363,7 +363,7 @@ class RemoteGatekeeper:
         `owned=False`: it outlives the task that asks for it. Raises as `lease` does.
         """
         self._admit(user_agent)
-        return await self._turns.acquire(
+        return await self._leases.acquire(
             url,
             priority=priority,
             timeout=timeout,
@@ -381,7 +381,7 @@ class RemoteGatekeeper:
         from when on it is worth while to ask again.
         """
         self._admit(None)
-        return await self._turns.look(url, priority=priority, user_agent=self._name)
+        return await self._leases.look(url, priority=priority, user_agent=self._name)
 
     @property
     def clock(self) -> Clock:
@@ -401,22 +401,22 @@ class RemoteGatekeeper:
             unanswered=self._unanswered,
             batches=self._questions.batches,
             urls=self._questions.urls,
-            requests=self._line.requests,
-            repeated=self._line.repeated,
-            failures=self._line.failures,
-            granted=self._turns.granted,
-            held=len(self._turns.held),
-            told=self._errands.told,
-            untold=len(self._errands),
-            dropped=self._errands.dropped,
+            requests=self._connection.requests,
+            repeated=self._connection.repeated,
+            failures=self._connection.failures,
+            granted=self._leases.granted,
+            held=len(self._leases.held),
+            told=self._outbox.told,
+            untold=len(self._outbox),
+            dropped=self._outbox.dropped,
             kept=len(self._answers),
-            reachable=not self._line.down,
+            reachable=not self._connection.down,
         )
 
     @property
     def ready(self) -> bool:
         """Open, and the sidecar answered when it was asked last."""
-        return self._open and not self._line.down
+        return self._open and not self._connection.down
 
     # -- inside ----------------------------------------------------------------------
 
@@ -444,7 +444,7 @@ class RemoteGatekeeper:
         """An answer, whatever it says. Raises SidecarError where none comes."""
         self._admit(agent)
         try:
-            return await self._line.ask(method, path, body)
+            return await self._connection.ask(method, path, body)
         except SidecarUnreachable as error:
             raise SidecarError(503, "unreachable", str(error)) from None
 
@@ -553,10 +553,10 @@ _IDENTITY = 5.0
 """Seconds in which a sidecar must say who it is: a crawl may begin without that."""
 
 
-async def identity_of(line: SidecarConnection) -> str | None:
+async def identity_of(connection: SidecarConnection) -> str | None:
     """The name under which a sidecar asks; None where it can't be asked, or doesn't say."""
     try:
-        answer = await line.request("GET", "/healthz", timeout=_IDENTITY)
+        answer = await connection.request("GET", "/healthz", timeout=_IDENTITY)
         return read(answer, Alive).user_agent
     except (SidecarUnreachable, GatekeeperError) as error:
         _log.info("the sidecar does not say who it is: %s", error)

@@ -381,8 +381,8 @@ class OutboxMessage:
 class Outbox:
     """A queue and at most eight senders, which end when it is empty."""
 
-    def __init__(self, line: SidecarConnection, clock: Clock, rng: random.Random) -> None:
-        self._line = line
+    def __init__(self, connection: SidecarConnection, clock: Clock, rng: random.Random) -> None:
+        self._connection = connection
         self._clock = clock
         self._rng = rng
         self._queue: deque[OutboxMessage] = deque()
@@ -394,12 +394,12 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._queue) + self._senders
 
-    def send(self, errand: OutboxMessage) -> None:
+    def send(self, message: OutboxMessage) -> None:
         """Have it told; returns at once."""
         if len(self._queue) >= _MOST:
             self._queue.popleft()
             self.dropped += 1
-        self._queue.append(errand)
+        self._queue.append(message)
         if self._senders < _SENDERS:
             self._senders += 1
             self._tasks.start(self._go())
@@ -422,29 +422,29 @@ class Outbox:
             # No await since the queue was found empty: whoever sends next starts another.
             self._senders -= 1
 
-    async def _tell(self, errand: OutboxMessage) -> None:
+    async def _tell(self, message: OutboxMessage) -> None:
         attempt = 0
         while True:
             pause = backoff(attempt, self._rng)
             try:
-                answer = await self._line.request(
-                    errand.method, errand.path, errand.body, timeout=_ANSWER
+                answer = await self._connection.request(
+                    message.method, message.path, message.body, timeout=_ANSWER
                 )
                 if not answer.busy and answer.status != 429:
-                    self._heard(errand, answer)
+                    self._heard(message, answer)
                     return
                 why, pause = answer.detail, answer.retry_after or pause
             except SidecarUnreachable as error:
                 why = str(error)
-            if self._clock.monotonic() + pause > errand.give_up:
+            if self._clock.monotonic() + pause > message.give_up:
                 self.dropped += 1
-                _log.warning("%s %s was given up: %s", errand.method, errand.path, why)
+                _log.warning("%s %s was given up: %s", message.method, message.path, why)
                 return
             attempt += 1
             await self._clock.sleep(pause)
 
-    def _heard(self, errand: OutboxMessage, answer: SidecarResponse) -> None:
+    def _heard(self, message: OutboxMessage, answer: SidecarResponse) -> None:
         self.told += 1
         if answer.status >= 400:
             # A lease that ran out meanwhile, for the most part: it counts as used.
-            _log.info("%s %s: %s", errand.method, errand.path, answer.detail)
+            _log.info("%s %s: %s", message.method, message.path, answer.detail)

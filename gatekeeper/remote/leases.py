@@ -323,8 +323,8 @@ class RemoteLeaseRequest:
 class HeldRemoteLeases:
     """Every lease in this client's hands, and one timer for all their renewals."""
 
-    def __init__(self, errands: Outbox, holdings: Holdings[RemoteLease], clock: Clock) -> None:
-        self._errands = errands
+    def __init__(self, outbox: Outbox, holdings: Holdings[RemoteLease], clock: Clock) -> None:
+        self._outbox = outbox
         self._holdings = holdings
         self._clock = clock
         self._held: dict[str, RemoteLease] = {}
@@ -421,7 +421,7 @@ class HeldRemoteLeases:
         self._renew_later(lease.id)
 
     def _send(self, method: str, path: str, body: bytes | None, lasts: float = _REPORTABLE) -> None:
-        self._errands.send(OutboxMessage(method, path, body, self._clock.monotonic() + lasts))
+        self._outbox.send(OutboxMessage(method, path, body, self._clock.monotonic() + lasts))
 
 
 def _within(seconds: float | None, most: float) -> float | None:
@@ -456,8 +456,8 @@ class RemoteLeases:
 
     def __init__(
         self,
-        line: SidecarConnection,
-        errands: Outbox,
+        connection: SidecarConnection,
+        outbox: Outbox,
         tasks: OwnedTasks,
         unanswered: Callable[[str, str, str | None, str], Decision],
         *,
@@ -468,8 +468,8 @@ class RemoteLeases:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        self._line = line
-        self._errands = errands
+        self._connection = connection
+        self._outbox = outbox
         self._tasks = tasks
         self._unanswered = unanswered
         self._poll = poll
@@ -479,7 +479,7 @@ class RemoteLeases:
         self._clock = clock
         self._rng = rng
         self.waits: WaitGraph[RemoteLease] = WaitGraph(clock, own_wait, _needs)
-        self.held = HeldRemoteLeases(errands, self.waits.holdings, clock)
+        self.held = HeldRemoteLeases(outbox, self.waits.holdings, clock)
         self.granted = 0
 
     async def acquire(
@@ -577,7 +577,7 @@ class RemoteLeases:
 
     async def _given(self, asked: _WantedLease) -> LeaseBody:
         """Poll until the turn comes, it is refused, or the time is over."""
-        give_up = self._clock.monotonic() + (0.0 if self._line.down else self._patience)
+        give_up = self._clock.monotonic() + (0.0 if self._connection.down else self._patience)
         attempt = 0
         while True:
             now = self._clock.monotonic()
@@ -604,7 +604,7 @@ class RemoteLeases:
                     pause = self._until_next_poll(now, wait, pause)
                     give_up = self._clock.monotonic() + self._patience
             attempt += 1
-            self._line.repeated += 1
+            self._connection.repeated += 1
             left = asked.end - self._clock.monotonic()
             await self._clock.sleep(max(0.0, min(pause, left)))
 
@@ -629,7 +629,7 @@ class RemoteLeases:
             raise self._deferred(asked, why)
 
     def _deferred(self, asked: _WantedLease, why: str) -> Deferred:
-        self._line.down = True
+        self._connection.down = True
         return Deferred(self._unanswered(asked.url, asked.target.origin, asked.user_agent, why))
 
     def _refusal(self, asked: _WantedLease, answer: SidecarResponse) -> GatekeeperError:
@@ -655,7 +655,7 @@ class RemoteLeases:
         left = max(0.0, asked.end - self._clock.monotonic())
         timeout = min(wait + _GRACE, left + _LAST)
         poll = self._tasks.start(
-            self._line.request("POST", "/v1/leases", encode(body), timeout=timeout)
+            self._connection.request("POST", "/v1/leases", encode(body), timeout=timeout)
         )
         try:
             return await asyncio.shield(poll)

@@ -42,7 +42,7 @@ __all__ = [
 
 _MOST_TEXT = 150_000
 """Characters of URLs in a batch: six bytes each at the worst, within the sidecar's 1 MiB."""
-_PROMPT_AT_ONCE = 4
+_KNOWN_AT_ONCE = 4
 _SHORT = 250
 """URLs below which a batch is not cut up: a request of its own costs more than that saves."""
 _COLD_AT_ONCE = 64
@@ -128,7 +128,7 @@ class Questions:
         self._tasks = tasks
         self._unanswered = unanswered
         self._asked: dict[Key, Question] = {}
-        self._prompt = _BatchQueues(_PROMPT_AT_ONCE, _PROMPT_AT_ONCE)
+        self._known = _BatchQueues(_KNOWN_AT_ONCE, _KNOWN_AT_ONCE)
         self._cold = _BatchQueues(_COLD_AT_ONCE, 1)
         self._scheduled = False
         self.batches = 0
@@ -153,8 +153,8 @@ class Questions:
             self._turn = self._monotonic()
             loop.call_soon(self._end_of_turn)
         question = self._asked[key] = Question(key, origin, [future])
-        if not origin or self._turn < self._answers.prompt.get(origin, 0.0):
-            queues, name = self._prompt.queues, ("", key[1])
+        if not origin or self._turn < self._answers.known.get(origin, 0.0):
+            queues, name = self._known.queues, ("", key[1])
         else:
             queues, name = self._cold.queues, (origin, key[1])
         queue = queues.get(name)
@@ -165,22 +165,22 @@ class Questions:
 
     def _end_of_turn(self) -> None:
         self._scheduled = False
-        self._let_go(self._prompt)
-        self._let_go(self._cold)
+        self._start_batches(self._known)
+        self._start_batches(self._cold)
 
-    def _let_go(self, lane: _BatchQueues) -> None:
-        length = lane.length(self._batches.longest)
-        while (key := lane.next()) is not None:
-            batch = self._take(lane.queues[key], length)
-            if not lane.queues[key]:
-                del lane.queues[key]
+    def _start_batches(self, queues: _BatchQueues) -> None:
+        length = queues.length(self._batches.longest)
+        while (key := queues.next()) is not None:
+            batch = self._take(queues.queues[key], length)
+            if not queues.queues[key]:
+                del queues.queues[key]
             else:  # behind the others: one agent's million is not every agent's wait
-                lane.queues[key] = lane.queues.pop(key)
+                queues.queues[key] = queues.queues.pop(key)
             if batch:
-                lane.left(key)
+                queues.left(key)
                 self.batches += 1
                 self.urls += len(batch)
-                self._tasks.start(self._travel(lane, key, batch))
+                self._tasks.start(self._send_batch(queues, key, batch))
 
     def _take(self, queue: deque[Question], length: int) -> list[Question]:
         batch: list[Question] = []
@@ -197,7 +197,7 @@ class Questions:
             queue.popleft()
         return batch
 
-    async def _travel(self, lane: _BatchQueues, key: BatchKey, batch: list[Question]) -> None:
+    async def _send_batch(self, queues: _BatchQueues, key: BatchKey, batch: list[Question]) -> None:
         try:
             decisions = await self._batches.post([question.key[0] for question in batch], key[1])
         except SidecarUnreachable as error:
@@ -209,8 +209,8 @@ class Questions:
             self._answers.keep(zip(batch, decisions, strict=True))
             self._settle(batch, decisions)
         finally:
-            lane.came_back(key)
-            self._let_go(lane)
+            queues.came_back(key)
+            self._start_batches(queues)
 
     def _settle(self, batch: list[Question], decisions: list[Decision]) -> None:
         asked = self._asked
@@ -231,8 +231,8 @@ class Questions:
 
     def close(self) -> None:
         """Tell everybody who still waits. Call it when no batch is under way any more."""
-        for lane in (self._prompt, self._cold):
-            lane.queues.clear()
+        for queues in (self._known, self._cold):
+            queues.queues.clear()
         left = list(self._asked.values())
         self._fail(left, GateClosed("the gate was closed before the answer came"))
 
@@ -243,14 +243,14 @@ class Questions:
 class BatchSender:
     """Sends batches, and learns from a refusal how long they may be."""
 
-    def __init__(self, line: SidecarConnection) -> None:
-        self._line = line
+    def __init__(self, connection: SidecarConnection) -> None:
+        self._connection = connection
         self.longest = MAX_BATCH
         """URLs that a batch may have, as far as is known: server.max_batch may be less."""
 
     async def post(self, urls: list[str], agent: str | None) -> list[Decision]:
         """The decisions in the order of the URLs. Raises SidecarError, or SidecarUnreachable."""
-        answer = await self._line.ask("POST", "/v1/check", encode(Batch(urls, agent)))
+        answer = await self._connection.ask("POST", "/v1/check", encode(Batch(urls, agent)))
         if answer.status == 413 and len(urls) > 1:
             most = bound_in(answer)
             if most is not None:
@@ -334,7 +334,7 @@ class RememberedDecisions:
         # The one not asked about for longest first. An LRUCache takes five calls where this
         # one takes none, on the way of every question.
         self._kept: OrderedDict[Key, tuple[float, Decision]] = OrderedDict()
-        self.prompt: dict[str, float] = {}
+        self.known: dict[str, float] = {}
         """Origins that the sidecar knows, as far as is known here, until a monotonic moment.
         Emptied when full, which costs a batch of its own an origin; to move each origin to
         the end of a row would cost every question a write."""
@@ -360,7 +360,7 @@ class RememberedDecisions:
         All are of this moment.
         """
         lifetimes, now = DecisionLifetimes(self._clock.wall(), self._cap), self._monotonic()
-        kept, prompt = self._kept if self._size else None, self.prompt
+        kept, prompt = self._kept if self._size else None, self.known
         for question, decision in answered:
             seconds = lifetimes.of(decision)
             if seconds <= 0:
@@ -381,4 +381,4 @@ class RememberedDecisions:
     def forget(self) -> None:
         """Forget everything: somebody changed something."""
         self._kept.clear()
-        self.prompt.clear()
+        self.known.clear()

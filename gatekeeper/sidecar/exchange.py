@@ -39,26 +39,26 @@ __all__ = [
     "METHODS",
     "SANDBOXED",
     "Call",
-    "Glance",
     "Handler",
     "Holder",
+    "InlineCall",
     "Nothing",
+    "OnePieceResponse",
     "Problem",
-    "QuickAnswer",
     "Role",
     "Route",
     "Router",
+    "add_request_id",
     "decode",
     "encode",
     "json_response",
-    "name_request",
-    "quick_json",
-    "quick_nothing",
-    "read_at_once",
     "read_body",
+    "read_inline_body",
     "read_query",
+    "respond_empty",
+    "respond_json",
+    "response_bytes",
     "retry_after",
-    "written",
 ]
 
 _T = TypeVar("_T")
@@ -91,7 +91,7 @@ class Call:
     """What stood in the `{...}` of the path, decoded."""
 
 
-class Glance(msgspec.Struct, gc=False):
+class InlineCall(msgspec.Struct, gc=False):
     """What is looked at to answer a request at once; see `Call`."""
 
     headers: Mapping[str, str]
@@ -114,7 +114,7 @@ CRAWL = frozenset({Role.CRAWL})
 CRAWL_OR_ADMIN = frozenset({Role.CRAWL, Role.ADMIN})
 
 Handler = Callable[["Service", Call], Awaitable[web.StreamResponse]]
-AtOnce = Callable[["Service", Glance], bytes | None]
+InlineHandler = Callable[["Service", InlineCall], bytes | None]
 """The body of the good answer, where it can be given without waiting; None says nothing. It
 raises, if at all, before it has done anything."""
 
@@ -140,7 +140,7 @@ class Route:
     """A token must have one of these roles."""
     probe: bool = False
     """Answered to anybody, without token or Host check: it reveals nothing."""
-    at_once: AtOnce | None = None
+    inline: InlineHandler | None = None
     headers: tuple[str, ...] = ()
     """Those of the good answer that are worth naming."""
     relays: bool = False
@@ -360,7 +360,7 @@ def decode(text: str) -> str:
         raise Problem(400, "bad-request", "query: not UTF-8") from None
 
 
-class QuickAnswer:
+class OnePieceResponse:
     """An answer written in one piece, on a connection that stays open: JSON, or no body.
 
     A `web.Response` is made for every kind of answer; it and its headers cost more than a
@@ -371,7 +371,7 @@ class QuickAnswer:
     __slots__ = ("_body", "request_id", "status")
 
     keep_alive = True
-    """The connection stays open: nobody asked otherwise (see `quick_json`)."""
+    """The connection stays open: nobody asked otherwise (see `respond_json`)."""
     prepared = False
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -384,7 +384,7 @@ class QuickAnswer:
         """Write head and body at once."""
         writer = request.writer
         body = self._body
-        await writer.write(written(self.status, body, self.request_id))
+        await writer.write(response_bytes(self.status, body, self.request_id))
         # A client that asks on and does not read has to wait for itself.
         await writer.drain()
         return writer
@@ -417,35 +417,35 @@ def _date() -> bytes:
     return _last_date[1]
 
 
-def written(status: int, body: bytes, request_id: str) -> bytes:
+def response_bytes(status: int, body: bytes, request_id: str) -> bytes:
     """A whole answer, on a connection that stays open: JSON, or nothing with 204."""
     if status == 204:
         return _NO_CONTENT % (_date(), request_id.encode())
     return _HEADS[status] % (_date(), request_id.encode(), len(body)) + body
 
 
-def name_request(response: web.StreamResponse | QuickAnswer, request_id: str) -> None:
+def add_request_id(response: web.StreamResponse | OnePieceResponse, request_id: str) -> None:
     """Say in an answer that is not yet on its way which request it answers, and who does."""
-    if isinstance(response, QuickAnswer):
+    if isinstance(response, OnePieceResponse):
         response.request_id = request_id
     elif not response.prepared:
         response.headers["X-Request-Id"] = request_id
         response.headers["Server"] = "gatekeeper"
 
 
-def quick_json(request: web.BaseRequest, value: Any, *, status: int = 200) -> web.StreamResponse:
+def respond_json(request: web.BaseRequest, value: Any, *, status: int = 200) -> web.StreamResponse:
     """A struct, or bytes that are JSON already, as the answer to a request: by the short way
     where the request allows it."""
     body = value if type(value) is bytes else encode(value)
     if request.version == HttpVersion11 and request.keep_alive and request.method != "HEAD":
-        return cast("web.StreamResponse", QuickAnswer(status, body))
+        return cast("web.StreamResponse", OnePieceResponse(status, body))
     return json_response(body, status=status)
 
 
-def quick_nothing(request: web.BaseRequest) -> web.StreamResponse:
+def respond_empty(request: web.BaseRequest) -> web.StreamResponse:
     """204, by the short way where the request allows it."""
     if request.version == HttpVersion11 and request.keep_alive:
-        return cast("web.StreamResponse", QuickAnswer(204, b""))
+        return cast("web.StreamResponse", OnePieceResponse(204, b""))
     return web.Response(status=204)
 
 
@@ -476,12 +476,14 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
         raise Problem(400, "bad-request", f"body: {error}") from None
 
 
-def read_at_once(glance: Glance, decoder: msgspec.json.Decoder[_T], *, limit: int) -> _T | None:
+def read_inline_body(
+    call: InlineCall, decoder: msgspec.json.Decoder[_T], *, limit: int
+) -> _T | None:
     """The same of a body that is all here; None for one that `read_body` must judge."""
-    if glance.headers.get("Content-Type") != JSON or len(glance.body) > limit:
+    if call.headers.get("Content-Type") != JSON or len(call.body) > limit:
         return None
     try:
-        return decoder.decode(glance.body)
+        return decoder.decode(call.body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 

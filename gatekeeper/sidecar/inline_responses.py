@@ -2,7 +2,7 @@
 
 A warm check, a turn that is free and a report never wait for anything. aiohttp makes a
 future, a task, a writer and a request for each request, which is half of what such a one
-costs. So a `Sieve` stands before the queue that its parser fills: it takes out a request
+costs. So a `InlineParser` stands before the queue that its parser fills: it takes out a request
 that can be answered on the spot, and lets everything else go its usual way. So does
 whatever is odd about a request: there is one place that explains a refusal, the usual one.
 """
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gatekeeper.sidecar.exchange import Glance, Problem, written
+from gatekeeper.sidecar.exchange import InlineCall, Problem, response_bytes
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["AtOnce", "Sieve", "sieve_fits"]
+__all__ = ["InlineParser", "InlineResponses", "aiohttp_fits"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,15 +30,15 @@ _BEGINNING = 100
 _NO_MESSAGES: tuple[tuple[()], bool, bytes] = ((), False, b"")
 
 
-def sieve_fits() -> bool:
-    """Whether this aiohttp is built the way a `Sieve` needs it; else all goes the usual way."""
+def aiohttp_fits() -> bool:
+    """Whether this aiohttp is built as an `InlineParser` needs it; else nothing is inline."""
     inside = ("_parser", "_waiter", "_request_count", "_next_keepalive_close_time")
     return all(hasattr(web.RequestHandler, name) for name in inside) and hasattr(
         StreamReader, "_buffer"
     )
 
 
-class Sieve:
+class InlineParser:
     """Stands in for the parser of one connection: what `answered` takes is not passed on."""
 
     __slots__ = ("_answered", "_begun", "_broken", "_feed", "_parser", "message_consumed", "unread")
@@ -83,7 +83,7 @@ class Sieve:
         return found
 
 
-class AtOnce:
+class InlineResponses:
     """What a service can answer without waiting."""
 
     def __init__(self, service: Service) -> None:
@@ -108,15 +108,15 @@ class AtOnce:
         path, _, query = message.path.partition("?")
         try:
             route, params = service.router.find(message.method, path)
-            if route.at_once is None or message.method != route.method:
+            if route.inline is None or message.method != route.method:
                 return None
-            client = service.door.admit_by(message.headers, remote, transport, route.needs)
+            client = service.admission.admit_by(message.headers, remote, transport, route.needs)
             if not service.clients.passes(client):
                 return None
-            glance = Glance(
+            call = InlineCall(
                 message.headers, _body(payload), query, params, client, service.new_id()
             )
-            body = route.at_once(service, glance)
+            body = route.inline(service, call)
         except Problem:
             return None
         except Exception:
@@ -126,7 +126,7 @@ class AtOnce:
             return None
         status = route.status
         service.metrics.answered(route.path, route.method, status)
-        return written(status, body, glance.id)
+        return response_bytes(status, body, call.id)
 
 
 def _body(payload: Any) -> bytes:

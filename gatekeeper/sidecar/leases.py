@@ -52,13 +52,13 @@ from gatekeeper.errors import GatekeeperError, StorageError
 from gatekeeper.gate import internals
 from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
-from gatekeeper.sidecar.waiting import WaitingRoom, Wanted, draining, full
+from gatekeeper.sidecar.waiting import LeaseWaiters, WantedLease, draining, full
 
 if TYPE_CHECKING:
     from gatekeeper.gate import GateInternals, Gatekeeper
     from gatekeeper.sidecar.metrics import Sample
 
-__all__ = ["EARLIER", "Held", "LeaseBook", "LeaseTable", "OpenLease"]
+__all__ = ["EARLIER", "ClientLease", "LeaseBook", "LeaseTable", "OpenLease"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ _REMEMBERED = 10_000
 """Ended leases whose late or repeated report is still understood."""
 
 
-class Held(msgspec.Struct, eq=False):
+class ClientLease(msgspec.Struct, eq=False):
     """A lease in a client's hands."""
 
     id: str
@@ -103,10 +103,10 @@ class LeaseTable:
         self._keep_going = keep_going
         self._book = book or LeaseBook(None, clock=clock)
         self._left_over = {lease.id: lease for lease in self._book.left_over}
-        self.room = WaitingRoom(server, clock)
+        self.waiters = LeaseWaiters(server, clock)
         self.adjust(server)
-        self._held: dict[str, Held] = {}
-        self._by_host: dict[str, list[Held]] = {}
+        self._held: dict[str, ClientLease] = {}
+        self._by_host: dict[str, list[ClientLease]] = {}
         self._by_client: dict[str, int] = {}
         self._ended: OrderedDict[str, Lease] = OrderedDict()
         self._ids: list[str] = []
@@ -125,7 +125,7 @@ class LeaseTable:
         self._max_leases = server.max_leases
         half = (server.max_leases + 1) // 2
         self._client_leases = half if server.client_leases is None else server.client_leases
-        self.room.adjust(server)
+        self.waiters.adjust(server)
 
     @property
     def writable(self) -> bool:
@@ -141,8 +141,8 @@ class LeaseTable:
         return lease_id in self._held
 
     async def acquire(
-        self, gate: Gatekeeper, wanted: Wanted, client: str, gone: Callable[[], bool]
-    ) -> Held:
+        self, gate: Gatekeeper, wanted: WantedLease, client: str, gone: Callable[[], bool]
+    ) -> ClientLease:
         """Wait for the turn and hand out the lease.
 
         `gone` says whether the client hung up meanwhile. Raises what `gate.lease` raises,
@@ -160,10 +160,10 @@ class LeaseTable:
             raise
 
     async def _acquire(
-        self, gate: Gatekeeper, wanted: Wanted, client: str, gone: Callable[[], bool]
-    ) -> Held:
+        self, gate: Gatekeeper, wanted: WantedLease, client: str, gone: Callable[[], bool]
+    ) -> ClientLease:
         self._admit(client)
-        lease = await self.room.turn(gate, wanted, client)
+        lease = await self.waiters.turn(gate, wanted, client)
         if self._by_client.get(client, 0) >= self._client_leases:  # others of its came meanwhile
             lease.give_back()
             raise self._too_many_of_one()
@@ -173,10 +173,10 @@ class LeaseTable:
             raise ConnectionResetError("the client hung up while its turn came")
         return self._hold(lease, wanted.ttl, client, wanted.user_agent)
 
-    def take(self, gate: GateInternals, url: str, ttl: float, client: str) -> Held | None:
+    def take(self, gate: GateInternals, url: str, ttl: float, client: str) -> ClientLease | None:
         """The lease that can be had without waiting; None says nothing: `acquire` knows."""
-        room = self.room
-        if room.closed or self._unwritten or len(self._held) + len(room) >= self._max_leases:
+        waiters = self.waiters
+        if waiters.closed or self._unwritten or len(self._held) + len(waiters) >= self._max_leases:
             return None
         if self._by_client.get(client, 0) >= self._client_leases:
             return None
@@ -206,7 +206,7 @@ class LeaseTable:
             self._book.ran_out(left.id)
             self._remember(left.id, lease)
 
-    def renew(self, lease_id: str, ttl: float | None) -> Held:
+    def renew(self, lease_id: str, ttl: float | None) -> ClientLease:
         """Put the end `ttl` seconds from now (as at first if None). Raises Problem 404, 503."""
         held = self._held.get(lease_id)
         if held is None:
@@ -275,7 +275,7 @@ class LeaseTable:
 
     def drain(self) -> None:
         """Grant nothing from now on: who waits is told so at once (T16)."""
-        self.room.close()
+        self.waiters.close()
 
     async def drained(self) -> None:
         """Return when no client holds a lease any more."""
@@ -291,7 +291,7 @@ class LeaseTable:
         for held in self:
             self._end(held, "expired")
 
-    def __iter__(self) -> Iterator[Held]:
+    def __iter__(self) -> Iterator[ClientLease]:
         return iter(list(self._held.values()))
 
     def samples(self) -> Iterable[Sample]:
@@ -301,7 +301,7 @@ class LeaseTable:
             "gatekeeper_leases",
             "Leases that clients hold or wait for.",
             ("state",),
-            [(("held",), len(self._held)), (("waiting",), len(self.room))],
+            [(("held",), len(self._held)), (("waiting",), len(self.waiters))],
         )
         yield (
             "counter",
@@ -317,22 +317,22 @@ class LeaseTable:
             ("bound",),
             [
                 *(((bound,), n) for bound, n in self.refused.items()),
-                (("waiting",), self.room.refused),
+                (("waiting",), self.waiters.refused),
             ],
         )
 
     def _admit(self, client: str) -> None:
-        if self.room.closed:
+        if self.waiters.closed:
             raise draining()
         if not self.writable:
             # No turn is taken that could not be kept.
             self.refused["journal"] += 1
             raise _no_room_on_disk("the journal of leases takes no line")
         too_many = self._by_client.get(client, 0) >= self._client_leases
-        if len(self._held) + len(self.room) >= self._max_leases:
+        if len(self._held) + len(self.waiters) >= self._max_leases:
             self.refused["leases"] += 1
             why = full("leases are out or waited for already", self._max_leases)
-            if too_many or not self.room.make_way(client, why):
+            if too_many or not self.waiters.make_way(client, why):
                 raise why
         if too_many:
             raise self._too_many_of_one()
@@ -348,7 +348,7 @@ class LeaseTable:
             most=self._client_leases,
         )
 
-    def _hold(self, lease: Lease, ttl: float, client: str, agent: str | None) -> Held:
+    def _hold(self, lease: Lease, ttl: float, client: str, agent: str | None) -> ClientLease:
         lease_id = self._new_id()
         try:
             self._write(lease_id, lease, ttl, agent, client)
@@ -381,12 +381,12 @@ class LeaseTable:
 
     def _enter(
         self, lease_id: str, lease: Lease, ttl: float, client: str, agent: str | None
-    ) -> Held:
+    ) -> ClientLease:
         lease.renew(ttl)
         wall = self._clock.wall()
         # In the order of the fields: this is made for each lease.
         due = self._remind(lease_id, ttl)
-        held = Held(lease_id, lease, client, utc(wall), utc(wall + ttl), ttl, due, agent)
+        held = ClientLease(lease_id, lease, client, utc(wall), utc(wall + ttl), ttl, due, agent)
         if not self._held:
             self._idle.clear()
         self._held[lease_id] = held
@@ -398,12 +398,12 @@ class LeaseTable:
             of_host.append(held)
         return held
 
-    def holding(self, host: str) -> Held | None:
+    def holding(self, host: str) -> ClientLease | None:
         """Of the leases that hold a host, the one that ends first; None where none does."""
         held = self._by_host.get(host, ())
         return min(held, key=lambda one: one.due, default=None)
 
-    def _drop(self, held: Held) -> None:
+    def _drop(self, held: ClientLease) -> None:
         """Out of the tables."""
         del self._held[held.id]
         left = self._by_client[held.client] - 1
@@ -425,7 +425,7 @@ class LeaseTable:
             self._ids = [text[n : n + 16] for n in range(0, len(text), 16)]
         return self._ids.pop()
 
-    def _end(self, held: Held, how: str) -> None:
+    def _end(self, held: ClientLease, how: str) -> None:
         """Out of the table, and the slot is the next one's; what is to be kept is written."""
         self._drop(held)
         if not self._held:

@@ -22,21 +22,21 @@ from aiohttp import web
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.exchange import FORWARD_AUTH, Problem
-from gatekeeper.sidecar.inline_responses import AtOnce, Sieve, sieve_fits
+from gatekeeper.sidecar.inline_responses import InlineParser, InlineResponses, aiohttp_fits
 from gatekeeper.sidecar.security import UNIX
 
 __all__ = [
     "FIRST_REQUEST",
-    "Descriptors",
+    "ConnectionLimits",
     "Server",
     "activated_sockets",
     "addresses",
     "close_own",
     "describe",
+    "limit_accept_errors",
     "notify",
     "open_sockets",
     "open_to_others",
-    "quiet_scarcity",
     "raise_file_limit",
 ]
 
@@ -268,7 +268,7 @@ _SILENCE = 60.0
 """Seconds between two lines about it."""
 
 
-class Descriptors(NamedTuple):
+class ConnectionLimits(NamedTuple):
     """What the limit of open files allows."""
 
     clients: int
@@ -278,7 +278,7 @@ class Descriptors(NamedTuple):
     any of them can be turned away."""
 
 
-def raise_file_limit() -> Descriptors:
+def raise_file_limit() -> ConnectionLimits:
     """Take as many open files as the system lets us have, and share them out."""
     try:
         import resource  # noqa: PLC0415 - not on every system
@@ -295,19 +295,19 @@ def raise_file_limit() -> Descriptors:
     return _shared_out(soft)
 
 
-def _shared_out(files: int) -> Descriptors:
+def _shared_out(files: int) -> ConnectionLimits:
     """A quarter and at least 64 stay with us; half of those may be at the door.
 
     >>> _shared_out(128)
-    Descriptors(clients=64, backlog=32)
+    ConnectionLimits(clients=64, backlog=32)
     >>> _shared_out(65536)
-    Descriptors(clients=49152, backlog=512)
+    ConnectionLimits(clients=49152, backlog=512)
     """
     clients = max(_RESERVED, files - max(_RESERVED, files // 4))
-    return Descriptors(clients, max(8, min(_MOST_BACKLOG, (files - clients) // 2)))
+    return ConnectionLimits(clients, max(8, min(_MOST_BACKLOG, (files - clients) // 2)))
 
 
-def quiet_scarcity(loop: asyncio.AbstractEventLoop) -> None:
+def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
     """Let the loop say once a minute that no descriptor is left for a connection.
 
     asyncio says it, with its traceback, for each one that it may accept in one go; a reader
@@ -357,10 +357,10 @@ class Server(web.Server):
         *,
         header: int,
         connections: int = 100_000,
-        at_once: AtOnce | None = None,
+        inline: InlineResponses | None = None,
         on_lost: Callable[[], object] = _nothing,
     ) -> None:
-        """`at_once` answers what it can where it is read, `handler` everything else; `on_lost`
+        """`inline` answers what it can where it is read, `handler` everything else; `on_lost`
         is called for each connection that is gone."""
         super().__init__(
             handler,
@@ -370,8 +370,8 @@ class Server(web.Server):
             max_field_size=header,
             keepalive_timeout=_IDLE,
         )
-        self.sieve = sieve_fits()
-        self.at_once = at_once
+        self.parses_inline = aiohttp_fits()
+        self.inline = inline
         self.on_lost = on_lost
         self.most = connections
         self.full = 0
@@ -385,16 +385,16 @@ class Server(web.Server):
 class _Protocol(web.RequestHandler):
     """A connection: bounded in number and patience, with problem documents for errors."""
 
-    __slots__ = ("_at_once", "_first", "_remote")
+    __slots__ = ("_first", "_inline", "_remote")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, or turn it away with 503 when there are too many."""
         super().connection_made(transport)
         server = cast("Server", self._manager)
-        self._at_once = server.at_once
+        self._inline = server.inline
         self._remote = _address(transport)
-        if server.sieve:
-            self._parser = cast("Any", Sieve(self._parser, self._answered, self._broken))
+        if server.parses_inline:
+            self._parser = cast("Any", InlineParser(self._parser, self._answered, self._broken))
         self._first = asyncio.get_running_loop().call_later(FIRST_REQUEST, self._too_slow)
         if len(server.connections) > server.most:
             if not server.full:
@@ -423,12 +423,12 @@ class _Protocol(web.RequestHandler):
 
     def _answered(self, message: Any, payload: Any) -> bool:
         """Answer it here, if nothing stands before it and the client reads its answers."""
-        waiter, transport, at_once = self._waiter, self.transport, self._at_once
-        if at_once is None or waiter is None or waiter.done() or self._paused:
+        waiter, transport, inline = self._waiter, self.transport, self._inline
+        if inline is None or waiter is None or waiter.done() or self._paused:
             return False
         if transport is None or transport.is_closing():
             return False
-        answer = at_once(message, payload, self._remote, transport)
+        answer = inline(message, payload, self._remote, transport)
         if answer is None:
             return False
         transport.write(answer)

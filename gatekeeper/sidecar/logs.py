@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
 __all__ = [
-    "Answer",
     "DecisionLog",
     "DecisionRecord",
     "JsonFormatter",
-    "Pen",
+    "LogWriter",
+    "RequestHandler",
     "Tracing",
-    "put",
     "set_up",
     "tracing",
     "wants_json",
+    "write_lines",
 ]
 
 
@@ -95,7 +95,7 @@ _ATOMIC: Final = 4096
 """Octets that a pipe takes in one piece (PIPE_BUF): other writers' lines go between pieces."""
 
 
-class Pen:
+class LogWriter:
     """Calls `write(page)` for one page at a time, in a daemon thread of its own.
 
     A pipe that nobody empties blocks its writer for as long as it likes. Here that is this
@@ -115,7 +115,7 @@ class Pen:
         """The page before has been written."""
         return self._free.is_set()
 
-    def give(self, page: list[str]) -> None:
+    def write(self, page: list[str]) -> None:
         """Have a page written: only when `free`, or as the last one."""
         self._free.clear()
         self._pages.put(page)
@@ -132,7 +132,7 @@ class Pen:
             self._free.set()
 
 
-def put(stream: IO[str], lines: list[str]) -> None:
+def write_lines(stream: IO[str], lines: list[str]) -> None:
     """Write lines past the stream's own buffer, whose lock the end of the process waits for.
 
     Pieces end with a line. Raises OSError or ValueError.
@@ -147,13 +147,13 @@ def put(stream: IO[str], lines: list[str]) -> None:
     for line in lines:
         data = line.encode("utf-8", "replace")
         if piece and len(piece) + len(data) > _ATOMIC:
-            _put_all(fd, piece)
+            _write_all(fd, piece)
             piece = b""
         piece += data
-    _put_all(fd, piece)
+    _write_all(fd, piece)
 
 
-def _put_all(fd: int, data: bytes) -> None:
+def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
 
@@ -260,17 +260,17 @@ class DecisionLog:
         """Have it written until cancelled, then what is left.
 
         Where the log's reader has stopped, the ring fills up and what it has no room for is
-        dropped: only the pen waits.
+        dropped: only the writer waits.
         """
-        pen = Pen(self._put)
+        writer = LogWriter(self._put)
         try:
             while True:
                 await self._clock.sleep(_PAUSE)
-                if self._ring and pen.free:
-                    pen.give(self._page())
+                if self._ring and writer.free:
+                    writer.write(self._page())
         finally:
-            pen.give(self._page())
-            pen.finish(_PATIENCE)
+            writer.write(self._page())
+            writer.finish(_PATIENCE)
 
     def write(self) -> None:
         """Write a pause's worth at once."""
@@ -289,9 +289,9 @@ class DecisionLog:
         return lines
 
     def _put(self, lines: list[str]) -> None:
-        # The pen's thread: nobody else touches `written` and `_lost` while it writes.
+        # The writer's thread: nobody else touches `written` and `_lost` while it writes.
         try:
-            put(self._stream, lines)
+            write_lines(self._stream, lines)
         except (OSError, ValueError):
             # The log's reader is gone: answers matter more than their log.
             self._lost += len(lines)
@@ -351,7 +351,7 @@ def _printable(text: str) -> str:
 # --- Spans of OpenTelemetry, where its API is installed and somebody collects them.
 
 
-Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 def tracing(version: str) -> Tracing | None:
@@ -379,7 +379,7 @@ class Tracing:
         self._extract = propagate.extract
         self._tracer = provider.get_tracer("gatekeeper", version)
 
-    def around(self, answer: Answer, router: Router) -> Answer:
+    def around(self, answer: RequestHandler, router: Router) -> RequestHandler:
         """The same answers, each within a span; probes have none."""
 
         async def traced(request: web.BaseRequest) -> web.StreamResponse:

@@ -36,10 +36,10 @@ from gatekeeper.sidecar.listening import (
     addresses,
     close_own,
     describe,
+    limit_accept_errors,
     notify,
     open_sockets,
     open_to_others,
-    quiet_scarcity,
     raise_file_limit,
 )
 from gatekeeper.sidecar.logs import set_up
@@ -57,7 +57,16 @@ if TYPE_CHECKING:
 
     from gatekeeper.sidecar.metrics import Sample
 
-__all__ = ["MANY", "QUIET", "MemoryReturn", "Wiring", "give_back", "running", "serve", "state_path"]
+__all__ = [
+    "MANY",
+    "QUIET",
+    "MemoryTrimmer",
+    "ServeOptions",
+    "running",
+    "serve",
+    "state_path",
+    "trim_memory",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +75,7 @@ MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Wiring:
+class ServeOptions:
     """What the command knows and the service needs."""
 
     identity: str
@@ -77,15 +86,15 @@ class Wiring:
     """Told where the service listens, and a curl line."""
 
 
-def serve(wiring: Wiring) -> None:
+def serve(options: ServeOptions) -> None:
     """Run the service until SIGTERM or SIGINT, on uvloop where it is installed.
 
     Raises ConfigError before it listens, StorageError for a state file that is in use.
     """
-    check_config(wiring.config, wiring.identity)
-    set_up(wiring.config.server)
+    check_config(options.config, options.identity)
+    set_up(options.config.server)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_until_told(wiring))
+        runner.run(_until_told(options))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -97,7 +106,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _until_told(wiring: Wiring) -> None:
+async def _until_told(options: ServeOptions) -> None:
     loop = asyncio.get_running_loop()
     told: asyncio.Future[signal.Signals] = loop.create_future()
 
@@ -118,13 +127,13 @@ async def _until_told(wiring: Wiring) -> None:
     loop.add_signal_handler(signal.SIGHUP, hang_up)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, tell, number)
-    async with running(wiring) as service:
+    async with running(options) as service:
         serving.append(service)
         if early:
             _on_hangup(service)  # the file may have changed since it was read
         if await told is signal.SIGINT:
-            service.hurry()  # somebody sits at the terminal: no load balancer to wait for
-        logger.info("stopping: draining at most %g s", service.patience)
+            service.skip_grace()  # somebody sits at the terminal: no load balancer to wait for
+        logger.info("stopping: draining at most %g s", service.drain_seconds)
         notify("STOPPING=1", os.environ)
 
 
@@ -141,21 +150,21 @@ def _on_hangup(service: Service) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(wiring: Wiring) -> AsyncIterator[Service]:
+async def running(options: ServeOptions) -> AsyncIterator[Service]:
     """The service, listening; leaving it drains."""
-    config = with_state(wiring.config)
+    config = with_state(options.config)
     given = activated_sockets(os.environ)
     own = [] if given else open_sockets(config.server)
     sockets = given or own
     try:
-        async with Gatekeeper(wiring.identity, config=config) as gate:
-            service = _service(gate, config, sockets, wiring)
+        async with Gatekeeper(options.identity, config=config) as gate:
+            service = _service(gate, config, sockets, options)
             context = service.certificates.context if service.certificates else None
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(service.log.run())
                 try:
                     async with _listening(service, sockets, context):
-                        wiring.announce(*describe(sockets[0], config.server))
+                        options.announce(*describe(sockets[0], config.server))
                         notify("READY=1", os.environ)
                         yield service
                 finally:
@@ -166,7 +175,7 @@ async def running(wiring: Wiring) -> AsyncIterator[Service]:
 
 
 def _service(
-    gate: Gatekeeper, config: Config, sockets: list[socket.socket], wiring: Wiring
+    gate: Gatekeeper, config: Config, sockets: list[socket.socket], options: ServeOptions
 ) -> Service:
     names = addresses(sockets)
     tokens = read_tokens(config.server.token_file, warn=True)
@@ -182,7 +191,7 @@ def _service(
         tokens=tokens,
         addresses=names,
         version=__version__,
-        reread=lambda: with_state(wiring.reread()),
+        reread=lambda: with_state(options.reread()),
         lease_book=_lease_book(config),
         certificates=Certificates(config.server),
         exposed=open_door,
@@ -205,13 +214,13 @@ async def _listening(
 ) -> AsyncIterator[None]:
     """Accept connections while inside; on the way out, drain within bounds (T16)."""
     files = raise_file_limit()
-    quiet_scarcity(asyncio.get_running_loop())
-    memory = MemoryReturn(service.clock)
+    limit_accept_errors(asyncio.get_running_loop())
+    memory = MemoryTrimmer(service.clock)
     server = Server(
         service.handle,
         header=service.config.server.max_header,
         connections=files.clients,
-        at_once=service.at_once,
+        inline=service.inline,
         on_lost=memory.lost,
     )
     service.metrics.add_source(lambda: _connections(server))
@@ -293,7 +302,7 @@ QUIET = 2.0
 """Seconds in which no more than a few were lost since."""
 
 
-def give_back() -> None:
+def trim_memory() -> None:
     """Collect garbage, and have the C library return what is free. Some ten milliseconds."""
     gc.collect()
     try:
@@ -303,10 +312,10 @@ def give_back() -> None:
     trim(0)
 
 
-class MemoryReturn:
+class MemoryTrimmer:
     """Counts the connections that are lost, and acts after many."""
 
-    def __init__(self, clock: Clock, act: Callable[[], object] = give_back) -> None:
+    def __init__(self, clock: Clock, act: Callable[[], object] = trim_memory) -> None:
         self._clock = clock
         self._act = act
         self._lost = 0

@@ -29,9 +29,9 @@ from gatekeeper.sidecar.metrics import Sample
 __all__ = [
     "ANY_LITERAL",
     "UNIX",
+    "Admission",
     "Certificates",
-    "Clients",
-    "Door",
+    "ClientLimits",
     "Networks",
     "Token",
     "Tokens",
@@ -220,7 +220,7 @@ def _token_of(line: bytes, number: int) -> Token:
     return Token(value.strip().encode(), name, frozenset(given | also))
 
 
-class Door:
+class Admission:
     """Lets requests in, or raises the Problem that says why not.
 
     `hosts` are the Host headers accepted; None on a unix socket, where no page of a
@@ -250,7 +250,7 @@ class Door:
     ) -> str:
         """The same by a request's headers, where it came from, and its connection."""
         if self._hosts is not None:
-            self._judge_browser(headers, self._hosts)
+            self._check_browser(headers, self._hosts)
         if self._certificates and not self._tokens:
             return self._by_certificate(transport)
         if not self._tokens:
@@ -269,7 +269,7 @@ class Door:
         token = self._tokens.match(headers.get("Authorization", "")) if self._tokens else None
         return ANY_ROLE if token is None else token.roles
 
-    def _judge_browser(self, headers: Mapping[str, str], hosts: frozenset[str]) -> None:
+    def _check_browser(self, headers: Mapping[str, str], hosts: frozenset[str]) -> None:
         """T4: a page whose name was rebound to us has its own name in Host and Origin."""
         host = headers.get("Host", "").lower()
         if host not in hosts and not (ANY_LITERAL in hosts and _is_literal(host)):
@@ -340,7 +340,7 @@ def is_loopback(host: str) -> bool:
 _MAX_BUCKETS = 4096
 
 
-class Clients:
+class ClientLimits:
     """Counts requests under way by client, and meters them where a rate is set.
 
     Holds an entry only for a client with a request under way, and at most 4096 meters:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import aiohttp
 from aiohttp import web
 
-from gatekeeper import urls
+from gatekeeper import speedups, urls
 from gatekeeper.clock import Clock, SystemClock, deadline
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Reason
@@ -36,23 +36,23 @@ from gatekeeper.gate import GateInternals, internals
 from gatekeeper.sidecar.exchange import (
     METHODS,
     Call,
-    Glance,
     Holder,
+    InlineCall,
     Problem,
     Role,
     Router,
-    name_request,
+    add_request_id,
     retry_after,
 )
-from gatekeeper.sidecar.inline_responses import AtOnce
+from gatekeeper.sidecar.inline_responses import InlineResponses
 from gatekeeper.sidecar.leases import LeaseBook, LeaseTable
-from gatekeeper.sidecar.logs import Answer, DecisionLog, tracing
+from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, tracing
 from gatekeeper.sidecar.metrics import Metrics, gate_samples
 from gatekeeper.sidecar.routes import check, explain, fetch, forward_auth, hosts, leases
 from gatekeeper.sidecar.routes import service as own
-from gatekeeper.sidecar.routes.forward_auth import Learning
-from gatekeeper.sidecar.security import Clients, Door, Networks, Tokens, accepted_hosts
-from gatekeeper.sidecar.waiting import Underway
+from gatekeeper.sidecar.routes.forward_auth import OriginLearningGate
+from gatekeeper.sidecar.security import Admission, ClientLimits, Networks, Tokens, accepted_hosts
+from gatekeeper.sidecar.waiting import OpenStreams
 
 if TYPE_CHECKING:
     from gatekeeper.fetching.outcomes import Retrieval
@@ -114,9 +114,9 @@ class Service:
             lease_book,
             keep_going=config.storage.on_failure == "continue",
         )
-        self.streams = Underway()
+        self.streams = OpenStreams()
         """Pages that are being fetched and passed on."""
-        self.learning = Learning(self.internals, self.clock)
+        self.learning = OriginLearningGate(self.internals, self.clock)
         self.router = Router(ROUTES)
         self.reread = reread
         self.certificates = certificates
@@ -133,18 +133,18 @@ class Service:
         self._prefix = f"{secrets.token_hex(4)}-"
         self._counter = itertools.count(1)
         self.log = DecisionLog(config.server, self.clock)
-        self.clients = Clients(config.server, self.clock)
+        self.clients = ClientLimits(config.server, self.clock)
         self.take_over(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
         self.host_states: Mapping[str, int] = {}
         """Hosts by their state, as of the last scrape."""
         self._tracing = tracing(version)
-        self.handle: Answer = self._answer
+        self.handle: RequestHandler = self._answer
         """Answers one request; every error becomes a problem document."""
-        self.at_once: AtOnce | None = AtOnce(self)
+        self.inline = InlineResponses(self) if speedups.ON else None
         """Answers what needs no waiting; None where each request has a span."""
         if self._tracing is not None:
-            self.at_once = None
+            self.inline = None
             self.handle = self._tracing.around(self._answer, self.router)
         self.internals.on_retrieval(self._retrieved)
 
@@ -160,7 +160,7 @@ class Service:
         self.forward_auth_hosts = frozenset(
             host.lower() for host in config.server.forward_auth_hosts
         )
-        self.door = Door(config.server, tokens=tokens, hosts=hosts)
+        self.admission = Admission(config.server, tokens=tokens, hosts=hosts)
         self.clients.adjust(config.server)
         self.leases.adjust(config.server)
         self.log.adjust(config.server)
@@ -219,12 +219,12 @@ class Service:
             await self._session.close()
             self._session = None
 
-    def hurry(self) -> None:
+    def skip_grace(self) -> None:
         """Leave out the time that load balancers are given to notice."""
         self._grace = False
 
     @property
-    def patience(self) -> float:
+    def drain_seconds(self) -> float:
         """Seconds that `drain` takes at most."""
         server = self.config.server
         return server.drain_timeout + (server.drain_grace if self._grace else 0.0)
@@ -254,10 +254,10 @@ class Service:
         if self._tracing is not None:
             self._tracing.decided(decision)
 
-    def decided_at_once(self, decision: Decision, glance: Glance) -> None:
+    def decided_inline(self, decision: Decision, call: InlineCall) -> None:
         """The same for an answer that needed no `Call`."""
         if self.log.enabled:
-            self.log.add(decision, glance.id, glance.client)
+            self.log.add(decision, call.id, call.client)
 
     def new_id(self) -> str:
         """Names a request, in its answer and in the logs."""
@@ -279,7 +279,7 @@ class Service:
                 call = Call(request, request_id, "", query, params)
                 response = await route.handler(self, call)
             else:
-                client = self.door.admit(request, route.needs)
+                client = self.admission.admit(request, route.needs)
                 self.clients.enter(client)
                 try:
                     call = Call(request, request_id, client, query, params)
@@ -296,7 +296,7 @@ class Service:
                 _break_off(request)
             raise
         self.metrics.answered(where, _method(request), response.status)
-        name_request(response, request_id)
+        add_request_id(response, request_id)
         return response
 
     def _samples(self) -> Iterable[Sample]:
@@ -387,7 +387,7 @@ class Service:
         if held is None:
             return Holder()
         told = call is not None and (
-            held.client == call.client or Role.ADMIN in self.door.roles(call.request.headers)
+            held.client == call.client or Role.ADMIN in self.admission.roles(call.request.headers)
         )
         return Holder(held.granted_at, held.expires_at, held.client if told else None)
 

@@ -30,10 +30,10 @@ from gatekeeper.sidecar.exchange import Problem
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
 
-__all__ = ["Underway", "WaitingRoom", "Wanted", "draining", "full"]
+__all__ = ["LeaseWaiters", "OpenStreams", "WantedLease", "draining", "full"]
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedLease(msgspec.Struct, frozen=True):
     """What a client asks for."""
 
     url: str
@@ -43,7 +43,7 @@ class Wanted(msgspec.Struct, frozen=True):
     user_agent: str | None
 
 
-class _Poll:
+class _LeaseWaiter:
     """One request that waits."""
 
     __slots__ = ("client", "go", "priority", "scope", "standing", "stepping_back", "why")
@@ -73,49 +73,49 @@ class _Poll:
             self.standing.reschedule(asyncio.get_running_loop().time())
 
 
-class _Queue:
+class _ClientQueue:
     """What one client asks of one host: the request in the host's line, and those behind it."""
 
     __slots__ = ("behind", "first")
 
-    def __init__(self, first: _Poll) -> None:
+    def __init__(self, first: _LeaseWaiter) -> None:
         self.first = first
-        self.behind: dict[int, OrderedDict[_Poll, None]] = {}
+        self.behind: dict[int, OrderedDict[_LeaseWaiter, None]] = {}
 
-    def add(self, poll: _Poll, *, ahead: bool = False) -> None:
-        same = self.behind.setdefault(poll.priority, OrderedDict())
-        same[poll] = None
+    def add(self, waiter: _LeaseWaiter, *, ahead: bool = False) -> None:
+        same = self.behind.setdefault(waiter.priority, OrderedDict())
+        same[waiter] = None
         if ahead:
-            same.move_to_end(poll, last=False)
+            same.move_to_end(waiter, last=False)
 
-    def remove(self, poll: _Poll) -> None:
-        same = self.behind.get(poll.priority)
+    def remove(self, waiter: _LeaseWaiter) -> None:
+        same = self.behind.get(waiter.priority)
         if same is not None:
-            same.pop(poll, None)
+            same.pop(waiter, None)
             if not same:
-                del self.behind[poll.priority]
+                del self.behind[waiter.priority]
 
-    def next(self) -> _Poll | None:
+    def next(self) -> _LeaseWaiter | None:
         """The one that goes now, and is the first from here on."""
         if not self.behind:
             return None
-        poll = next(iter(self.behind[max(self.behind)]))
-        self.remove(poll)
-        self.first = poll
-        return poll
+        waiter = next(iter(self.behind[max(self.behind)]))
+        self.remove(waiter)
+        self.first = waiter
+        return waiter
 
 
-class WaitingRoom:
+class LeaseWaiters:
     """Everybody who waits for a turn, by client."""
 
     def __init__(self, server: ServerConfig, clock: Clock) -> None:
         self._clock = clock
-        self._by_client: dict[str, OrderedDict[_Poll, None]] = {}
+        self._by_client: dict[str, OrderedDict[_LeaseWaiter, None]] = {}
         self._with: dict[int, dict[str, None]] = {}
-        """Clients by how many requests of theirs wait ..."""
+        """ClientLimits by how many requests of theirs wait ..."""
         self._greatest = 0
         """... and the greatest such number."""
-        self._queues: dict[tuple[str, str], _Queue] = {}
+        self._queues: dict[tuple[str, str], _ClientQueue] = {}
         self._size = 0
         self.closed = False
         """Nobody waits any more: the service drains."""
@@ -132,9 +132,9 @@ class WaitingRoom:
     def close(self) -> None:
         """Tell everybody who waits that the service drains, and let nobody in."""
         self.closed = True
-        for polls in list(self._by_client.values()):
-            for poll in list(polls):
-                poll.end(draining())
+        for waiters in list(self._by_client.values()):
+            for waiter in list(waiters):
+                waiter.end(draining())
 
     def make_way(self, client: str, why: Problem) -> bool:
         """End the newest wait of the client with the most, if that leaves it no less than this
@@ -145,20 +145,20 @@ class WaitingRoom:
         mine = len(self._by_client.get(client, ()))
         if self._greatest <= mine + 1:
             return False
-        poll = next(reversed(self._by_client[greatest]))
-        poll.end(why)
-        self._leave(poll)
+        waiter = next(reversed(self._by_client[greatest]))
+        waiter.end(why)
+        self._leave(waiter)
         return True
 
-    async def turn(self, gate: Gatekeeper, wanted: Wanted, client: str) -> Lease:
+    async def turn(self, gate: Gatekeeper, wanted: WantedLease, client: str) -> Lease:
         """The lease, once the turn has come that is this client's.
 
         Raises what `gate.acquire` raises, or Problem 503 when the room is full or closed.
         """
-        async with self._inside(client, wanted.priority) as poll:
+        async with self._inside(client, wanted.priority) as waiter:
             end = self._clock.monotonic() + wanted.wait
             await self._learn(gate, wanted)
-            lease = await self._stand(gate, wanted, poll, end)
+            lease = await self._stand(gate, wanted, waiter, end)
         # The turn came in the very moment in which the wait was ended.
         if self.closed:
             lease.give_back()
@@ -166,7 +166,7 @@ class WaitingRoom:
         return lease
 
     @asynccontextmanager
-    async def _inside(self, client: str, priority: int) -> AsyncIterator[_Poll]:
+    async def _inside(self, client: str, priority: int) -> AsyncIterator[_LeaseWaiter]:
         """Counted as waiting; raises the problem with which the wait was ended."""
         if self.closed:
             raise draining()
@@ -175,30 +175,30 @@ class WaitingRoom:
             why = full("requests wait for a turn already", self._most)
             if not self.make_way(client, why):
                 raise why
-        poll = _Poll(client, priority)
-        polls = self._by_client.setdefault(client, OrderedDict())
-        polls[poll] = None
-        self._counted(client, len(polls) - 1, len(polls))
+        waiter = _LeaseWaiter(client, priority)
+        waiters = self._by_client.setdefault(client, OrderedDict())
+        waiters[waiter] = None
+        self._counted(client, len(waiters) - 1, len(waiters))
         self._size += 1
         try:
             async with asyncio.timeout(None) as scope:
-                poll.scope = scope
-                yield poll
+                waiter.scope = scope
+                yield waiter
         except TimeoutError:
-            if poll.why is None or not scope.expired():
+            if waiter.why is None or not scope.expired():
                 raise
-            raise poll.why from None
+            raise waiter.why from None
         finally:
-            self._leave(poll)
+            self._leave(waiter)
 
-    def _leave(self, poll: _Poll) -> None:
-        polls = self._by_client.get(poll.client)
-        if polls is not None and poll in polls:
-            del polls[poll]
-            self._counted(poll.client, len(polls) + 1, len(polls))
+    def _leave(self, waiter: _LeaseWaiter) -> None:
+        waiters = self._by_client.get(waiter.client)
+        if waiters is not None and waiter in waiters:
+            del waiters[waiter]
+            self._counted(waiter.client, len(waiters) + 1, len(waiters))
             self._size -= 1
-            if not polls:
-                del self._by_client[poll.client]
+            if not waiters:
+                del self._by_client[waiter.client]
 
     def _counted(self, client: str, before: int, now: int) -> None:
         """One more, or one less, of a client's requests waits."""
@@ -212,7 +212,7 @@ class WaitingRoom:
         if now > self._greatest or self._greatest not in self._with:
             self._greatest = now  # it was the last one with most, and has one less
 
-    async def _learn(self, gate: Gatekeeper, wanted: Wanted) -> None:
+    async def _learn(self, gate: Gatekeeper, wanted: WantedLease) -> None:
         """The file first, and in no queue: a slow origin delays no other of its host. Raises
         what it says of the URL, and LeaseTimeout where it does not come in time."""
         decision = gate.peek(wanted.url, user_agent=wanted.user_agent)
@@ -229,21 +229,23 @@ class WaitingRoom:
                 f"{wanted.url}: its robots.txt did not come within {wanted.wait:g} s",
             ) from None
 
-    async def _stand(self, gate: Gatekeeper, wanted: Wanted, poll: _Poll, end: float) -> Lease:
+    async def _stand(
+        self, gate: Gatekeeper, wanted: WantedLease, waiter: _LeaseWaiter, end: float
+    ) -> Lease:
         """Wait until no other of the client stands in the host's line; then stand there.
 
         Between clients all are alike: `priority` orders the requests of one client.
         """
-        key = (poll.client, urls.parse(wanted.url).host)
+        key = (waiter.client, urls.parse(wanted.url).host)
         again = False
         while True:
             left = end - self._clock.monotonic()
             # Who does not wait stands in nobody's way.
-            first = (left > 0 or again) and await self._come_first(key, poll, left)
+            first = (left > 0 or again) and await self._come_first(key, waiter, left)
             again = False
             try:
                 async with asyncio.timeout(None) as standing:
-                    poll.standing = standing if first else None
+                    waiter.standing = standing if first else None
                     return await gate.acquire(
                         wanted.url,
                         timeout=max(0.0, end - self._clock.monotonic()),
@@ -255,54 +257,54 @@ class WaitingRoom:
                     raise
                 again = True
             finally:
-                poll.standing = None
+                waiter.standing = None
                 if again:
-                    self._queues[key].add(poll, ahead=True)
+                    self._queues[key].add(waiter, ahead=True)
                 if first:
                     self._next(key)
 
-    async def _come_first(self, key: tuple[str, str], poll: _Poll, left: float) -> bool:
+    async def _come_first(self, key: tuple[str, str], waiter: _LeaseWaiter, left: float) -> bool:
         """Wait to be the one of its client in the host's line; False: that took too long."""
         queue = self._queues.get(key)
         if queue is None:
-            self._queues[key] = _Queue(poll)
+            self._queues[key] = _ClientQueue(waiter)
             return True
-        in_queue, poll.stepping_back = poll.stepping_back, False
-        if queue.first is poll:  # it stepped back, and nobody was left to go before it
+        in_queue, waiter.stepping_back = waiter.stepping_back, False
+        if queue.first is waiter:  # it stepped back, and nobody was left to go before it
             return True
         if not in_queue:
-            queue.add(poll)
-            if poll.priority > queue.first.priority:
+            queue.add(waiter)
+            if waiter.priority > queue.first.priority:
                 queue.first.step_back()
-        poll.go = asyncio.get_running_loop().create_future()
+        waiter.go = asyncio.get_running_loop().create_future()
         try:
             async with deadline(self._clock, left):
-                await poll.go
+                await waiter.go
         except BaseException as error:
             if isinstance(error, TimeoutError):
-                if queue.first is not poll:
-                    queue.remove(poll)
-                return queue.first is poll
-            if queue.first is poll:
+                if queue.first is not waiter:
+                    queue.remove(waiter)
+                return queue.first is waiter
+            if queue.first is waiter:
                 self._next(key)
             else:
-                queue.remove(poll)
+                queue.remove(waiter)
             raise
         return True
 
     def _next(self, key: tuple[str, str]) -> None:
         """The first of a client is gone from the host's line: its next one goes there."""
-        poll = self._queues[key].next()
-        if poll is None:
+        waiter = self._queues[key].next()
+        if waiter is None:
             del self._queues[key]
-        elif poll.go is not None and not poll.go.done():
-            poll.go.set_result(None)
+        elif waiter.go is not None and not waiter.go.done():
+            waiter.go.set_result(None)
 
 
-class Underway:
+class OpenStreams:
     """Counts what is under way, and says when nothing is.
 
-    >>> streams = Underway()
+    >>> streams = OpenStreams()
     >>> with streams:
     ...     len(streams)
     1

@@ -14,13 +14,13 @@ from gatekeeper.cli import main
 from gatekeeper.config import Config, ServerConfig
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.sidecar import listening, process
-from gatekeeper.sidecar.process import Wiring
+from gatekeeper.sidecar.process import ServeOptions
 
 
 @pytest.fixture
-def wired(monkeypatch: pytest.MonkeyPatch) -> list[Wiring]:
+def wired(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
     """What `serve` would have been started with."""
-    started: list[Wiring] = []
+    started: list[ServeOptions] = []
     monkeypatch.setattr(process, "serve", started.append)
     return started
 
@@ -35,7 +35,7 @@ def file(tmp_path: Path) -> Any:
     return write
 
 
-def test_host_and_port_override_a_socket_of_the_file(file: Any, wired: list[Wiring]) -> None:
+def test_host_and_port_override_a_socket_of_the_file(file: Any, wired: list[ServeOptions]) -> None:
     path = file('[server]\nsocket = "/run/gatekeeper.sock"\nport = 9000\n')
 
     assert main(["serve", "--config", path, "--host", "::1"]) == 0
@@ -50,7 +50,7 @@ def test_host_and_port_override_a_socket_of_the_file(file: Any, wired: list[Wiri
 
 
 def test_a_socket_and_a_port_at_once_are_a_mistake(
-    wired: list[Wiring], capsys: pytest.CaptureFixture[str]
+    wired: list[ServeOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", "--socket", "/run/s", "--port", "1"]) == 2
     assert "one or the other" in capsys.readouterr().err
@@ -58,7 +58,7 @@ def test_a_socket_and_a_port_at_once_are_a_mistake(
 
 
 def test_serve_tells_a_program_where_it_listens_in_json(
-    wired: list[Wiring], capsys: pytest.CaptureFixture[str]
+    wired: list[ServeOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["serve", "--json"])
     wired[0].announce("http://127.0.0.1:1", "curl ...")
@@ -163,7 +163,7 @@ def test_a_wrong_range_of_the_file_is_not_blamed_on_the_flag(
 def test_a_state_file_in_use_names_the_flag(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def in_use(wiring: Wiring) -> None:
+    def in_use(options: ServeOptions) -> None:
         raise StorageError("/x: in use by another gatekeeper; give this one a file of its own")
 
     monkeypatch.setattr(process, "serve", in_use)

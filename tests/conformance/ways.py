@@ -65,7 +65,7 @@ class Sidecar:
         self.service = Service(self.gate, self.config, hosts=hosts, tokens=self.tokens, clock=clock)
         self.service.phase = "serving"
         self._stack.push_async_callback(self.service.close)
-        server = Server(self._handle, header=16_384, at_once=self._at_once)
+        server = Server(self._handle, header=16_384, inline=self._at_once)
         runner = web.ServerRunner(server, shutdown_timeout=0.01)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
@@ -80,7 +80,7 @@ class Sidecar:
         return await self.service.handle(request)
 
     def _at_once(self, message: Any, *more: Any) -> bytes | None:
-        answer = None if self.service.at_once is None else self.service.at_once(message, *more)
+        answer = None if self.service.inline is None else self.service.at_once(message, *more)
         if answer is not None:
             self.seen.append((message.method, message.path.partition("?")[0]))
         return answer

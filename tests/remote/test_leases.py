@@ -156,7 +156,7 @@ async def test_a_report_nobody_can_take_is_given_up(
     assert TOKEN not in caplog.text
 
 
-async def test_who_is_cancelled_in_a_long_poll_leaves_the_line(world: World) -> None:
+async def test_who_is_cancelled_in_a_long_poll_leaves_the_connection(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where)

@@ -128,7 +128,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 @dataclass
-class Door:
+class Admission:
     """The service in this process, over a gate that asks the fake internet."""
 
     service: Service
@@ -146,11 +146,11 @@ class Door:
 
 
 @pytest.fixture
-async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[Door]]]:
+async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[Admission]]]:
     """`await door(max_leases=3, ...)`: settings of [server]; pacing as `pacing={...}`."""
     async with AsyncExitStack() as stack:
 
-        async def begin(pacing: dict[str, Any] | None = None, **server: Any) -> Door:
+        async def begin(pacing: dict[str, Any] | None = None, **server: Any) -> Admission:
             config = Config(
                 guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
                 pacing=PacingConfig(**({"default_interval": 0.0} | (pacing or {}))),
@@ -162,13 +162,13 @@ async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[
             service = Service(gate, config, hosts=frozenset([ANY_LITERAL]))
             service.phase = "serving"
             stack.push_async_callback(service.close)
-            server = Server(service.handle, header=16_384, at_once=service.at_once)
+            server = Server(service.handle, header=16_384, inline=service.inline)
             runner = web.ServerRunner(server, shutdown_timeout=0.2)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, "127.0.0.1", 0).start()
             session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
             port = runner.addresses[0][1]
-            return Door(service, f"http://127.0.0.1:{port}", session)
+            return Admission(service, f"http://127.0.0.1:{port}", session)
 
         yield begin

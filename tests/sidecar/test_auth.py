@@ -13,7 +13,7 @@ from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.reload import check_server
 from gatekeeper.sidecar.security import (
     ANY_LITERAL,
-    Door,
+    Admission,
     Networks,
     Tokens,
     accepted_hosts,
@@ -23,20 +23,20 @@ from gatekeeper.sidecar.security import (
 ONE, TWO = "a" * 32, "b" * 40
 
 
-def door(*tokens: str, hosts: frozenset[str] | None = None) -> Door:
-    return Door(
+def door(*tokens: str, hosts: frozenset[str] | None = None) -> Admission:
+    return Admission(
         ServerConfig(), tokens=Tokens(tuple(token.encode() for token in tokens)), hosts=hosts
     )
 
 
-def refusal(subject: Door, **headers: str) -> int:
+def refusal(subject: Admission, **headers: str) -> int:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     with pytest.raises(Problem) as caught:
         subject.admit(make_mocked_request("GET", "/v1/check", headers=named))
     return caught.value.status
 
 
-def admitted(subject: Door, **headers: str) -> str:
+def admitted(subject: Admission, **headers: str) -> str:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return subject.admit(make_mocked_request("GET", "/v1/check", headers=named))
 

@@ -7,11 +7,11 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
 from gatekeeper.sidecar.exchange import Problem
-from gatekeeper.sidecar.security import Clients
+from gatekeeper.sidecar.security import ClientLimits
 
 
 def test_t15_requests_at_once_are_bounded_by_client() -> None:
-    clients = Clients(ServerConfig(client_concurrency=2), VirtualClock())
+    clients = ClientLimits(ServerConfig(client_concurrency=2), VirtualClock())
     clients.enter("a")
     clients.enter("a")
     with pytest.raises(Problem) as caught:
@@ -23,7 +23,7 @@ def test_t15_requests_at_once_are_bounded_by_client() -> None:
 
 
 def test_a_place_is_free_again_when_the_request_ends() -> None:
-    clients = Clients(ServerConfig(client_concurrency=1), VirtualClock())
+    clients = ClientLimits(ServerConfig(client_concurrency=1), VirtualClock())
     clients.enter("a")
     clients.leave("a")
     clients.enter("a")
@@ -33,7 +33,7 @@ def test_a_place_is_free_again_when_the_request_ends() -> None:
 
 def test_t15_the_rate_is_bounded_and_says_when_to_come_back() -> None:
     clock = VirtualClock()
-    clients = Clients(ServerConfig(client_rate=2.0), clock)
+    clients = ClientLimits(ServerConfig(client_rate=2.0), clock)
     clients.enter("a")
     clients.enter("a")
     with pytest.raises(Problem) as caught:
@@ -45,7 +45,7 @@ def test_t15_the_rate_is_bounded_and_says_when_to_come_back() -> None:
 
 
 def test_t8_meters_of_strangers_are_bounded() -> None:
-    clients = Clients(ServerConfig(client_rate=1.0), VirtualClock())
+    clients = ClientLimits(ServerConfig(client_rate=1.0), VirtualClock())
     for number in range(10_000):
         clients.enter(f"client {number}")
         clients.leave(f"client {number}")

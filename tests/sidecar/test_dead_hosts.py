@@ -1,4 +1,4 @@
-"""Clients that ask about dead hosts take nothing from those that fetch from living ones."""
+"""ClientLimits that ask about dead hosts take nothing from those that fetch from living ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def dials(clock: VirtualClock) -> Iterator[Dials]:
         yield dials
 
 
-class Clients:
+class ClientLimits:
     """Who asks the sidecar for leases and pages of hosts that answer, and who for dead ones."""
 
     def __init__(self, base: str, session: aiohttp.ClientSession, clock: VirtualClock) -> None:
@@ -95,7 +95,7 @@ class Clients:
 
 
 @asynccontextmanager
-async def served(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[Clients]:
+async def served(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[ClientLimits]:
     config = Config(
         guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
         pacing=PacingConfig(default_interval=0.2),
@@ -115,7 +115,7 @@ async def served(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[C
         base = f"http://127.0.0.1:{runner.addresses[0][1]}"
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
-            clients = Clients(base, session, clock)
+            clients = ClientLimits(base, session, clock)
             try:
                 yield clients
             finally:

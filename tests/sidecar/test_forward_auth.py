@@ -150,7 +150,7 @@ async def test_t8_an_origin_is_followed_for_a_bounded_time(virtual_internet: Fak
         async def learn(self, _origin: str) -> None:
             await asyncio.Event().wait()
 
-    learner = forward_auth.Learning(Silent(), clock)
+    learner = forward_auth.OriginLearner(Silent(), clock)
     task = learner.begin("http://a.test")
     assert task is learner.begin("http://a.test")
     await clock.elapse(11.0)

@@ -64,17 +64,17 @@ class Doors:
 
     def __init__(self, door: Any) -> None:
         self.service = door.service
-        self.at_once: list[bytes | None] = []
+        self.inline: list[bytes | None] = []
         self._open: list[Any] = []
 
     def _look(self, *question: Any) -> bytes | None:
-        assert self.service.at_once is not None
-        self.at_once.append(self.service.at_once(*question))
-        return self.at_once[-1]
+        assert self.service.inline is not None
+        self.inline.append(self.service.inline(*question))
+        return self.inline[-1]
 
     async def connect(self, *, usual: bool = False) -> Connection:
         look = None if usual else self._look
-        server = Server(self.service.handle, header=16_384, at_once=look)
+        server = Server(self.service.handle, header=16_384, inline=look)
         runner = web.ServerRunner(server, shutdown_timeout=0.2)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -159,7 +159,7 @@ async def test_a_warm_check_a_free_turn_and_a_report_are_answered_at_once(doors:
     )
     report = await connection.ask(post(f"/v1/leases/{lease['id']}/report", {"status": 200}))
 
-    assert [answer is not None for answer in both.at_once] == [True, True, True]
+    assert [answer is not None for answer in both.inline] == [True, True, True]
     assert report.startswith(b"HTTP/1.1 204 ")
     assert both.service.leases.ended["reported"] == 1
 
@@ -193,7 +193,7 @@ async def test_a_client_that_does_not_read_waits_for_itself(doors: Any) -> None:
     protocol.resume_writing()
     await connection.answer()
 
-    assert len(both.at_once) == 1
+    assert len(both.inline) == 1
 
 
 async def test_a_body_in_pieces_goes_the_usual_way(doors: Any) -> None:
@@ -201,11 +201,11 @@ async def test_a_body_in_pieces_goes_the_usual_way(doors: Any) -> None:
     connection = await both.connect()
     whole = post("/v1/leases", {"url": "http://a.test/page"})
     connection.writer.write(whole[:-5])
-    while not both.at_once:
+    while not both.inline:
         await asyncio.sleep(0)
 
     assert (await connection.ask(whole[-5:])).startswith(b"HTTP/1.1 201 ")
-    assert both.at_once == [None]
+    assert both.inline == [None]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ async def test_a_connection_that_ends_goes_the_usual_way(doors: Any, fields: Any
     connection = await both.connect()
     await connection.ask(get("/v1/check?url=http://a.test/page", *fields))
 
-    assert not any(both.at_once)
+    assert not any(both.inline)
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ async def test_the_token_is_asked_for(doors: Any) -> None:
     assert (await connection.ask(CHECK)).split()[1] == b"401"
     field = f"Authorization: Bearer {TOKEN}"
     assert (await connection.ask(get("/v1/check?url=http://a.test/1", field))).split()[1] == b"200"
-    assert both.at_once[0] is None
-    assert both.at_once[1] is not None
+    assert both.inline[0] is None
+    assert both.inline[1] is not None
 
 
 async def test_no_lease_is_had_at_once_beyond_the_bound_or_while_it_drains(doors: Any) -> None:
@@ -329,13 +329,13 @@ async def test_an_idle_connection_is_closed_though_aiohttp_saw_no_request(doors:
     both = await doors()
     connection = await both.connect()
     await connection.ask(CHECK)
-    before = len(both.at_once)
+    before = len(both.inline)
     [protocol] = both._open[0][1].server.connections
     if protocol._keepalive_handle is not None:  # the first question may go the usual way
         protocol._keepalive_handle.cancel()
         protocol._keepalive_handle = None
     await connection.ask(CHECK)
-    assert len(both.at_once) > before
+    assert len(both.inline) > before
     protocol._too_slow()  # as the timer of the first request does
     assert not protocol.transport.is_closing()
     protocol._next_keepalive_close_time = 0.0  # so long ago was the last answer
@@ -345,15 +345,15 @@ async def test_an_idle_connection_is_closed_though_aiohttp_saw_no_request(doors:
 
 
 def test_this_aiohttp_is_one_that_a_sieve_fits() -> None:
-    assert inline_responses.sieve_fits()
+    assert inline_responses.aiohttp_fits()
 
 
 async def test_an_aiohttp_that_it_does_not_fit_has_all_go_the_usual_way(
     doors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "sieve_fits", lambda: False)
+    monkeypatch.setattr(serving, "aiohttp_fits", lambda: False)
     both = await doors()
     connection = await both.connect()
 
     assert (await connection.ask(CHECK)).split()[1] == b"200"
-    assert both.at_once == []
+    assert both.inline == []

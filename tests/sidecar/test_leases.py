@@ -14,7 +14,7 @@ from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Verdict
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.leases import LeaseTable
-from gatekeeper.sidecar.waiting import Wanted
+from gatekeeper.sidecar.waiting import WantedLease
 from tests.internet import FakeInternet
 
 URL = "https://a.example/"
@@ -74,9 +74,9 @@ def gate() -> ScriptedGate:
     return ScriptedGate()
 
 
-def wanted(**changes: Any) -> Wanted:
+def wanted(**changes: Any) -> WantedLease:
     fields = {"url": URL, "wait": 0.0, "ttl": 60.0, "priority": 0, "user_agent": None} | changes
-    return Wanted(**fields)
+    return WantedLease(**fields)
 
 
 async def held(
@@ -262,7 +262,7 @@ async def test_t8_waiting_clients_are_bounded(table: LeaseTable, gate: ScriptedG
         with pytest.raises(Problem):
             await held(table, gate)
         gate.turn.set()
-    assert table.room.refused == 1
+    assert table.waiters.refused == 1
 
 
 async def test_t16_a_closing_table_grants_nothing_and_still_takes_reports(

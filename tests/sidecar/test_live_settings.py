@@ -353,8 +353,8 @@ async def test_a_host_header_is_accepted_once_it_is_listed(service: Any) -> None
     reread(service, service.config)
     for hosts, accepted in (((), False), (("gate.internal",), True), ((), False)):
         reread(service, changed(service.config, "server.allowed_hosts", hosts))
-        assert ("gate.internal" in service.door._hosts) is accepted
-        assert "127.0.0.1:8750" in service.door._hosts
+        assert ("gate.internal" in service.admission._hosts) is accepted
+        assert "127.0.0.1:8750" in service.admission._hosts
 
 
 def test_a_guard_that_cannot_be_read_changes_nothing() -> None:

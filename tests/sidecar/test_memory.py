@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.sidecar.process import MANY, QUIET, MemoryReturn, give_back
+from gatekeeper.sidecar.process import MANY, QUIET, MemoryTrimmer, trim_memory
 
 
 @pytest.fixture
@@ -18,12 +18,12 @@ def acts() -> list[float]:
 @pytest.fixture
 def memory(acts: list[float]) -> Any:
     clock = VirtualClock()
-    made = MemoryReturn(clock, lambda: acts.append(clock.monotonic()))
+    made = MemoryTrimmer(clock, lambda: acts.append(clock.monotonic()))
     made.time = clock  # type: ignore[attr-defined]
     return made
 
 
-def lose(memory: MemoryReturn, number: int) -> None:
+def lose(memory: MemoryTrimmer, number: int) -> None:
     for _ in range(number):
         memory.lost()
 
@@ -61,4 +61,4 @@ def test_once_closed_it_does_nothing(memory: Any, acts: list[float]) -> None:
 
 
 def test_giving_back_fails_nowhere() -> None:
-    give_back()
+    trim_memory()

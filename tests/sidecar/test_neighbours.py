@@ -22,7 +22,7 @@ import aiohttp
 import pytest
 
 from gatekeeper.sidecar import exchange, listening
-from gatekeeper.sidecar.listening import quiet_scarcity
+from gatekeeper.sidecar.listening import limit_accept_errors
 from tests.internet import FakeInternet
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
@@ -339,7 +339,7 @@ def test_that_descriptors_have_run_out_is_said_once_a_minute(
     monkeypatch.setattr(ours, "time", lambda: now)
     scarce = {"message": "socket.accept() out of system resource", "exception": OSError(24, "full")}
     with contextlib.closing(ours):
-        quiet_scarcity(ours)
+        limit_accept_errors(ours)
         for _ in range(100):
             ours.call_exception_handler(dict(scarce))
         assert len(caplog.records) == 1

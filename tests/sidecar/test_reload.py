@@ -18,7 +18,7 @@ from gatekeeper import HostRule
 from gatekeeper.config import Config, GroupRule, GuardConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar import process
-from gatekeeper.sidecar.process import Wiring, running
+from gatekeeper.sidecar.process import ServeOptions, running
 from gatekeeper.sidecar.reload import Reloaded, reload
 from tests.internet import FakeInternet
 
@@ -176,9 +176,9 @@ async def test_t5_a_socket_that_was_handed_over_is_judged_by_where_it_listens(
     with socket.create_server(("0.0.0.0", 0)) as given:
         monkeypatch.setattr(process, "activated_sockets", lambda environ: [given])
         config = Config.from_dict({"storage": {"path": "memory"}})
-        wiring = Wiring("testbot/1.0", config, lambda: config, lambda where, curl: None)
+        options = ServeOptions("testbot/1.0", config, lambda: config, lambda where, curl: None)
         with pytest.raises(ConfigError, match=r"0\.0\.0\.0 port \d+ can be reached"):
-            async with running(wiring):
+            async with running(options):
                 pass
 
 
@@ -199,18 +199,18 @@ async def test_t5_a_handed_unix_socket_that_others_may_write_to_needs_a_token(
         Path(short, "s").chmod(mode)
         monkeypatch.setattr(process, "activated_sockets", lambda environ: [given])
 
-        def wiring(config: Config) -> Wiring:
-            return Wiring("testbot/1.0", config, lambda: plain, lambda where, curl: None)
+        def options(config: Config) -> ServeOptions:
+            return ServeOptions("testbot/1.0", config, lambda: plain, lambda where, curl: None)
 
         if mode == 0o666:
             with pytest.raises(ConfigError, match=r"unix:.* \(mode 0666\) .*SocketMode=0600"):
-                async with running(wiring(plain)):
+                async with running(options(plain)):
                     pass
-            async with running(wiring(keyed)) as service:
+            async with running(options(keyed)) as service:
                 with pytest.raises(ConfigError, match="SocketMode=0600"):
                     reload(service)  # to a configuration without a token
         else:
-            async with running(wiring(plain)) as service:
+            async with running(options(plain)) as service:
                 assert service.exposed is None
 
 

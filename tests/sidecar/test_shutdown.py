@@ -238,7 +238,7 @@ async def test_t8_fetches_that_wait_count_among_those_who_wait(
     status, lease = await service.post("/v1/leases", {"url": url, "wait": 30})
     assert status == 201
     waiting = asyncio.create_task(service.get("/v1/fetch", params={"url": url}))
-    while not len(service.service.leases.room):
+    while not len(service.service.leases.waiters):
         await asyncio.sleep(0)
     status, problem = await service.get("/v1/fetch", params={"url": url})
     assert (status, problem["type"]) == (503, "urn:gatekeeper:problem:full")

@@ -10,7 +10,7 @@ import pytest
 
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.sidecar.exchange import Problem
-from gatekeeper.sidecar.waiting import Wanted
+from gatekeeper.sidecar.waiting import WantedLease
 from tests.internet import FakeInternet, NeverAnswer
 
 URL = "http://a.test/page"
@@ -23,7 +23,7 @@ REPORT = {
 }
 
 
-class Clients:
+class ClientLimits:
     """Polls of several clients; each lease is reported as soon as it is granted."""
 
     def __init__(self, service: Any) -> None:
@@ -33,18 +33,18 @@ class Clients:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def take(self, client: str = "first", url: str = URL) -> str:
-        wanted = Wanted(url, 0.0, 60.0, 0, None)
+        wanted = WantedLease(url, 0.0, 60.0, 0, None)
         return (await self.leases.acquire(self.service.gate, wanted, client, lambda: False)).id
 
     async def poll(
         self, client: str, *, priority: int = 0, url: str = URL, wait: float = 60.0
     ) -> None:
         """Returns when the poll waits, or is over."""
-        wanted = Wanted(url, wait, 60.0, priority, None)
+        wanted = WantedLease(url, wait, 60.0, priority, None)
         self.tasks.append(asyncio.create_task(self._poll(wanted, client)))
         await settled()
 
-    async def _poll(self, wanted: Wanted, client: str) -> None:
+    async def _poll(self, wanted: WantedLease, client: str) -> None:
         gate = self.service.gate
         held = await self.leases.acquire(gate, wanted, client, lambda: False)
         self.order.append(f"{client}{wanted.priority or ''}")
@@ -68,11 +68,11 @@ async def clients(door: Any, internet: FakeInternet) -> AsyncIterator[Any]:
     """`await clients(max_waiting=3, ...)`: a.test is warm, and its one slot is free."""
     made = []
 
-    async def begin(**settings: Any) -> Clients:
+    async def begin(**settings: Any) -> ClientLimits:
         internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
         service = (await door(**settings)).service
         await service.gate.check(URL)
-        made.append(Clients(service))
+        made.append(ClientLimits(service))
         return made[-1]
 
     yield begin
@@ -140,8 +140,8 @@ async def test_one_that_hangs_up_in_the_hosts_line_leaves_its_place_to_its_clien
     await asking.finish()
 
     assert asking.order == ["A3", "A1"]
-    assert len(asking.leases.room) == 0
-    assert not asking.leases.room._queues
+    assert len(asking.leases.waiters) == 0
+    assert not asking.leases.waiters._queues
 
 
 async def test_one_that_waits_behind_its_like_has_its_answer_when_its_own_time_is_over(

@@ -13,13 +13,13 @@ from gatekeeper.gate.decision_cache import WrittenDecision
 from gatekeeper.sidecar.exchange import (
     CHECK,
     Call,
-    Glance,
+    InlineCall,
     Problem,
     Route,
     decode,
-    quick_json,
     read_body,
     read_query,
+    respond_json,
 )
 from gatekeeper.wire import Batch, Decisions, UserAgent, encode
 
@@ -41,18 +41,18 @@ async def check(service: Service, call: Call) -> web.StreamResponse:
     query = _plain_question(call.query) or read_query(call.query, CheckQuery)
     decision = await service.gate.check(query.url, user_agent=query.user_agent)
     service.decided(decision, call)
-    return quick_json(call.request, decision)
+    return respond_json(call.request, decision)
 
 
-def check_at_once(service: Service, glance: Glance) -> bytes | None:
+def check_inline(service: Service, call: InlineCall) -> bytes | None:
     """The same where everything about the URL is known and ordinary."""
-    question = _plain_question(glance.query)
+    question = _plain_question(call.query)
     if question is None:
         return None
     decision = service.internals.recall(question.url)
     if decision is None:
         return None
-    service.decided_at_once(decision, glance)
+    service.decided_inline(decision, call)
     return encode(decision)
 
 
@@ -81,7 +81,7 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
         service.log.add_many(rest, call.id, call.client)
         late = (encode(decision).decode() for decision in rest)
     decisions = ",".join([next(late) if text is None else text for text in texts])
-    return quick_json(call.request, f'{{"decisions":[{decisions}]}}'.encode())
+    return respond_json(call.request, f'{{"decisions":[{decisions}]}}'.encode())
 
 
 ROUTES = (
@@ -94,7 +94,7 @@ ROUTES = (
         answers={200: Decision},
         needs=CHECK,
         problems=(400,),
-        at_once=check_at_once,
+        inline=check_inline,
     ),
     Route(
         "POST",

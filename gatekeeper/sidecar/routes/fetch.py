@@ -15,7 +15,7 @@ from gatekeeper.decision import Decision
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout
 from gatekeeper.gate.leases import Lease, refuse
 from gatekeeper.sidecar.exchange import CRAWL, SANDBOXED, Call, Problem, Route, read_query
-from gatekeeper.sidecar.waiting import Wanted
+from gatekeeper.sidecar.waiting import WantedLease
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
@@ -179,8 +179,8 @@ async def _turn(service: Service, call: Call, url: str, end: float) -> Lease:
         if view.kind in ("block", "pause"):
             raise LeaseTimeout(url, f"{urls.mask(url)}: {view}", retry_at=view.until)
     started = service.clock.monotonic()
-    wanted = Wanted(url, (end - started) * _FOR_THE_TURN, 0.0, 0, None)
-    lease = await service.leases.room.turn(service.gate, wanted, call.client)
+    wanted = WantedLease(url, (end - started) * _FOR_THE_TURN, 0.0, 0, None)
+    lease = await service.leases.waiters.turn(service.gate, wanted, call.client)
     service.metrics.queue_wait.observe(service.clock.monotonic() - started)
     return lease
 

@@ -30,7 +30,7 @@ from gatekeeper.sidecar.routes.fetch import decision_headers
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["ROUTES", "Learning", "asked_url"]
+__all__ = ["ROUTES", "OriginLearningGate", "asked_url"]
 
 logger = logging.getLogger(__name__)
 
@@ -221,17 +221,17 @@ MOST = 1000
 """Origins at once; a further one is learnt when somebody asks about it later."""
 
 
-class Learner(Protocol):
+class LearningGate(Protocol):
     """A gate, as far as it matters here."""
 
     async def learn(self, origin: str) -> object:
         """Ask the origin for its file if need be."""
 
 
-class Learning:
+class OriginLearningGate:
     """Has the gate learn origins in the background."""
 
-    def __init__(self, gate: Learner, clock: Clock) -> None:
+    def __init__(self, gate: LearningGate, clock: Clock) -> None:
         self._gate = gate
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}

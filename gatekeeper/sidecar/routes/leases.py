@@ -13,17 +13,17 @@ from gatekeeper.http_fields import parse_retry_after
 from gatekeeper.sidecar.exchange import (
     CRAWL,
     Call,
-    Glance,
+    InlineCall,
     Problem,
     Route,
     json_response,
-    quick_json,
-    quick_nothing,
-    read_at_once,
     read_body,
+    read_inline_body,
+    respond_empty,
+    respond_json,
 )
-from gatekeeper.sidecar.leases import Held, OpenLease
-from gatekeeper.sidecar.waiting import Wanted
+from gatekeeper.sidecar.leases import ClientLease, OpenLease
+from gatekeeper.sidecar.waiting import WantedLease
 from gatekeeper.wire import (
     LeaseBody,
     LeaseReport,
@@ -58,7 +58,7 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
     try:
         held = await service.leases.acquire(
             service.gate,
-            Wanted(asked.url, asked.wait, asked.ttl, asked.priority, asked.user_agent),
+            WantedLease(asked.url, asked.wait, asked.ttl, asked.priority, asked.user_agent),
             call.client,
             gone=lambda: transport is None or transport.is_closing(),
         )
@@ -67,21 +67,21 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
         raise
     service.metrics.queue_wait.observe(service.clock.monotonic() - started)
     service.decided(held.lease.decision, call)
-    return quick_json(call.request, _body(held), status=201)
+    return respond_json(call.request, _body(held), status=201)
 
 
-def acquire_at_once(service: Service, glance: Glance) -> bytes | None:
+def acquire_inline(service: Service, call: InlineCall) -> bytes | None:
     """The same where the turn is free."""
     server = service.config.server
-    asked = read_at_once(glance, _lease_wanted, limit=server.max_body)
+    asked = read_inline_body(call, _lease_wanted, limit=server.max_body)
     if asked is None or asked.user_agent is not None or asked.wait > server.max_wait:
         return None
-    held = service.leases.take(service.internals, asked.url, asked.ttl, glance.client)
+    held = service.leases.take(service.internals, asked.url, asked.ttl, call.client)
     if held is None:
         return None
     service.metrics.queue_wait.observe(0.0)
     decision = held.lease.decision
-    service.decided_at_once(decision, glance)
+    service.decided_inline(decision, call)
     return encode(LeaseBody(held.id, held.lease.url, held.granted_at, held.expires_at, decision))
 
 
@@ -101,15 +101,15 @@ async def report(service: Service, call: Call) -> web.StreamResponse:
     left_over = _tell(service, call.params["id"], told)
     if left_over is not None:
         await _block(service, left_over.url, told)
-    return quick_nothing(call.request)
+    return respond_empty(call.request)
 
 
-def report_at_once(service: Service, glance: Glance) -> bytes | None:
+def report_inline(service: Service, call: InlineCall) -> bytes | None:
     """The same for a lease that is held."""
-    lease_id = glance.params["id"]
+    lease_id = call.params["id"]
     if lease_id not in service.leases:
         return None
-    told = read_at_once(glance, _lease_report, limit=service.config.server.max_body)
+    told = read_inline_body(call, _lease_report, limit=service.config.server.max_body)
     if told is None:
         return None
     _tell(service, lease_id, told)
@@ -141,10 +141,10 @@ async def _block(service: Service, url: str, told: LeaseReport) -> None:
 async def give_back(service: Service, call: Call) -> web.StreamResponse:
     """Ends the lease unused: nothing was sent."""
     service.leases.give_back(call.params["id"])
-    return quick_nothing(call.request)
+    return respond_empty(call.request)
 
 
-def _body(held: Held) -> LeaseBody:
+def _body(held: ClientLease) -> LeaseBody:
     return LeaseBody(
         id=held.id,
         url=held.lease.url,
@@ -164,7 +164,7 @@ ROUTES = (
         answers={201: LeaseBody},
         needs=CRAWL,
         problems=(400, 403, 413, 415, 429, 503),
-        at_once=acquire_at_once,
+        inline=acquire_inline,
     ),
     Route(
         "POST",
@@ -187,7 +187,7 @@ ROUTES = (
         answers={204: None},
         needs=CRAWL,
         problems=(400, 404, 413, 415, 503),
-        at_once=report_at_once,
+        inline=report_inline,
     ),
     Route(
         "DELETE",
