@@ -326,7 +326,7 @@ class RemoteGatekeeper:
         await self._control(host, "pause", b"{}")
 
     async def resume(self, host: str) -> None:
-        """RemoteLeases again; lifts a pause, not a block."""
+        """Turns again; lifts a pause, not a block."""
         await self._control(host, "resume", b"{}")
 
     # -- turns -----------------------------------------------------------------------

@@ -50,7 +50,7 @@ from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, tracing
 from gatekeeper.sidecar.metrics import Metrics, gate_samples
 from gatekeeper.sidecar.routes import check, explain, fetch, forward_auth, hosts, leases
 from gatekeeper.sidecar.routes import service as own
-from gatekeeper.sidecar.routes.forward_auth import OriginLearningGate
+from gatekeeper.sidecar.routes.forward_auth import OriginLearner
 from gatekeeper.sidecar.security import Admission, ClientLimits, Networks, Tokens, accepted_hosts
 from gatekeeper.sidecar.waiting import OpenStreams
 
@@ -116,7 +116,7 @@ class Service:
         )
         self.streams = OpenStreams()
         """Pages that are being fetched and passed on."""
-        self.learning = OriginLearningGate(self.internals, self.clock)
+        self.learning = OriginLearner(self.internals, self.clock)
         self.router = Router(ROUTES)
         self.reread = reread
         self.certificates = certificates

@@ -112,7 +112,7 @@ class LeaseWaiters:
         self._clock = clock
         self._by_client: dict[str, OrderedDict[_LeaseWaiter, None]] = {}
         self._with: dict[int, dict[str, None]] = {}
-        """ClientLimits by how many requests of theirs wait ..."""
+        """Clients by how many requests of theirs wait ..."""
         self._greatest = 0
         """... and the greatest such number."""
         self._queues: dict[tuple[str, str], _ClientQueue] = {}

@@ -80,7 +80,7 @@ class Sidecar:
         return await self.service.handle(request)
 
     def _at_once(self, message: Any, *more: Any) -> bytes | None:
-        answer = None if self.service.inline is None else self.service.at_once(message, *more)
+        answer = None if self.service.inline is None else self.service.inline(message, *more)
         if answer is not None:
             self.seen.append((message.method, message.path.partition("?")[0]))
         return answer

@@ -358,7 +358,7 @@ async def test_a_child_of_one_that_holds_the_host_is_refused_in_the_end(world: W
     await world.clock.elapse(60.0, turns=60)
     await task
     assert took == [pytest.approx(30.0, abs=0.5)]
-    assert len(gate._turns.waits) == 0
+    assert len(gate._leases.waits) == 0
 
 
 async def test_the_leases_of_two_gates_do_not_stand_in_each_others_way(world: World) -> None:

@@ -108,7 +108,7 @@ async def served(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[C
     ) as gate:
         service = Service(gate, config, hosts=frozenset([ANY_LITERAL]))
         service.phase = "serving"
-        server = Server(service.handle, header=16_384, at_once=service.at_once)
+        server = Server(service.handle, header=16_384, inline=service.inline)
         runner = web.ServerRunner(server, shutdown_timeout=0.2)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

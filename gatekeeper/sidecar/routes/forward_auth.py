@@ -30,7 +30,7 @@ from gatekeeper.sidecar.routes.fetch import decision_headers
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["ROUTES", "OriginLearningGate", "asked_url"]
+__all__ = ["ROUTES", "OriginLearner", "asked_url"]
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +228,7 @@ class LearningGate(Protocol):
         """Ask the origin for its file if need be."""
 
 
-class OriginLearningGate:
+class OriginLearner:
     """Has the gate learn origins in the background."""
 
     def __init__(self, gate: LearningGate, clock: Clock) -> None:
