@@ -16,7 +16,6 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 __all__ = [
-    "Batch",
     "ClockRecord",
     "HistoryEntry",
     "OriginRecord",
@@ -24,6 +23,7 @@ __all__ = [
     "Sighting",
     "Storage",
     "StorageStats",
+    "WriteBatch",
     "overlay",
     "pack_body",
     "sighting",
@@ -347,7 +347,7 @@ def overlay(entries: list[HistoryEntry], origin: str, seen: list[Sighting]) -> l
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class WriteBatch:
     """One transaction's worth."""
 
     origins: dict[str, OriginRecord]
@@ -408,13 +408,13 @@ class Pending:
         self.sequence += 1
         return self.sequence
 
-    def take(self) -> Batch:
+    def take(self) -> WriteBatch:
         """Everything, leaving nothing."""
-        batch = Batch(self._origins, self._sightings, self._clocks, self.sequence)
+        batch = WriteBatch(self._origins, self._sightings, self._clocks, self.sequence)
         self._origins, self._sightings, self._clocks, self._bytes = {}, {}, {}, 0
         return batch
 
-    def give_back(self, batch: Batch) -> None:
+    def give_back(self, batch: WriteBatch) -> None:
         """A batch that could not be written; what was put since wins over it."""
         newer = self.take()
         self._origins = batch.origins

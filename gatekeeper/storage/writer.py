@@ -30,12 +30,12 @@ from gatekeeper.config import StorageConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import schema
 from gatekeeper.storage.base import (
-    Batch,
     ClockRecord,
     OriginRecord,
     Pending,
     Sighting,
     StorageStats,
+    WriteBatch,
     merge,
     with_hash,
 )
@@ -97,7 +97,7 @@ class Writer:
             max_bytes=MAX_PENDING_BYTES,
             versions=config.history_versions,
         )
-        self._writing: Batch | None = None
+        self._writing: WriteBatch | None = None
         self._flushes: list[Future[None]] = []
         self._running = False
         self._stopping = False
@@ -477,7 +477,7 @@ class Writer:
                 return clocks[scope]
         return None
 
-    def _take(self) -> tuple[Batch, list[Future[None]]]:
+    def _take(self) -> tuple[WriteBatch, list[Future[None]]]:
         """The next batch, the journal begun anew where due, and who waits for it."""
         if self._journal.full or self._journal.idle:
             self._begin_journal()
@@ -497,7 +497,7 @@ class Writer:
             else:
                 _log.warning("%s: no new journal can be begun: %s", self._path, error)
 
-    def _write(self, committer: Committer, batch: Batch) -> sqlite3.Error | None:
+    def _write(self, committer: Committer, batch: WriteBatch) -> sqlite3.Error | None:
         began = time.monotonic()
         retired = self._journal.retired()
         try:
@@ -523,7 +523,7 @@ class Writer:
             _log.warning("%s: upkeep failed, tried again later: %s", self._path, error)
         return None
 
-    def _failed(self, batch: Batch, error: sqlite3.Error) -> None:
+    def _failed(self, batch: WriteBatch, error: sqlite3.Error) -> None:
         """Keep what could not be written, and try again after a growing while."""
         if self._failures == 0:
             _log.error("%s: nothing can be written, tried again later: %s", self._path, error)
@@ -577,7 +577,7 @@ class Committer:
         self.written = 0
         self.rejected = 0
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: WriteBatch) -> None:
         """All of it or nothing, but for records that the database refuses by themselves.
 
         Raises sqlite3.Error; the batch may be tried again then.
@@ -597,7 +597,7 @@ class Committer:
             if clock is not None:
                 self._newest = max(self._newest, clock.next_at)
 
-    def _commit(self, batch: Batch, write: Callable[[Batch], int]) -> None:
+    def _commit(self, batch: WriteBatch, write: Callable[[WriteBatch], int]) -> None:
         with self._transaction():
             grown = self.history_bytes + write(batch)
             set_meta(self._connection, "absorbed", batch.sequence)
@@ -617,7 +617,7 @@ class Committer:
                 self._connection.execute("ROLLBACK")
             raise
 
-    def _write(self, batch: Batch) -> int:
+    def _write(self, batch: WriteBatch) -> int:
         write_origins(self._connection, batch.origins.values())
         write_clocks(self._connection, batch.clocks)
         return sum(
@@ -625,18 +625,18 @@ class Committer:
             for origin, seen in batch.sightings.items()
         )
 
-    def _write_singly(self, batch: Batch) -> int:
+    def _write_singly(self, batch: WriteBatch) -> int:
         """Record by record, so that the one at fault spoils no other."""
         grown = 0
         for origin, record in batch.origins.items():
             seen = batch.sightings.get(origin)
-            one = Batch({origin: record}, {origin: seen} if seen else {}, {}, batch.sequence)
+            one = WriteBatch({origin: record}, {origin: seen} if seen else {}, {}, batch.sequence)
             grown += self._try_one(one)
         for scope, clock in batch.clocks.items():
-            self._try_one(Batch({}, {}, {scope: clock}, batch.sequence))
+            self._try_one(WriteBatch({}, {}, {scope: clock}, batch.sequence))
         return grown
 
-    def _try_one(self, one: Batch) -> int:
+    def _try_one(self, one: WriteBatch) -> int:
         self._connection.execute("SAVEPOINT one")
         try:
             grown = self._write(one)

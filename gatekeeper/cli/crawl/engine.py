@@ -19,7 +19,7 @@ from yarl import URL
 from gatekeeper import urls
 from gatekeeper.cli.crawl.hosts import Hosts
 from gatekeeper.cli.crawl.limits import Limits
-from gatekeeper.cli.crawl.manifest import Entry, Manifest, Outcome, Trails, WarcPlace
+from gatekeeper.cli.crawl.manifest import Entry, Manifest, Result, Trails, WarcPlace
 from gatekeeper.cli.crawl.output import Body, Warc, WarcHead
 from gatekeeper.cli.crawl.progress import Tally
 from gatekeeper.cli.crawl.sources import Given
@@ -89,16 +89,16 @@ class Story:
 
     def denied(self, decision: Decision, at: datetime) -> Entry:
         """It may not be fetched."""
-        return self._entry(Outcome.DENIED, at, decision=decision)
+        return self._entry(Result.DENIED, at, decision=decision)
 
     def failed(self, error: str, at: datetime, **more: Any) -> Entry:
         """It could not be fetched."""
-        return self._entry(Outcome.FAILED, at, error=error, **more)
+        return self._entry(Result.FAILED, at, error=error, **more)
 
     def fetched(self, answer: Answer, decision: Decision, **stored: Any) -> Entry:
         """It was, and is stored as said."""
         return self._entry(
-            Outcome.FETCHED,
+            Result.FETCHED,
             answer.at,
             status=answer.status,
             decision=decision,
@@ -108,7 +108,7 @@ class Story:
             **stored,
         )
 
-    def _entry(self, outcome: Outcome, at: datetime, **more: Any) -> Entry:
+    def _entry(self, outcome: Result, at: datetime, **more: Any) -> Entry:
         return Entry(
             url=self.url,
             outcome=outcome,
@@ -522,9 +522,9 @@ class Crawl:
         start, story = story, story.redirected(answer.status, target)
         manifest = self._place.manifest
         outcome = self._trails.outcome(target)
-        if outcome is Outcome.FETCHED or (manifest is not None and manifest.fetched(target)):
+        if outcome is Result.FETCHED or (manifest is not None and manifest.fetched(target)):
             self._finish(story.fetched(answer, decision))
-        elif outcome is Outcome.FAILED:
+        elif outcome is Result.FAILED:
             self._finish(story.failed("failed before", self._now()))
         elif outcome is None and target in self._trails:
             problem = self._trails.follow(story.fetched(answer, decision))

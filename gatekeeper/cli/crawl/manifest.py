@@ -25,7 +25,7 @@ __all__ = [
     "Entry",
     "Folder",
     "Manifest",
-    "Outcome",
+    "Result",
     "Trails",
     "WarcPlace",
     "digest",
@@ -113,7 +113,7 @@ def _link(path: Path) -> StorageError:
 # --- the manifest ----------------------------------------------------------------------------
 
 
-class Outcome(StrEnum):
+class Result(StrEnum):
     """What came of a URL."""
 
     FETCHED = "fetched"
@@ -140,7 +140,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     url: str
     """The URL that was given, in its normal form."""
-    outcome: Outcome
+    outcome: Result
     at: datetime
     """When its last request was sent, or when it was decided that none would be."""
     status: int | None = None
@@ -183,7 +183,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if not self.tries:
             return True
         reason = self.decision.reason if self.decision is not None else None
-        return self.outcome is Outcome.DENIED and reason not in _OUR_OWN
+        return self.outcome is Result.DENIED and reason not in _OUR_OWN
 
 
 _OUR_OWN = frozenset({Reason.BLOCKED, Reason.OPERATOR})
@@ -269,7 +269,7 @@ class Manifest:
             self._refused.add(digest(entry.url))
         else:
             self._refused.discard(digest(entry.url))
-        if entry.outcome is Outcome.FETCHED:
+        if entry.outcome is Result.FETCHED:
             keys = {digest(entry.url)}
             if entry.size is not None:
                 # Only who has the page may vouch for where it was found.
@@ -309,7 +309,7 @@ class Trails:
     def __init__(self, longest: int) -> None:
         self._longest = longest
         # None while the way that it is part of has no end.
-        self._outcomes: dict[bytes, Outcome | None] = {}
+        self._outcomes: dict[bytes, Result | None] = {}
         # Hops only, while their way has no end; a given URL is part of its own.
         self._owners: dict[bytes, bytes] = {}
         self._leaders: dict[bytes, bytes] = {}
@@ -328,7 +328,7 @@ class Trails:
         self._outcomes[key] = None
         self._owners[key] = digest(url)
 
-    def outcome(self, url: str) -> Outcome | None:
+    def outcome(self, url: str) -> Result | None:
         """What the way that it is part of came to; None: there is none, or no end yet."""
         return self._outcomes.get(digest(url))
 
@@ -375,7 +375,7 @@ class Trails:
         redirects = follower.redirects + leader.redirects[way.index(met) :]
         if len(redirects) > self._longest:  # as it would have come to alone
             return msgspec.structs.replace(
-                follower, outcome=Outcome.FAILED, error=f"more than {self._longest} redirects"
+                follower, outcome=Result.FAILED, error=f"more than {self._longest} redirects"
             )
         return msgspec.structs.replace(
             follower,
@@ -383,6 +383,6 @@ class Trails:
             redirects=redirects,
             final_url=redirects[-1][1],
             decision=leader.decision,
-            status=follower.status if leader.outcome is Outcome.FETCHED else leader.status,
+            status=follower.status if leader.outcome is Result.FETCHED else leader.status,
             error=leader.error,
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from gatekeeper import urls
 from gatekeeper.cli.common import paint
-from gatekeeper.cli.crawl.manifest import Entry, Outcome
+from gatekeeper.cli.crawl.manifest import Entry, Result
 from gatekeeper.clock import Clock
 from gatekeeper.decision import Decision, State, Verdict
 from gatekeeper.errors import Deferred, InvalidURL
@@ -178,9 +178,9 @@ class Tally:
     in_flight: int = 0
     size: int = 0
     """Bytes of bodies."""
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    outcomes: Counter[Result] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
-    causes: dict[Outcome, Counter[tuple[str, str]]] = field(default_factory=dict)
+    causes: dict[Result, Counter[tuple[str, str]]] = field(default_factory=dict)
     """For each outcome but fetched: how often which host, and why."""
 
     @property
@@ -196,13 +196,13 @@ class Tally:
     @property
     def clean(self) -> bool:
         """Whether everything was fetched, now or before."""
-        return self.done == self.total == self.outcomes[Outcome.FETCHED] and not self.refused
+        return self.done == self.total == self.outcomes[Result.FETCHED] and not self.refused
 
     def add(self, entry: Entry) -> None:
         """Count one outcome."""
         self.outcomes[entry.outcome] += 1
         self.size += entry.size or 0
-        if entry.outcome is Outcome.FETCHED:
+        if entry.outcome is Result.FETCHED:
             self.statuses[entry.status or 0] += 1
             return
         causes = self.causes.setdefault(entry.outcome, Counter())
@@ -225,7 +225,7 @@ class Tally:
                 f"not fetched: {self.refused:,} of those done before, as they were refused or are "
                 "no URLs; --retry-denied asks again for what was refused"
             )
-        for outcome in (Outcome.DENIED, Outcome.FAILED):
+        for outcome in (Result.DENIED, Result.FAILED):
             causes = self.causes.get(outcome, Counter())
             if not causes:
                 continue
@@ -237,7 +237,7 @@ class Tally:
         return lines
 
     def _fetched(self) -> str:
-        text = f"fetched {self.outcomes[Outcome.FETCHED]:,}"
+        text = f"fetched {self.outcomes[Result.FETCHED]:,}"
         if self.statuses:
             parts = (f"{n:,} x {status}" for status, n in sorted(self.statuses.items()))
             text += f" ({', '.join(parts)})"
@@ -334,7 +334,7 @@ def _left(tally: Tally, rate: float, turns: Sequence[NextTurn]) -> float | None:
 
 # --- what is shown ---------------------------------------------------------------------------
 
-_COLOURS = {Outcome.FETCHED: "green", Outcome.DENIED: "yellow", Outcome.FAILED: "red"}
+_COLOURS = {Result.FETCHED: "green", Result.DENIED: "yellow", Result.FAILED: "red"}
 _LEFT_OUT = 11
 """States that are not said while they stay the same: then one line is a minute."""
 
@@ -486,7 +486,7 @@ class Live:
 
     def entry(self, entry: Entry) -> None:
         """Print what was not fetched above the bar; the rest moves it."""
-        if entry.outcome is not Outcome.FETCHED:
+        if entry.outcome is not Result.FETCHED:
             self.say(line_of(entry), _COLOURS[entry.outcome])
 
     def say(self, text: str, style: str | None = None) -> None:
@@ -524,8 +524,8 @@ def state_of(tally: Tally) -> str:
     """Done, denied, waiting, failed, in one line."""
     total = f"{tally.total:,}" if tally.complete else f"{tally.total:,}+"
     return (
-        f"{tally.done:,}/{total} done: {tally.outcomes[Outcome.FETCHED]:,} fetched, "
-        f"{tally.outcomes[Outcome.DENIED]:,} denied, {tally.outcomes[Outcome.FAILED]:,} failed; "
+        f"{tally.done:,}/{total} done: {tally.outcomes[Result.FETCHED]:,} fetched, "
+        f"{tally.outcomes[Result.DENIED]:,} denied, {tally.outcomes[Result.FAILED]:,} failed; "
         f"{tally.waiting:,} waiting, {tally.in_flight:,} in flight; {octets(tally.size)}"
     )
 
@@ -541,7 +541,7 @@ def _pace(speed: Speed | None) -> str:
 
 def line_of(entry: Entry) -> str:
     """One URL's outcome in one line."""
-    if entry.outcome is not Outcome.FETCHED:
+    if entry.outcome is not Result.FETCHED:
         return f"{entry.outcome} {_names(entry)}: {cause(entry)}"
     size = f" {entry.size:,} bytes" if entry.size is not None else ""
     cut = ", truncated" if entry.truncated else ""

@@ -21,7 +21,7 @@ from gatekeeper.cli.common import DENIED, OK, json_text, version
 from gatekeeper.cli.crawl.engine import Crawl, Place
 from gatekeeper.cli.crawl.hosts import Explains, Hosts
 from gatekeeper.cli.crawl.limits import MANIFEST, STATE, Limits
-from gatekeeper.cli.crawl.manifest import Entry, Manifest, Outcome, refuse_links
+from gatekeeper.cli.crawl.manifest import Entry, Manifest, Result, refuse_links
 from gatekeeper.cli.crawl.output import Response, Warc, warc_writer
 from gatekeeper.cli.crawl.progress import (
     TURN,
@@ -133,9 +133,9 @@ async def ending(
                 HeldUp(turn.origin, turn.waiting, str(holdup.reason), holdup.text, holdup.until)
             )
     return Ending(
-        fetched=tally.outcomes[Outcome.FETCHED],
-        denied=tally.outcomes[Outcome.DENIED],
-        failed=tally.outcomes[Outcome.FAILED],
+        fetched=tally.outcomes[Result.FETCHED],
+        denied=tally.outcomes[Result.DENIED],
+        failed=tally.outcomes[Result.FAILED],
         skipped=tally.skipped,
         refused_before=tally.refused,
         bytes=tally.size,

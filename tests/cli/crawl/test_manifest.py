@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gatekeeper.cli.crawl.manifest import Entry, Manifest, Outcome, WarcPlace
+from gatekeeper.cli.crawl.manifest import Entry, Manifest, Result, WarcPlace
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.robots import Rule
 
@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "out" / "manifest.jsonl"
 
 
-def entry(url: str, outcome: Outcome = Outcome.FETCHED, **more: object) -> Entry:
+def entry(url: str, outcome: Result = Result.FETCHED, **more: object) -> Entry:
     return Entry(url=url, outcome=outcome, at=AT, **more)  # type: ignore[arg-type]
 
 
@@ -34,13 +34,13 @@ def test_a_fetched_url_is_done_in_the_next_run(path: Path) -> None:
 
 def test_a_denied_url_is_done(path: Path) -> None:
     with Manifest(path) as manifest:
-        manifest.write(entry("https://a.test/1", Outcome.DENIED))
+        manifest.write(entry("https://a.test/1", Result.DENIED))
         assert manifest.done("https://a.test/1")
 
 
 def test_a_failed_url_is_tried_again(path: Path) -> None:
     with Manifest(path) as manifest:
-        manifest.write(entry("https://a.test/1", Outcome.FAILED))
+        manifest.write(entry("https://a.test/1", Result.FAILED))
     with Manifest(path) as manifest:
         assert not manifest.done("https://a.test/1")
 
@@ -66,7 +66,7 @@ def test_an_entry_without_the_page_vouches_for_itself_alone(path: Path) -> None:
 
 def test_a_denied_url_is_done_but_has_no_page(path: Path) -> None:
     with Manifest(path) as manifest:
-        manifest.write(entry("https://a.test/1", Outcome.DENIED))
+        manifest.write(entry("https://a.test/1", Result.DENIED))
         assert not manifest.fetched("https://a.test/1")
 
 
@@ -134,7 +134,7 @@ def test_a_line_says_the_deciding_line_and_the_time_in_rfc_3339(path: Path) -> N
         rule=rule,
     )
     with Manifest(path) as manifest:
-        line = manifest.write(entry("https://a.test/x", Outcome.DENIED, decision=decision))
+        line = manifest.write(entry("https://a.test/x", Result.DENIED, decision=decision))
     said = json.loads(line)
     assert said["at"] == "2027-01-02T03:04:05Z"
     assert said["decision"]["verdict"] == "deny"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gatekeeper.cli.crawl.manifest import Entry, Outcome
+from gatekeeper.cli.crawl.manifest import Entry, Result
 from gatekeeper.cli.crawl.progress import (
     TURN,
     Holdup,
@@ -29,11 +29,11 @@ AT = datetime(2027, 1, 2, tzinfo=UTC)
 
 def fetched(url: str = "https://a.test/", **more: object) -> Entry:
     given: dict[str, object] = {"status": 200, "size": 10} | more
-    return Entry(url=url, outcome=Outcome.FETCHED, at=AT, **given)  # type: ignore[arg-type]
+    return Entry(url=url, outcome=Result.FETCHED, at=AT, **given)  # type: ignore[arg-type]
 
 
 def failed(url: str, error: str) -> Entry:
-    return Entry(url=url, outcome=Outcome.FAILED, at=AT, error=error)
+    return Entry(url=url, outcome=Result.FAILED, at=AT, error=error)
 
 
 def denied(url: str, line: int, text: str) -> Entry:
@@ -46,7 +46,7 @@ def denied(url: str, line: int, text: str) -> Entry:
         user_agent="bot",
         rule=rule,
     )
-    return Entry(url=url, outcome=Outcome.DENIED, at=AT, decision=decision)
+    return Entry(url=url, outcome=Result.DENIED, at=AT, decision=decision)
 
 
 def tally(*entries: Entry, total: int | None = None) -> Tally:
@@ -80,7 +80,7 @@ def test_the_summary_says_what_failed_and_why() -> None:
 
 def test_the_summary_names_the_text_that_is_no_url() -> None:
     entries = [
-        Entry(url=url, outcome=Outcome.FAILED, at=AT, tries=0, error="no URL to fetch: no scheme")
+        Entry(url=url, outcome=Result.FAILED, at=AT, tries=0, error="no URL to fetch: no scheme")
         for url in ("example.org/x", "")
     ]
     assert tally(*entries).summary()[2:] == [
@@ -100,7 +100,7 @@ def test_the_summary_says_which_pages_the_warc_file_lacks() -> None:
 
 def test_the_summary_names_the_line_of_a_text_that_is_no_url() -> None:
     bad = Entry(
-        url="x y", outcome=Outcome.FAILED, at=AT, tries=0, error="no URL", where="urls.txt:6"
+        url="x y", outcome=Result.FAILED, at=AT, tries=0, error="no URL", where="urls.txt:6"
     )
     assert tally(bad).summary()[2:] == ["       1  urls.txt:6: 'x y'  no URL"]
     assert line_of(bad) == "failed urls.txt:6: 'x y': no URL"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.cli.crawl.manifest import Entry, Outcome, Trails
+from gatekeeper.cli.crawl.manifest import Entry, Result, Trails
 
 AT = datetime(2027, 1, 2, tzinfo=UTC)
 
 
-def entry(url: str, *hops: str, outcome: Outcome = Outcome.FETCHED, **more: Any) -> Entry:
+def entry(url: str, *hops: str, outcome: Result = Result.FETCHED, **more: Any) -> Entry:
     return Entry(
         url=url,
         outcome=outcome,
@@ -37,8 +37,8 @@ def test_a_url_is_known_from_when_it_is_given_or_redirected_to() -> None:
     assert ("a" in trails, "b" in trails, "c" in trails) == (True, True, False)
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
-def test_every_hop_comes_to_what_its_way_comes_to(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", list(Result))
+def test_every_hop_comes_to_what_its_way_comes_to(outcome: Result) -> None:
     trails = begun("a")
     trails.extend("a", "b")
     assert trails.outcome("b") is None
@@ -67,8 +67,8 @@ def test_who_follows_into_the_middle_of_a_way_goes_on_from_there() -> None:
 def test_who_follows_one_that_fails_fails() -> None:
     trails = begun("a", "b")
     trails.follow(entry("a", "b", status=301))
-    (told,) = trails.end(entry("b", outcome=Outcome.FAILED, error="reset", status=503))
-    assert (told.outcome, told.error, told.status) == (Outcome.FAILED, "reset", 503)
+    (told,) = trails.end(entry("b", outcome=Result.FAILED, error="reset", status=503))
+    assert (told.outcome, told.error, told.status) == (Result.FAILED, "reset", 503)
 
 
 def test_a_circle_is_a_problem_for_whoever_closes_it() -> None:
@@ -76,9 +76,9 @@ def test_a_circle_is_a_problem_for_whoever_closes_it() -> None:
     assert trails.follow(entry("a", "b")) is None
     assert trails.follow(entry("b", "c")) is None
     assert trails.follow(entry("c", "a")) == "redirected in a circle, back to a"
-    (b,) = trails.end(entry("c", outcome=Outcome.FAILED, error="redirected in a circle"))
+    (b,) = trails.end(entry("c", outcome=Result.FAILED, error="redirected in a circle"))
     (a,) = trails.end(b)
-    assert (a.url, a.outcome) == ("a", Outcome.FAILED)
+    assert (a.url, a.outcome) == ("a", Result.FAILED)
 
 
 @pytest.mark.parametrize("backwards", [True, False])
@@ -89,21 +89,21 @@ def test_a_row_of_redirects_is_as_long_as_one_may_be_alone(backwards: bool) -> N
     waiting = []
     for url, hop in reversed(pairs) if backwards else pairs:
         if trails.follow(entry(url, hop)) is not None:
-            waiting.append(entry(url, outcome=Outcome.FAILED, error="more than 3 redirects"))
+            waiting.append(entry(url, outcome=Result.FAILED, error="more than 3 redirects"))
     waiting.append(entry(names[-1], size=1))
     outcomes = {}
     while waiting:
         ended = waiting.pop()
         outcomes[ended.url] = ended.outcome
         waiting += trails.end(ended)
-    assert [outcomes[name] for name in names] == [Outcome.FAILED] * 4 + [Outcome.FETCHED] * 4
+    assert [outcomes[name] for name in names] == [Result.FAILED] * 4 + [Result.FETCHED] * 4
 
 
 def test_a_url_that_was_denied_may_be_part_of_another_way() -> None:
     trails = begun("b")
-    trails.end(entry("b", outcome=Outcome.DENIED))
+    trails.end(entry("b", outcome=Result.DENIED))
     trails.begin("a")
     trails.extend("a", "b")
     assert trails.outcome("b") is None
     trails.end(entry("a", "b"))
-    assert trails.outcome("b") is Outcome.FETCHED
+    assert trails.outcome("b") is Result.FETCHED
