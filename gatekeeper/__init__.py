@@ -10,7 +10,7 @@ from gatekeeper.lazy import lazily
 if TYPE_CHECKING:
     from gatekeeper.clock import Clock, SystemClock, VirtualClock
     from gatekeeper.config import Config, GroupRule, HostRule
-    from gatekeeper.decision import Decision, Reason, State, Verdict
+    from gatekeeper.decision import Decision, NotYet, Reason, State, Verdict
     from gatekeeper.errors import (
         AddressRefused,
         ConfigError,
@@ -62,7 +62,7 @@ else:  # each when it is first asked for: a parser alone need not wait for an HT
             "gatekeeper.remote.client": ["RemoteGatekeeper", "RemoteStats"],
             "gatekeeper.clock": ["Clock", "SystemClock", "VirtualClock"],
             "gatekeeper.config": ["Config", "GroupRule", "HostRule"],
-            "gatekeeper.decision": ["Decision", "Reason", "State", "Verdict"],
+            "gatekeeper.decision": ["Decision", "NotYet", "Reason", "State", "Verdict"],
             "gatekeeper.errors": [
                 "AddressRefused",
                 "ConfigError",
@@ -143,6 +143,7 @@ __all__ = [
     "Ledger",
     "Match",
     "MemoryLedger",
+    "NotYet",
     "PageRules",
     "PageSignals",
     "Policy",

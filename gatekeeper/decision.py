@@ -9,7 +9,7 @@ import msgspec
 
 from gatekeeper.robots import Rule
 
-__all__ = ["BLOCKED_NOTE", "Decision", "Reason", "State", "Verdict"]
+__all__ = ["BLOCKED_NOTE", "Decision", "NotYet", "Reason", "State", "Verdict"]
 
 
 class Verdict(StrEnum):
@@ -223,6 +223,25 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if self.retry_at is not None:
             text += f"; ask again at {self.retry_at:%Y-%m-%dT%H:%M:%SZ}"
         return text
+
+
+class NotYet(msgspec.Struct, frozen=True, gc=False):
+    """What `try_acquire` gives where there is no lease now. It is false, as a lease is not.
+
+    >>> NotYet(datetime(2026, 11, 22, 12, 0, 5), "turn") or "later"
+    'later'
+    """
+
+    due_at: datetime
+    """When asking again can help (aware, UTC); an estimate where it depends on others."""
+    why: str
+    """"turn": others of the host go first, or its interval runs; "host_blocked", "host_paused"; or
+    the `Reason` of a deferral, such as "unknown" while robots.txt is being asked for."""
+    decision: Decision | None = None
+    """The deferral, if it is one."""
+
+    def __bool__(self) -> bool:
+        return False
 
 
 _SHOWN = 200

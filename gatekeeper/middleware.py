@@ -28,7 +28,7 @@ from aiohttp.connector import Connection
 from aiohttp.hdrs import AUTHORIZATION, LOCATION, RETRY_AFTER, URI, USER_AGENT
 
 from gatekeeper.clock import Clock, Deadline, Timer
-from gatekeeper.decision import Decision, Verdict
+from gatekeeper.decision import Decision, NotYet, Verdict
 from gatekeeper.errors import Deferred, Denied
 from gatekeeper.robots import PageSignals, page_signals, product_token
 from gatekeeper.url_cache import UrlCache, url_of
@@ -149,6 +149,16 @@ class Gate(Protocol):
         user_agent: str | None = None,
     ) -> AbstractAsyncContextManager[HeldLease]:
         """The right to send one request, once the host's turn has come."""
+
+    async def try_acquire(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        user_agent: str | None = None,
+        owned: bool = True,
+    ) -> HeldLease | NotYet:
+        """The lease if it can be had now; it ends by `end`."""
 
 
 # --- the time a request may take ------------------------------------------------------------

@@ -545,6 +545,16 @@ class HostAddresses:
                 done.set()
         return known
 
+    def knows(self, target: urls.Target) -> bool:
+        """Would `scopes` answer without waiting?"""
+        if (target.host, target.port) in self._known:
+            return True
+        try:
+            ipaddress.ip_address(target.host)
+        except ValueError:
+            return False
+        return True
+
     async def _look_up(self, host: str, port: int) -> tuple[str, ...]:
         try:
             async with deadline(self._clock, self._patience):

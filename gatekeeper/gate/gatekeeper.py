@@ -25,7 +25,7 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config, HostRule, agent_named, as_config, host_named
 from gatekeeper.deadlock import WaitGraph
-from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.decision import Decision, NotYet, Reason, Verdict
 from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.directory import Directory, DirectoryStats, HeldUp
 from gatekeeper.fetching.faults import LocalFaults
@@ -220,7 +220,7 @@ class Gatekeeper:
                 waits=self._waits,
                 dns=self._dns,
             )
-            stack.callback(leases.uplink.close)
+            stack.push_async_callback(leases.close)
             self._opened = _Opened(own, fetcher, directory, questions, leases)
             stack.push_async_callback(self._shut)
             await directory.open()
@@ -376,6 +376,24 @@ class Gatekeeper:
         """
         return await self._open.leases.acquire(
             url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
+        )
+
+    async def try_acquire(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        user_agent: str | None = None,
+        owned: bool = True,
+    ) -> Lease | NotYet:
+        """The lease if it can be had now, without waiting; else `NotYet`, which says when to ask.
+
+        At most one round trip to a store. An origin whose robots.txt is not known is asked for
+        it in the background. End the lease by `lease.end()`; `owned` as of `acquire`.
+        Raises InvalidURL, and Denied for a URL that may not be fetched; never Deferred.
+        """
+        return await self._open.leases.attempt(
+            url, priority=priority, user_agent=user_agent, owned=owned
         )
 
     @property

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import math
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -19,8 +22,8 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, Timer, deadline, utc
 from gatekeeper.config import FetchConfig
 from gatekeeper.deadlock import Holdings, WaitGraph
-from gatekeeper.decision import Decision, Reason, Verdict
-from gatekeeper.errors import Deferred, Denied, LeaseTimeout, StorageError
+from gatekeeper.decision import Decision, NotYet, Reason, Verdict
+from gatekeeper.errors import Deferred, Denied, GatekeeperError, LeaseTimeout, StorageError
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.guard import HostAddresses
 from gatekeeper.fetching.outcomes import classify
@@ -52,6 +55,11 @@ SILENCE: Final = 8.0
 _IDLE: Final = 60.0
 """Seconds without an answer, nor anything that waits for one, after which nobody looks."""
 _USUAL: Final = FetchConfig()
+_SOON, _LATER = 1.0, 60.0
+"""Seconds after which to try again where it depends on others, and on an operator's word."""
+_MOST_ASKING: Final = 4_000
+"""Origins that are asked for in the background at once: as many as the gate has room for."""
+_log = logging.getLogger(__name__)
 _HELD = frozenset({Reason.HOST_BLOCKED, Reason.HOST_PAUSED})
 
 
@@ -478,6 +486,8 @@ class LeaseManager:
         self._take = scheduler.take
         self._recall, self._recall_plain = decider.recall_lease, decider.recall_plain
         self._numbers = decider.numbers
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        """Origins that `attempt` has asked for in the background."""
 
     def take(
         self, url: str, owner: asyncio.Task[object] | None, place: str = "", path: str = ""
@@ -604,6 +614,65 @@ class LeaseManager:
         if owner is not None:
             self.holdings.add(lease)
         return lease
+
+    async def attempt(
+        self, url: str, *, priority: int, user_agent: str | None, owned: bool
+    ) -> Lease | NotYet:
+        """See `Gatekeeper.try_acquire`."""
+        owner = asyncio.current_task(self.loop) if owned else None
+        lease = self.take(url, owner) if user_agent is None else None
+        if lease is None:
+            target, agent = urls.parse(url), self.questions.token(user_agent)
+            decision = self.questions.peek(url, target, agent)
+            if decision is None or (self._dns is not None and not self._dns.knows(target)):
+                return self._look_up(url, target, agent)
+            try:
+                # Nothing below waits but for a store: file and address are at hand.
+                lease = await self.wait(
+                    url, owner, priority=priority, timeout=0, user_agent=user_agent
+                )
+            except Deferred as error:
+                return self._not_yet(error.decision.reason, error.retry_at, error.decision)
+            except LeaseTimeout as error:
+                held = self._scheduler.held(target.host)
+                if held is None:
+                    return self._not_yet("turn", error.retry_at)
+                why = Reason.HOST_PAUSED if held[1] == "paused" else Reason.HOST_BLOCKED
+                seconds = _LATER if held[0] == math.inf else held[0]
+                return self._not_yet(why, utc(self.clock.wall() + seconds))
+        lease._by_hand = True
+        if owner is not None:
+            hold_in_context(lease)
+        return lease
+
+    def _look_up(self, url: str, target: Target, agent: str) -> NotYet:
+        """Have the origin's file, and its address, asked for in the background."""
+        if target.origin not in self._asking and len(self._asking) < _MOST_ASKING:
+            # Nobody's child: whoever tries may hold leases, and does not wait for it.
+            task = self.loop.create_task(self._learn(target), context=Context())
+            self._asking[target.origin] = task
+            task.add_done_callback(lambda _: self._asking.pop(target.origin, None))
+        decision = self.decider.unknown(url, target, agent, self.questions.moment())
+        return self._not_yet(decision.reason, decision.retry_at, decision)
+
+    async def _learn(self, target: Target) -> None:
+        try:
+            if self._dns is not None:
+                await self._dns.scopes(target.host, target.port)
+            await self.questions.learn(target.origin)
+        except GatekeeperError as error:
+            _log.debug("%s could not be asked in advance: %r", target.origin, error)
+
+    def _not_yet(self, why: str, due_at: datetime | None, said: Decision | None = None) -> NotYet:
+        return NotYet(due_at or utc(self.clock.wall() + _SOON), str(why), said)
+
+    async def close(self) -> None:
+        """End what asks in the background."""
+        self.uplink.close()
+        tasks = list(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def hold(self, url: str, seconds: float, user_agent: str | None) -> Lease:
         """A lease that an earlier run gave out and that has not ended. See `Scheduler.hold`.

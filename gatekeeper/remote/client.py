@@ -32,7 +32,7 @@ from aiohttp import ClientMiddlewareType
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, utc
 from gatekeeper.config import Config, RobotsConfig, agent_named, as_config, host_named
-from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.decision import Decision, NotYet, Reason, Verdict
 from gatekeeper.errors import ConfigError, GateClosed, GatekeeperError, InvalidURL, SidecarError
 from gatekeeper.middleware import gate_middleware, refuse_one_text
 from gatekeeper.pacing.explain import ClockView
@@ -369,6 +369,23 @@ class RemoteGatekeeper:
             timeout=timeout,
             user_agent=user_agent or self._name,
             owned=owned,
+        )
+
+    async def try_acquire(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        user_agent: str | None = None,
+        owned: bool = True,
+    ) -> RemoteLease | NotYet:
+        """The lease if it can be had now: one round trip. See `Gatekeeper.try_acquire`.
+
+        A sidecar that can't be asked gives NotYet, its `why` gate_unreachable.
+        """
+        self._admit(user_agent)
+        return await self._leases.attempt(
+            url, priority=priority, user_agent=user_agent or self._name, owned=owned
         )
 
     at_a_glance = False

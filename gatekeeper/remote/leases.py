@@ -24,7 +24,7 @@ from aiohttp.connector import Connection
 from gatekeeper import urls
 from gatekeeper.clock import Clock, Timer, deadline, utc
 from gatekeeper.deadlock import Holdings, TurnWait, WaitGraph, WaitsForItself
-from gatekeeper.decision import Decision
+from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import (
     Deferred,
     GateClosed,
@@ -445,6 +445,8 @@ _GRACE = 15.0
 _LAST = 0.5
 """... and beyond the moment at which its caller wants to have given up, whatever comes."""
 _INFINITE = float("inf")
+_SOON = 1.0
+"""Seconds after which to try again where the sidecar names no moment."""
 
 
 class RemoteLeases:
@@ -548,6 +550,23 @@ class RemoteLeases:
             raise self._refusal(asked, answer)
         self.granted += 1
         return self.held.take(read(answer, LeaseBody), asked.target.host, user_agent, owned=False)
+
+    async def attempt(
+        self, url: str, *, priority: int, user_agent: str | None, owned: bool
+    ) -> RemoteLease | NotYet:
+        """See `RemoteGatekeeper.try_acquire`."""
+        soon = utc(self._clock.wall() + _SOON)
+        try:
+            lease = await self.look(url, priority=priority, user_agent=user_agent)
+        except Deferred as error:
+            decision = error.decision
+            return NotYet(decision.retry_at or soon, decision.reason.value, decision)
+        except LeaseTimeout as error:
+            return NotYet(error.retry_at or soon, "turn")
+        if owned:
+            self.held.own(lease)
+            hold_in_context(lease)
+        return lease
 
     async def _slot(self, asked: _WantedLease) -> None:
         left = None if asked.end == _INFINITE else asked.end - self._clock.monotonic()

@@ -1,0 +1,158 @@
+"""`try_acquire`: the lease now, or when to ask again; never a wait."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gatekeeper import Denied, InvalidURL, LeaseTimeout, NotYet
+from gatekeeper.clock import VirtualClock, utc
+from tests.conformance.ways import until
+from tests.internet import FakeInternet, Hold, Page
+
+DENYING = "User-agent: *\nDisallow: /private\n"
+
+
+async def had(gate: Any, url: str, internet: FakeInternet, **options: Any) -> Any:
+    """Ask until there is a lease, as a crawler would that has other things to do."""
+    while not (found := await gate.try_acquire(url, **options)):
+        assert isinstance(found, NotYet)
+        wait = found.due_at.timestamp() - internet.clock.wall()
+        await internet.clock.sleep(max(0.01, wait))
+    return found
+
+
+async def test_a_cold_origin_is_asked_for_its_file_meanwhile(
+    internet: FakeInternet, open_gate: Any
+) -> None:
+    file = Hold(Page(DENYING))
+    site = internet.site("a.test").robots(file)
+    gate = await open_gate(internet)
+    first = await gate.try_acquire("http://a.test/x")
+    assert isinstance(first, NotYet)
+    assert not first
+    assert first.due_at > utc(internet.clock.wall() - 1)
+    await file.waiting.acquire()
+    assert not await gate.try_acquire("http://a.test/x")
+    file.release()
+    lease = None
+    while not lease:
+        lease = await gate.try_acquire("http://a.test/x")
+        await asyncio.sleep(0)
+    lease.report(status=200)
+    lease.end()
+    assert site.paths == ["/robots.txt"]
+    with pytest.raises(Denied) as caught:
+        await gate.try_acquire("http://a.test/private")
+    assert caught.value.decision.rule.line == 2
+
+
+async def test_the_second_is_told_when_its_turn_comes(
+    virtual_internet: FakeInternet, open_gate: Any
+) -> None:
+    net = virtual_internet
+    net.site("a.test").robots("User-agent: *\nCrawl-delay: 10\n")
+    gate = await open_gate(net)
+
+    async def run() -> tuple[float, NotYet]:
+        first = await had(gate, "http://a.test/1", net)
+        first.report(status=200)
+        first.end()
+        await net.clock.sleep(0.5)  # a report travels
+        second = await gate.try_acquire("http://a.test/2")
+        assert isinstance(second, NotYet)
+        return net.clock.wall(), second
+
+    now, second = await net.drive(run())
+    assert second.why == "turn"
+    assert 8.0 < second.due_at.timestamp() - now < 12.0
+
+
+@pytest.mark.parametrize("agent", [None, "otherbot/2.0"])
+async def test_a_lease_that_is_held_is_in_the_way_and_the_asker_is_not_stuck(
+    internet: FakeInternet, open_gate: Any, agent: str | None
+) -> None:
+    internet.site("a.test").robots("")
+    gate = await open_gate(internet)
+    await gate.check("http://a.test/")
+    held = await had(gate, "http://a.test/1", internet, user_agent=agent)
+    assert held.user_agent == agent or agent is None
+    second = await gate.try_acquire("http://a.test/2", user_agent=agent)
+    assert isinstance(second, NotYet)
+    assert second.why == "turn"
+    # It is the task's own, so waiting for another one could never end.
+    with pytest.raises(LeaseTimeout):
+        await gate.acquire("http://a.test/3")
+    held.end()
+    third = await had(gate, "http://a.test/4", internet, owned=False)
+    third.give_back()
+
+
+async def test_a_deferral_is_a_value_and_says_until_when(
+    internet: FakeInternet, open_gate: Any
+) -> None:
+    internet.site("a.test").robots(Page("", status=503, headers={"Retry-After": "300"}))
+    gate = await open_gate(internet)
+    await gate.check("http://a.test/x")
+    found = await gate.try_acquire("http://a.test/x")
+    assert isinstance(found, NotYet)
+    assert found.decision is not None
+    assert found.why == found.decision.reason
+    assert found.due_at.timestamp() - internet.clock.wall() > 250.0
+
+
+async def test_a_blocked_and_a_paused_host_say_so(internet: FakeInternet, open_gate: Any) -> None:
+    internet.site("a.test").robots("")
+    gate = await open_gate(internet)
+    await gate.check("http://a.test/x")
+    await gate.block("a.test", internet.clock.wall() + 500)
+    found = await gate.try_acquire("http://a.test/x")
+    assert isinstance(found, NotYet)
+    assert 450.0 < found.due_at.timestamp() - internet.clock.wall() <= 501.0
+    await gate.block("a.test", internet.clock.wall() - 1)
+    await gate.pause("a.test")
+    assert isinstance(await gate.try_acquire("http://a.test/x"), NotYet)
+    await gate.resume("a.test")
+    (await had(gate, "http://a.test/x", internet)).end()
+
+
+async def test_text_that_is_no_url_is_told(internet: FakeInternet, open_gate: Any) -> None:
+    gate = await open_gate(internet)
+    with pytest.raises(InvalidURL):
+        await gate.try_acquire("mailto:a@b.test")
+
+
+async def test_closing_ends_what_asks_in_the_background(
+    internet: FakeInternet, open_gate: Any
+) -> None:
+    """No task is left behind: an event loop that closes would complain of it."""
+    hold = Hold(Page(""))
+    internet.site("a.test").robots(hold)
+    gate = await open_gate(internet)
+    assert not await gate.try_acquire("http://a.test/x")
+    await until(lambda: internet.sites["a.test"].requests)
+
+
+async def test_an_address_that_is_not_known_is_looked_up_meanwhile(
+    virtual_internet: FakeInternet, open_gate: Any
+) -> None:
+    """With clocks of addresses a turn needs the host's: the look-up is no wait of the asker's."""
+    net = virtual_internet
+    assert isinstance(net.clock, VirtualClock)
+    net.site("a.test").robots("")
+    net.site("b.test").robots("")
+    gate = await open_gate(net, pacing={"address_interval": 3.0, "default_interval": 0.0})
+
+    async def run() -> tuple[float, float]:
+        one = await had(gate, "http://a.test/", net)
+        one.report(status=200)
+        one.end()
+        began = net.clock.monotonic()
+        two = await had(gate, "http://b.test/", net)
+        two.end()
+        return began, net.clock.monotonic()
+
+    began, ended = await net.drive(run())
+    assert ended - began >= 2.9
