@@ -25,7 +25,11 @@ def test_both_gates_have_the_protocols_signature(method: str) -> None:
     for gate in (Gatekeeper, RemoteGatekeeper):
         found = inspect.signature(getattr(gate, method))
         assert list(found.parameters.values()) == list(wanted.parameters.values()), gate
-        if method not in ("check_many", "lease", "try_acquire"):  # what they give has more than it must have
+        if method not in (
+            "check_many",
+            "lease",
+            "try_acquire",
+        ):  # what they give has more than it must have
             assert found.return_annotation == wanted.return_annotation, gate
 
 
