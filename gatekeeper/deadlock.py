@@ -192,22 +192,22 @@ class TurnWait(Generic[H]):
         began: float,
     ) -> None:
         self.task = task
-        self.url = url
-        self.host = host
-        self.near = near
+        self.url: str = url
+        self.host: str = host
+        self.near: tuple[str, ...] = near
         """Scopes that the host shares beside those known of it."""
         self.own = tuple(own)
         self.inherited = tuple(inherited)
         """Leases that were open, and another task's, when this task was started."""
         self.origin: str | None = None
         """It waits for the robots.txt of that origin now."""
-        self.began = began
+        self.began: float = began
         self.in_the_way: H | None = None
         """The lease that stood in its way when it was looked at last ..."""
-        self.since = began
+        self.since: float = began
         """... and since when."""
-        self.warned = False
-        self.over = False
+        self.warned: bool = False
+        self.over: bool = False
         self.refusal: WaitsForItself | None = None
         # The questions of a batch are asked by tasks of its own, for the one that awaits it.
         self._runner = asyncio.current_task() or task

@@ -75,7 +75,7 @@ class OverflowFile:
         self._objects: dict[int, Any] = {}
         """Order of arrival -> payload."""
         self._max_objects = max_objects
-        self.rows = 0
+        self.rows: int = 0
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -436,17 +436,17 @@ class OriginQueue:
     )
 
     def __init__(self, origin: str, host: str, backlog: Backlog) -> None:
-        self.origin = origin
-        self.host = host
-        self.backlog = backlog
-        self.state = QueueState.TRIED
-        self.announced = False
+        self.origin: str = origin
+        self.host: str = host
+        self.backlog: Backlog = backlog
+        self.state: QueueState = QueueState.TRIED
+        self.announced: bool = False
         """It is the scheduler that says that the host is due."""
-        self.asked = False
+        self.asked: bool = False
         """Its robots.txt was asked for since its last turn."""
-        self.setbacks = 0
+        self.setbacks: int = 0
         """Times in a row that it was tried for nothing."""
-        self.turns_by_waiting = 0
+        self.turns_by_waiting: int = 0
         """Turns that are had by waiting in the scheduler, before it is tried again without."""
         self.waiting: tuple[Entry, asyncio.Task[QueueLease]] | None = None
         """The URL that waits in the scheduler, and the task that does so."""

@@ -492,7 +492,7 @@ class QueueWaits:
         self._waiting: set[asyncio.Task[QueueLease]] = set()
         self._held_turns = 0
         self._closed = False
-        self.deferred = 0
+        self.deferred: int = 0
         """Times that a decision deferred an origin."""
 
     async def close(self) -> None:

@@ -43,11 +43,11 @@ class CachedAuthority:
     __slots__ = ("origin", "parts", "root", "scheme_and_authority")
 
     def __init__(self, origin: str, root: URL) -> None:
-        self.origin = origin
+        self.origin: str = origin
         """As the text has it, without the slash."""
-        self.root = root
+        self.root: URL = root
         """The URL of its `/`: other URLs differ in what follows."""
-        self.scheme_and_authority = root.scheme, root.raw_authority
+        self.scheme_and_authority: tuple[str, str] = root.scheme, root.raw_authority
         self.parts = parts_of_authority(root)
         """What yarl works out of the authority, the same for each of its URLs."""
 

@@ -179,8 +179,8 @@ class RecordCache:
         """`on_warm` is told until when each record that is put into `warm` is fresh."""
         self.warm: dict[str, Record] = {} if warm is None else warm
         self._on_warm = on_warm
-        self.texts = FileTexts(config)
-        self.evicted = 0
+        self.texts: FileTexts = FileTexts(config)
+        self.evicted: int = 0
         """Cold records dropped so far."""
         self._config = config
         self._stored = stored
@@ -453,7 +453,7 @@ class RecordUpdates:
         self._storage = storage
         self._on_learnt = on_learnt
         self._callbacks: list[Callable[[str, RobotsTxt | None, RobotsTxt | None], object]] = []
-        self.storage_errors = 0
+        self.storage_errors: int = 0
 
     def apply(self, origin: str, retrieval: Retrieval, *, began: float) -> Record:
         """Keep what a retrieval, begun at that monotonic moment, came to."""

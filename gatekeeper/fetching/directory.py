@@ -63,13 +63,13 @@ class Flight:
     __slots__ = ("asked", "force", "held_up", "origin", "task", "waiters")
 
     def __init__(self, origin: str, *, force: bool) -> None:
-        self.origin = origin
+        self.origin: str = origin
         self.task: asyncio.Task[None] | None = None
         self.waiters: dict[asyncio.Future[Record | None], None] = {}
         """Each has a future of its own, so that a cancelled one cancels nobody. It gets the
         record, or None when the directory closes; never an exception."""
-        self.force = force
-        self.asked = False
+        self.force: bool = force
+        self.asked: bool = False
         """It came to asking the origin (or would have, but for a local fault), and not only
         to looking it up in the storage."""
         self.held_up: HeldUp | None = None

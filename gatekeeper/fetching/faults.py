@@ -107,7 +107,7 @@ class LocalFaults:
         to be told."""
         self.active = False
         """A local fault is on: nothing may be held against any origin."""
-        self.count = 0
+        self.count: int = 0
         """Faults so far."""
         self.unanswered: set[str] = set()
         """Hosts whose last attempt failed, while a fault is on."""

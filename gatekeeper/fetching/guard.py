@@ -496,7 +496,7 @@ class HostAddresses:
         self._clock = clock
         self._patience = patience
         answers = RememberingResolver(resolver, clock)
-        self.resolver = HeldResolver(answers)
+        self.resolver: HeldResolver = HeldResolver(answers)
         """For the connectors: the answers that were looked up here are those they dial."""
         self._ours = guard is not None
         self._vetted: AbstractResolver = (

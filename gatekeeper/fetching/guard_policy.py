@@ -354,7 +354,7 @@ class Guard:
         addresses at the port of a listener on all interfaces. `next_id` names the decision of
         a refusal, where a gate stands behind the guard (T20).
         """
-        self.version = 0
+        self.version: int = 0
         """Goes up when other settings are put in force."""
         self._is_local = is_local or _is_local
         self._listeners: set[tuple[_Address, int]] = set()

@@ -304,7 +304,7 @@ class PlaceQueue:
     """
 
     def __init__(self, most: int) -> None:
-        self.free = most
+        self.free: int = most
         self._waiting: tuple[deque[asyncio.Future[None]], ...] = (deque(), deque(), deque())
         self._latest = False
         """Whether the latest stranger goes next."""
@@ -379,9 +379,9 @@ class Slots(PlaceQueue):
         self._most = most
         self._in_flight = max_in_flight
         super().__init__(min(most, _half(max_in_flight)))
-        self.slow_free = self._slow(max_in_flight)
+        self.slow_free: int = self._slow(max_in_flight)
         self._entries = PlaceQueue(_quarter(max_in_flight))
-        self.alarm = SharedTimer(clock)
+        self.alarm: SharedTimer = SharedTimer(clock)
         self.patience = patience
         self.taken = 0
         """Retrievals on the network now, in both lanes."""
@@ -477,7 +477,7 @@ class Slot:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._slow = False
-        self.ends = 0.0
+        self.ends: float = 0.0
 
     async def __aenter__(self) -> None:
         slots = self._slots

@@ -125,9 +125,9 @@ class FileText:
     def __init__(
         self, digest: bytes, body: bytes, robots: RobotsTxt, packed: bytes | None = None
     ) -> None:
-        self.digest = digest
-        self.size = len(body)
-        self.robots = robots
+        self.digest: bytes = digest
+        self.size: int = len(body)
+        self.robots: RobotsTxt = robots
         self.policies: dict[str, Policy] = {}
         self._crlf = b"\r" in body
         self._packed = packed
@@ -281,18 +281,18 @@ class Record:
         own network; `unreachable_since` is in those."""
         self._config = config
         self._uptime = uptime
-        self.origin = origin
-        self.current = current
-        self.good = good
-        self.text = text
+        self.origin: str = origin
+        self.current: OriginAnswer = current
+        self.good: OriginAnswer | None = good
+        self.text: FileText | None = text
         """The text of `good`, None where it has none."""
         self.fresh_until = fresh_until
         self.expires = expires
         """Monotonic: hard expiry of a good answer, else the moment of the next attempt."""
-        self.unreachable_since = unreachable_since
+        self.unreachable_since: float | None = unreachable_since
         """When the first failure in a row was, in seconds of `uptime`."""
-        self.step = step
-        self.page_ok = page_ok
+        self.step: int = step
+        self.page_ok: float | None = page_ok
         """Monotonic moment when a page was last reported 2xx or 3xx."""
         speaks = NO_TEXT if text is None else text.robots
         self.robots: RobotsTxt | None = speaks if self.reachable else None

@@ -67,7 +67,7 @@ class DecisionIds:
     """
 
     def __init__(self) -> None:
-        self.prefix = f"{os.getpid():x}{secrets.token_hex(4)}-"
+        self.prefix: str = f"{os.getpid():x}{secrets.token_hex(4)}-"
         self.numbers = itertools.count(1)
 
     def __call__(self) -> str:

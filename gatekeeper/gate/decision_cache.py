@@ -38,8 +38,8 @@ class CachedDecision:
     __slots__ = ("_prefix", "count", "decision", "json")
 
     def __init__(self, decision: Decision, count: list[int], prefix: str) -> None:
-        self.decision = decision
-        self.count = count
+        self.decision: Decision = decision
+        self.count: list[int] = count
         """One cell for each verdict and reason, shared by all that are kept: to count a decision
         looks nothing up."""
         self.json: tuple[str, str] | None = None
@@ -115,15 +115,15 @@ class CachedOrigin:
         """`first_decision` was made by the record, and is about no /robots.txt; `interval` is
         what the text asks for, None where that changes with the hour; `keeps`: its decisions
         may be kept; `ours`: it is for the gate's own agent."""
-        self.origin = record.origin
-        self.host = urls.host_of(record.origin)
+        self.origin: str = record.origin
+        self.host: str = urls.host_of(record.origin)
         self.policy = policy
         self.first_decision = first_decision
-        self.reason = record.current.outcome.row.reason
+        self.reason: Reason = record.current.outcome.row.reason
         """The reason where no rule matches."""
         rule_of = policy.decider(record.origin) if keeps else None
-        self.keeps = rule_of is not None
-        self.interval = interval if self.keeps else None
+        self.keeps: bool = rule_of is not None
+        self.interval: RobotsInterval | None = interval if self.keeps else None
         self.rule_of: Callable[[str], int] = rule_of or _no_rule
         """The code of the rule that decides a path."""
         self.decisions: dict[int, CachedDecision] = {}
@@ -162,7 +162,7 @@ class DecisionCache:
     ) -> None:
         """`warm`: the directory's records by origin; `prefix`: that of decision ids; `agent`: the
         gate's own; `max_agents`: agents of one record of which decisions are kept."""
-        self.on = speedups.ON
+        self.on: bool = speedups.ON
         self._warm = warm
         self._prefix = prefix
         self._agent = agent

@@ -476,9 +476,9 @@ class LeaseManager:
         self.clock = clock
         self.now = clock.monotonic
         self.faults = faults
-        self.holdings = waits.holdings
-        self.uplink = Uplink(faults, scheduler, clock, self.holdings)
-        self.entrance = Entrance()
+        self.holdings: Holdings[Lease] = waits.holdings
+        self.uplink: Uplink = Uplink(faults, scheduler, clock, self.holdings)
+        self.entrance: Entrance = Entrance()
         self.loop = asyncio.get_running_loop()  # to ask for it is a system call before 3.12
         self._waits = waits
         self._dns = dns

@@ -309,13 +309,13 @@ class Engine:
     ) -> None:
         self.clock = clock
         self.now: Callable[[], float] = clock.monotonic
-        self.scopes = memory.scopes
-        self.counters = Counters()
+        self.scopes: dict[str, Scope] = memory.scopes
+        self.counters: Counters = Counters()
         if timer is None:
             timer = SingleTimer(clock, bool)
             timer.hold()
         self.timer = timer
-        self.queues = Queues(timer)
+        self.queues: Queues = Queues(timer)
         self.leases: OpenLeases[Grant] = OpenLeases()
         self.remote = remote
         self.keeper: Promises | None = None
@@ -326,16 +326,16 @@ class Engine:
         """Not open yet, or closing: nothing is granted."""
         self.behind = False
         """Something is due that could not be granted: too many in flight, or halted."""
-        self.granted = 0
+        self.granted: int = 0
         """Leases granted since the start ..."""
-        self.grant_limit = 0
+        self.grant_limit: int = 0
         """... and how many may have been by now: it goes up by one with each that ends."""
         self._memory = memory
         self._rng = rng
         self._on_idle = on_idle
         self._room = 0
         self._running = False
-        self.usual = self.leases.usual
+        self.usual: dict[Grant, None] = self.leases.usual
         self._intervals: dict[
             tuple[ScopeSettings, RobotsInterval], tuple[RobotsInterval, Interval]
         ] = {}
@@ -361,7 +361,7 @@ class Engine:
     def adjust(self) -> None:
         """Follow other settings of the operator's rules."""
         pacing = self.pacing = self._memory.rules.pacing
-        self.learns_latency = pacing.latency_factor > 0
+        self.learns_latency: bool = pacing.latency_factor > 0
         self._jitter = pacing.jitter
         self._ttl = pacing.lease_ttl
         self._intervals.clear()

@@ -177,7 +177,7 @@ class RemoteLedger:
         self._epoch: int | None = None
         self._slack = SLACK
         self._closed = False
-        self.failures = 0
+        self.failures: int = 0
 
     def request(self, queue: ScopeQueue, intervals: tuple[float, ...]) -> None:
         """Ask for a start of this queue, together with others that ask at the moment."""

@@ -58,7 +58,7 @@ class Promises:
         for it, since whenever it grows the wall clock goes on as well (`check_wall`)."""
         self.unwritten: set[str] = set()
         """Scopes whose latest promise could not be written when it was made."""
-        self.made = 0
+        self.made: int = 0
         """Records made durable since the start."""
 
     async def load(self) -> int:
@@ -388,14 +388,14 @@ class ScopeMemory:
     ) -> None:
         self.rules = rules
         self.scopes: dict[str, Scope] = {} if scopes is None else scopes
-        self.promises = None if storage is None else Promises(storage, clock, self)
-        self.floor_until = -INF
+        self.promises: Promises | None = None if storage is None else Promises(storage, clock, self)
+        self.floor_until: float = -INF
         """After a crash: no unknown host is asked before that moment."""
         self.longer: dict[str, float] = {}
         """Hosts whose origins ask for different intervals: the longer one in seconds. The next
         process has to keep it, should it begin with that origin."""
-        self.evicted = 0
-        self.spilled = 0
+        self.evicted: int = 0
+        self.spilled: int = 0
         self._clock = clock
         self._storage = storage
         self._open = False

@@ -61,16 +61,16 @@ class Waiter:
     __slots__ = ("away", "gone", "priority", "stays", "ttl", "url")
 
     def __init__(self, url: str, priority: float = 0.0, ttl: float | None = None) -> None:
-        self.url = url
-        self.priority = priority
+        self.url: str = url
+        self.priority: float = priority
         """Higher goes first; of equals, who came first."""
-        self.ttl = ttl
+        self.ttl: float | None = ttl
         """Seconds that the lease is to last; None: as configured."""
-        self.gone = False
+        self.gone: bool = False
         """Served, refused, cancelled or timed out: passed over when it comes up."""
-        self.away = False
+        self.away: bool = False
         """Off to fetch robots.txt, its place kept."""
-        self.stays = False
+        self.stays: bool = False
         """It wants another lease after this one, behind the others; `deliver` may end that."""
 
     def offer(self) -> Offer:
@@ -132,29 +132,29 @@ class ScopeQueue:
     )
 
     def __init__(self, scope: Scope, number: int) -> None:
-        self.scope = scope
-        self.id = number
+        self.scope: Scope = scope
+        self.id: int = number
         """The low bits of its entries in the heap of `Queues`."""
-        self.place = _HELD
-        self.due = -1
+        self.place: QueuePlace = _HELD
+        self.due: int = -1
         """The one entry in the heap that counts; others are stale."""
         self.only: Waiter | None = None
         self.heap: list[tuple[float, int, Waiter]] | None = None
-        self.alive = 0
+        self.alive: int = 0
         """Waiters; the heap holds some who left, beside them."""
         self.parked: deque[ScopeQueue] | None = None
-        self.dead = 0
+        self.dead: int = 0
         """Parked queues in which nobody waits any more."""
         self.parked_in: ScopeQueue | None = None
-        self.special = False
+        self.special: bool = False
         """It waits for more than its scope, or once did: `due_at` has to look."""
-        self.away = 0
+        self.away: int = 0
         """Waiters off to fetch robots.txt. No page goes before they are back."""
-        self.reserving = False
+        self.reserving: bool = False
         """An answer of the ledger is awaited."""
         self.reserved_at: float | None = None
         """A start that the ledger booked for the first waiter ..."""
-        self.good_until = INF
+        self.good_until: float = INF
         """... and until when it may be used: others count from it."""
 
     def add(self, waiter: Waiter) -> None:
@@ -246,7 +246,7 @@ class Queues:
 
     def __init__(self, timer: SingleTimer) -> None:
         self.timer = timer
-        self.waiting = 0
+        self.waiting: int = 0
         """Waiters, in all queues."""
         self.ready: deque[ScopeQueue] = deque()
         """Due by now, in the order in which they became so."""

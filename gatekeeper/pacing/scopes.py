@@ -320,13 +320,13 @@ class ScopeHistory:
         self.failed_at = float("-inf")
         self.probing = False
         """Half open: one request at a time until one succeeds."""
-        self.refusals = 0
+        self.refusals: int = 0
         """How often the host turned us away, those apart whose requests were under way."""
         self.back_off: BackOff | None = None
         """How far it is slowed by a 429 or 503; None where it is not."""
         self.errors = 0
         self.latency: float | None = None
-        self.paused = False
+        self.paused: bool = False
         self.said = 0.0
         self.said_until = float("-inf")
         self.accuser = ""
@@ -595,9 +595,9 @@ class Scope:
     )
 
     def __init__(self, name: str, settings: ScopeSettings, shared: tuple[Scope, ...] = ()) -> None:
-        self.name = name
-        self.settings = settings
-        self.shared = shared
+        self.name: str = name
+        self.settings: ScopeSettings = settings
+        self.shared: tuple[Scope, ...] = shared
         """Scopes that a lease of this host takes beside its own."""
         self.basis = -INF
         self.interval = 0.0
@@ -606,8 +606,8 @@ class Scope:
         """What the text of the host asked for last."""
         self.derived: Interval | None = None
         """What the interval was derived from; None: an earlier process did that."""
-        self.in_flight = 0
-        self.unheaded = 0
+        self.in_flight: int = 0
+        self.unheaded: int = 0
         """Leases whose response head is still awaited."""
         self.history: ScopeHistory | None = None
         self.queue: Any = None

@@ -51,12 +51,12 @@ class Account:
     __slots__ = ("basis", "blocked_until", "in_flight", "interval", "limit", "unheaded")
 
     def __init__(self, interval: float, limit: int = 1) -> None:
-        self.interval = interval
-        self.limit = limit
-        self.basis = -INF
-        self.blocked_until = -INF
-        self.in_flight = 0
-        self.unheaded = 0
+        self.interval: float = interval
+        self.limit: int = limit
+        self.basis: float = -INF
+        self.blocked_until: float = -INF
+        self.in_flight: int = 0
+        self.unheaded: int = 0
 
 
 class Judge:

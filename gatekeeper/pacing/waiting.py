@@ -54,7 +54,7 @@ class TaskWaiter(Waiter):
         # `Waiter.__init__`, without a call: there may be many.
         self.url, self.priority, self.ttl = url, priority, ttl
         self.gone = self.away = self.stays = False
-        self.scope = scope
+        self.scope: Scope = scope
         self.admit = admit
         self.grant: Grant | None = None
         self.error: Exception | None = None

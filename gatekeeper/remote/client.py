@@ -132,7 +132,7 @@ class RemoteGatekeeper:
             raise ConfigError(f'fail={fail!r}: "closed" defers, "open" allows; nothing else')
         self._name = user_agent
         self._sidecars_name: str | None = None
-        self.config = as_config(config)
+        self.config: Config = as_config(config)
         if user_agent is not None:
             agent_named(user_agent)
             check_agent(user_agent)  # how long it may be

@@ -126,9 +126,9 @@ class SidecarConnection:
         self._rng = rng
         self._session: aiohttp.ClientSession | None = None
         self.down = False
-        self.requests = 0
-        self.repeated = 0
-        self.failures = 0
+        self.requests: int = 0
+        self.repeated: int = 0
+        self.failures: int = 0
 
     def __repr__(self) -> str:
         # Never the headers: the token is one of them.
@@ -388,8 +388,8 @@ class Outbox:
         self._queue: deque[OutboxMessage] = deque()
         self._tasks = OwnedTasks()
         self._senders = 0
-        self.told = 0
-        self.dropped = 0
+        self.told: int = 0
+        self.dropped: int = 0
 
     def __len__(self) -> int:
         return len(self._queue) + self._senders

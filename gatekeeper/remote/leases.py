@@ -100,10 +100,10 @@ class RemoteLease:
         clock: Clock,
         user_agent: str | None = None,
     ) -> None:
-        self.id = given.id
-        self.url = given.url
-        self.host = host
-        self.user_agent = user_agent
+        self.id: str = given.id
+        self.url: str = given.url
+        self.host: str = host
+        self.user_agent: str | None = user_agent
         """The name that it was asked for under, as it was given; None: the sidecar's own."""
         self.decision: Decision = given.decision
         self.owner: asyncio.Task[object] | None = None
@@ -114,7 +114,7 @@ class RemoteLease:
         self._granted_at = clock.monotonic()
         self.lasts_until = self._granted_at + _LONGEST
         """Monotonic: it is renewed until then."""
-        self.sent = False
+        self.sent: bool = False
         """The sidecar was told what came of it."""
         self._head_at: float | None = None
         self._told: LeaseReport | None = None
@@ -481,8 +481,8 @@ class RemoteLeases:
         self._clock = clock
         self._rng = rng
         self.waits: WaitGraph[RemoteLease] = WaitGraph(clock, own_wait, _needs)
-        self.held = HeldRemoteLeases(outbox, self.waits.holdings, clock)
-        self.granted = 0
+        self.held: HeldRemoteLeases = HeldRemoteLeases(outbox, self.waits.holdings, clock)
+        self.granted: int = 0
 
     async def acquire(
         self,

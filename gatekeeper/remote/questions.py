@@ -131,8 +131,8 @@ class Questions:
         self._known = _BatchQueues(_KNOWN_AT_ONCE, _KNOWN_AT_ONCE)
         self._cold = _BatchQueues(_COLD_AT_ONCE, 1)
         self._scheduled = False
-        self.batches = 0
-        self.urls = 0
+        self.batches: int = 0
+        self.urls: int = 0
 
     def __len__(self) -> int:
         return len(self._asked)

@@ -67,10 +67,12 @@ class SortedRules:
 
     def __init__(self, found: list[tuple[str, str]]) -> None:
         """`found`: of each rule whether it is a `dis`allow, and its value."""
-        self.count = len(found)
+        self.count: int = len(found)
         self.shift = shift = (len(found) + 1).bit_length()
         """Bits of an entry that say where the rule stands; the next one up: it allows."""
-        self.prefixes = {"": 1 << shift}  # no rule: allowed (RFC 9309 section 2.2.2, RFC-19)
+        self.prefixes: dict[str, int] = {
+            "": 1 << shift
+        }  # no rule: allowed (RFC 9309 section 2.2.2, RFC-19)
         self.exact: dict[str, int] = {}
         """Paths that a `$` ends (RFC 9309 section 2.2.3, RFC-28)."""
         self.wild: dict[str, int] = {}
@@ -82,7 +84,7 @@ class SortedRules:
         """A prefix is longer than it looks: its stars at the end count (RFC-17)."""
         values = [value for _, value in found]
         joined = "\n".join(values)
-        self.like_escapes = _LIKE_AN_ESCAPE(joined) is not None
+        self.like_escapes: bool = _LIKE_AN_ESCAPE(joined) is not None
         """Some piece may be found from within an escape on: see `normal.rfc_path`."""
         if _PECULIAR(joined) is None:
             self._take_prefixes(found)

@@ -115,13 +115,15 @@ class ShellPattern:
         """
         segments = _segments(value, longest)
         self.segments = segments
-        self.explicit = segments[0] if len(segments) == 1 and _is_plain(segments[0]) else None
+        self.explicit: str | None = (
+            segments[0] if len(segments) == 1 and _is_plain(segments[0]) else None
+        )
         """The one path that matches, of an explicit pattern."""
-        self.least = sum(map(len, segments))
+        self.least: int = sum(map(len, segments))
         """Characters that a matching path has at least."""
-        self.key = max((s for s in segments if isinstance(s, str)), key=len, default="")
+        self.key: str = max((s for s in segments if isinstance(s, str)), key=len, default="")
         """A plain piece that every matching path holds."""
-        self.classes = frozenset(
+        self.classes: frozenset[int] = frozenset(
             unit for s in segments if not isinstance(s, str) for unit in s if isinstance(unit, int)
         )
         """A bit an octet: of every one of them, each matching path has a member."""
@@ -169,8 +171,8 @@ class PathView:
     __slots__ = ("_places", "meter", "text")
 
     def __init__(self, text: str, meter: Meter) -> None:
-        self.text = text
-        self.meter = meter
+        self.text: str = text
+        self.meter: Meter = meter
         self._places: dict[_Unit, int] = {}
 
     def at(self, segment: _Segment, position: int) -> bool:
@@ -336,8 +338,8 @@ class CountedText:
     __slots__ = ("_lasts", "_stretches", "meter", "text")
 
     def __init__(self, text: str, meter: Meter) -> None:
-        self.text = text
-        self.meter = meter
+        self.text: str = text
+        self.meter: Meter = meter
         self._lasts: dict[str, int] = {}
         self._stretches: dict[int, set[str]] = {}
 

@@ -190,7 +190,7 @@ class Policy:
         self.agent = product_token(user_agent)
         self.conflicts = conflicts
         self.v2_semantics = v2_semantics
-        self.inherit_crawl_delay = inherit_crawl_delay
+        self.inherit_crawl_delay: bool = inherit_crawl_delay
         source = robots.source(precedence=v2_semantics == "precedence")
         readings = choose(source, self.agent.lower())
         if conflicts == "declared":

@@ -404,7 +404,7 @@ class PrefixesInOrder:
 
     def __init__(self, text: str, spans: Spans, *, disallow_only: bool = False) -> None:
         self.dialect = Dialect.R1994 if disallow_only else Dialect.R1996
-        self.spans = spans
+        self.spans: Spans = spans
         self._only = disallow_only
         codes: dict[str, int] = {}
         absolute: list[tuple[str, str, int]] = []

@@ -261,10 +261,10 @@ class Problem(Exception):
         self.status = status
         self.kind = kind
         self.detail = detail
-        self.headers = dict(headers or {})
+        self.headers: dict[str, str] = dict(headers or {})
         self.decision = decision
         self.most = most
-        self.held = held or Holder()
+        self.held: Holder = held or Holder()
 
     def document(self, request_id: str | None = None) -> ProblemDocument:
         """The body, for the request with that id."""
@@ -375,8 +375,8 @@ class OnePieceResponse:
     prepared = False
 
     def __init__(self, status: int, body: bytes) -> None:
-        self.status = status
-        self.request_id = ""
+        self.status: int = status
+        self.request_id: str = ""
         """Of the request that it answers; set by who knows."""
         self._body = body
 

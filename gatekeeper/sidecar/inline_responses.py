@@ -53,7 +53,7 @@ class InlineParser:
         self._broken = broken
         self._parser = parser
         self._feed = parser.feed_data
-        self.message_consumed = parser.message_consumed
+        self.message_consumed: Any = parser.message_consumed
         self._answered = answered
         self._begun = b""
         self.unread: tuple[bytes, ...] = ()

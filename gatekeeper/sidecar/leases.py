@@ -103,7 +103,7 @@ class LeaseTable:
         self._keep_going = keep_going
         self._book = book or LeaseBook(None, clock=clock)
         self._left_over = {lease.id: lease for lease in self._book.left_over}
-        self.waiters = LeaseWaiters(server, clock)
+        self.waiters: LeaseWaiters = LeaseWaiters(server, clock)
         self.adjust(server)
         self._held: dict[str, ClientLease] = {}
         self._by_host: dict[str, list[ClientLease]] = {}
@@ -117,8 +117,8 @@ class LeaseTable:
         self._idle.set()
         self._unwritten = False
         """The journal took no line when it was last tried."""
-        self.ended = {"reported": 0, "given_back": 0, "expired": 0}
-        self.refused = {"leases": 0, "journal": 0, "client": 0}
+        self.ended: dict[str, int] = {"reported": 0, "given_back": 0, "expired": 0}
+        self.refused: dict[str, int] = {"leases": 0, "journal": 0, "client": 0}
 
     def adjust(self, server: ServerConfig) -> None:
         """Put other bounds in force, for the leases to come."""
@@ -576,7 +576,7 @@ class LeaseBook:
                 lease.id: lease for lease in _read(path).values() if lease.reportable(clock)
             }
             self._rewrite(path)
-        self.left_over = tuple(self._open.values())
+        self.left_over: tuple[OpenLease, ...] = tuple(self._open.values())
 
     def granted(self, lease: OpenLease) -> None:
         """A grant, or a renewal: the later line counts. Raises OSError: then nothing is kept."""

@@ -370,7 +370,7 @@ class Server(web.Server):
             max_field_size=header,
             keepalive_timeout=_IDLE,
         )
-        self.parses_inline = aiohttp_fits()
+        self.parses_inline: bool = aiohttp_fits()
         self.inline = inline
         self.on_lost = on_lost
         self.most = connections

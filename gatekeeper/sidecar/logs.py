@@ -208,14 +208,14 @@ class DecisionLog:
         self.adjust(server)
         self._ring: deque[_Entry] = deque()
         self._encoder = msgspec.json.Encoder()
-        self.written = 0
+        self.written: int = 0
         self._dropped = 0
         self._lost = 0
 
     def adjust(self, server: ServerConfig) -> None:
         """Put other settings in force."""
         self._all = server.log_decisions == "all"
-        self.enabled = server.log_decisions != "none"
+        self.enabled: bool = server.log_decisions != "none"
         self._queries = server.log_queries
         self._per_pause = max(1, int(server.log_rate * _PAUSE))
         self._json = wants_json(server, self._stream)

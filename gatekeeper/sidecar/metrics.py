@@ -63,15 +63,15 @@ class Metrics(Collector):
     def __init__(self, *, build: str) -> None:
         self._build = build
         self.requests: dict[tuple[str, str, int], int] = {}
-        self.reloads = {"success": 0, "failure": 0}
+        self.reloads: dict[str, int] = {"success": 0, "failure": 0}
         self.last_reload_ok = True
         self.last_reload_at = time.time()
         self._sources: list[Callable[[], Iterable[Sample]]] = []
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.queue_wait = Histogram(
+        self.registry: CollectorRegistry = CollectorRegistry(auto_describe=False)
+        self.queue_wait: Histogram = Histogram(
             "gatekeeper_queue_wait_seconds", "Time from the request for a lease to its grant."
         )
-        self.robots_fetch = Histogram(
+        self.robots_fetch: Histogram = Histogram(
             "gatekeeper_robots_fetch_seconds",
             "Network time of one robots.txt retrieval, all its hops.",
         )

@@ -35,7 +35,7 @@ __all__ = [
     "reload",
 ]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 LIVE_TABLES: Final = frozenset({"guard", "pacing", "server", "host"})
 """Tables of which a reload puts in force what `RESTART` does not name. What stands in any other

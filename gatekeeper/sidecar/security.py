@@ -44,7 +44,7 @@ __all__ = [
     "tls_context",
 ]
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 
 UNIX = "unix:"
@@ -108,7 +108,7 @@ class Tokens:
     __slots__ = ("_by_digest", "_key", "tokens")
 
     def __init__(self, tokens: Iterable[bytes | Token] = ()) -> None:
-        self.tokens = tuple(
+        self.tokens: tuple[Token, ...] = tuple(
             one if isinstance(one, Token) else Token(one, f"token-{number}")
             for number, one in enumerate(tokens, 1)
         )
@@ -352,7 +352,7 @@ class ClientLimits:
         self.adjust(server)
         self._busy: dict[str, int] = {}
         self._meters: dict[str, tuple[float, float]] = {}
-        self.refused = {"concurrency": 0, "rate": 0}
+        self.refused: dict[str, int] = {"concurrency": 0, "rate": 0}
 
     def adjust(self, server: ServerConfig) -> None:
         """Put other bounds in force, for the requests to come."""

@@ -103,21 +103,21 @@ class Service:
         on, in place of `hosts`: the Host headers that are accepted follow from them, and from
         the configuration in force."""
         self.gate = gate
-        self.internals = inside or internals(gate)
+        self.internals: GateInternals = inside or internals(gate)
         self.version = version
-        self.clock = clock or SystemClock()
+        self.clock: Clock | SystemClock = clock or SystemClock()
         self.phase = "starting"
-        self.metrics = Metrics(build=version)
-        self.leases = LeaseTable(
+        self.metrics: Metrics = Metrics(build=version)
+        self.leases: LeaseTable = LeaseTable(
             config.server,
             self.clock,
             lease_book,
             keep_going=config.storage.on_failure == "continue",
         )
-        self.streams = OpenStreams()
+        self.streams: OpenStreams = OpenStreams()
         """Pages that are being fetched and passed on."""
-        self.learning = OriginLearner(self.internals, self.clock)
-        self.router = Router(ROUTES)
+        self.learning: OriginLearner = OriginLearner(self.internals, self.clock)
+        self.router: Router = Router(ROUTES)
         self.reread = reread
         self.certificates = certificates
         """The TLS of the listeners."""
@@ -132,8 +132,8 @@ class Service:
         self._session: aiohttp.ClientSession | None = None
         self._prefix = f"{secrets.token_hex(4)}-"
         self._counter = itertools.count(1)
-        self.log = DecisionLog(config.server, self.clock)
-        self.clients = ClientLimits(config.server, self.clock)
+        self.log: DecisionLog = DecisionLog(config.server, self.clock)
+        self.clients: ClientLimits = ClientLimits(config.server, self.clock)
         self.take_over(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
         self.host_states: Mapping[str, int] = {}
@@ -157,10 +157,10 @@ class Service:
         # No await from here on: no request sees half of the new settings (T17).
         self.config = config
         self.trusted_peers = trusted
-        self.forward_auth_hosts = frozenset(
+        self.forward_auth_hosts: frozenset[str] = frozenset(
             host.lower() for host in config.server.forward_auth_hosts
         )
-        self.admission = Admission(config.server, tokens=tokens, hosts=hosts)
+        self.admission: Admission = Admission(config.server, tokens=tokens, hosts=hosts)
         self.clients.adjust(config.server)
         self.leases.adjust(config.server)
         self.log.adjust(config.server)

@@ -119,7 +119,7 @@ class LeaseWaiters:
         self._size = 0
         self.closed = False
         """Nobody waits any more: the service drains."""
-        self.refused = 0
+        self.refused: int = 0
         self.adjust(server)
 
     def adjust(self, server: ServerConfig) -> None:

@@ -382,8 +382,8 @@ class Pending:
         self._sightings: dict[str, list[Sighting]] = {}
         self._clocks: dict[str, ClockRecord | None] = {}
         self._bytes = 0
-        self.sequence = 0
-        self.dropped = 0
+        self.sequence: int = 0
+        self.dropped: int = 0
 
     def __len__(self) -> int:
         return len(self._origins) + len(self._clocks)

@@ -94,8 +94,8 @@ class Journal:
         self._sick = False
         """The latest frame did not go in, though there seemed to be room."""
         self.size = 0
-        self.damaged = 0
-        self.stalled = False
+        self.damaged: int = 0
+        self.stalled: bool = False
         """Set by the owner while the database refuses everything: growth has a bound then."""
 
     def replay(self, absorbed: int) -> Iterator[tuple[int, ClockRecord]]:

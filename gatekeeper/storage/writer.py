@@ -573,9 +573,9 @@ class Committer:
         self._newest = 0.0
         self.absorbed = get_meta(connection, "absorbed") or 0
         self.history_bytes = get_meta(connection, "history_bytes") or 0
-        self.batches = 0
-        self.written = 0
-        self.rejected = 0
+        self.batches: int = 0
+        self.written: int = 0
+        self.rejected: int = 0
 
     def commit(self, batch: WriteBatch) -> None:
         """All of it or nothing, but for records that the database refuses by themselves.

@@ -255,9 +255,9 @@ class Crawl:
         on_entry: Callable[[Entry], object],
         on_setback: Callable[[str], Awaitable[object]],
     ) -> None:
-        self.tally = Tally()
-        self.hosts = Hosts()
-        self.queue = make_queue(self._on_denied)
+        self.tally: Tally = Tally()
+        self.hosts: Hosts = Hosts()
+        self.queue: PoliteQueue = make_queue(self._on_denied)
         self._session = session
         self._clock = clock
         self._limits = limits

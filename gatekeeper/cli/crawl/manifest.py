@@ -207,7 +207,7 @@ class Manifest:
     ) -> None:
         self.path = path
         self._retry_denied = retry_denied
-        self.unreadable = 0
+        self.unreadable: int = 0
         """Lines in the middle that are no entries; they are left alone."""
         self.warc_places: dict[str, WarcPlace] = {}
         """The last page in each WARC file."""

@@ -88,7 +88,7 @@ class Body:
     """
 
     def __init__(self, url: str, folder: Path | None, *, limit: int, spool: bool) -> None:
-        self.size = 0
+        self.size: int = 0
         self.cut: str | None = None
         """Why the end of it is missing, if it is, in the words of WARC-Truncated."""
         self._url = url
@@ -257,22 +257,22 @@ class WarcHead:
     def __init__(self, response: aiohttp.ClientResponse, at: datetime) -> None:
         request = response.request_info
         self.at = at
-        self.url = str(response.url)
-        self.request_line = f"{response.method} {response.url.raw_path_qs} HTTP/1.1"
-        self.request_headers = list(request.headers.items())
+        self.url: str = str(response.url)
+        self.request_line: str = f"{response.method} {response.url.raw_path_qs} HTTP/1.1"
+        self.request_headers: list[tuple[str, str]] = list(request.headers.items())
         version = response.version
-        self.protocol = f"HTTP/{version.major}.{version.minor}" if version else "HTTP/1.1"
-        self.status_line = f"{response.status} {response.reason or ''}".rstrip()
+        self.protocol: str = f"HTTP/{version.major}.{version.minor}" if version else "HTTP/1.1"
+        self.status_line: str = f"{response.status} {response.reason or ''}".rstrip()
         # Latin-1 gives back the very octets, whatever was meant by them.
         raw = (
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in response.raw_headers
         )
-        self.headers = [
+        self.headers: list[tuple[str, str]] = [
             (_RENAMED if name.lower() == "transfer-encoding" else name, value)
             for name, value in raw
         ]
-        self.address = getattr(response, "peer", None)
+        self.address: Any | None = getattr(response, "peer", None)
 
 
 class Response(aiohttp.ClientResponse):

@@ -403,7 +403,7 @@ def watcher(*, quiet: bool, stream: TextIO | None = None) -> Progress:
 class Silent:
     """Shows nothing of itself."""
 
-    every = 5.0
+    every: float = 5.0
 
     def __enter__(self) -> Silent:
         return self
@@ -425,7 +425,7 @@ class Silent:
 class Plain:
     """A line for every URL, and one for the state of things every few seconds."""
 
-    every = 5.0
+    every: float = 5.0
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -467,7 +467,7 @@ class Plain:
 class Live:
     """A bar and the hosts whose turns come next, redrawn in place; needs rich."""
 
-    every = 0.5
+    every: float = 0.5
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console  # noqa: PLC0415 - an extra

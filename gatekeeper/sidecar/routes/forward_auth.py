@@ -235,7 +235,7 @@ class OriginLearner:
         self._gate = gate
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self.put_off = 0
+        self.put_off: int = 0
         """Times that there was no room."""
 
     def __len__(self) -> int:
