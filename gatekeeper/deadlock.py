@@ -9,6 +9,9 @@ A task may also have been started by one that holds a lease (`asyncio.create_tas
 starts tasks for a page's links while it reads the page, and reads on. So the child waits; it is
 warned of, and refused once the same lease was in its way for `pacing.own_wait` seconds.
 
+A `get` of a `PoliteQueue` waits for any one of the hosts that have URLs there: it is stuck where
+each of them is out of reach.
+
 Only tasks that hold a lease, or were started under one, are looked at: all others cost nothing.
 """
 
@@ -20,14 +23,14 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gatekeeper.clock import Clock, Deadline, Timer
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.explain import Need
 from gatekeeper.urls import mask
 
-__all__ = ["Holdings", "TurnWait", "WaitGraph", "WaitsForItself"]
+__all__ = ["Choice", "Holdings", "TurnWait", "WaitGraph", "WaitsForItself"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +73,21 @@ class GraphLease(Protocol):
 
 
 H = TypeVar("H", bound=GraphLease)
+
+
+class Choice(NamedTuple):
+    """One of the turns of which a wait needs any one."""
+
+    url: str
+    host: str
+    near: tuple[str, ...] = ()
+    """Scopes that the host shares beside those known of it."""
+    origin: str | None = None
+    """The robots.txt of that origin has to come first."""
+
+
+Choices = Callable[[], Iterable[Choice | None]]
+"""The turns that would do at this moment; None: one that nothing is known to keep."""
 
 
 class WaitsForItself(LeaseTimeout):
@@ -159,8 +177,13 @@ class Holdings(Generic[H]):
         self._crowded = 2 * len(self) + _FEW
 
 
+Obstacles = list[tuple[int, list[H]]]
+"""Leases that may keep a wait from a turn, and of how many of each it takes to do so."""
+
+
 class TurnWait(Generic[H]):
-    """One task's wait for the turn of a host, or for a robots.txt that needs such a turn."""
+    """One task's wait for the turn of a host, or for a robots.txt that needs such a turn; or
+    for any of several turns, where it has `several`."""
 
     __slots__ = (
         "_before",
@@ -175,6 +198,7 @@ class TurnWait(Generic[H]):
         "over",
         "own",
         "refusal",
+        "several",
         "since",
         "task",
         "url",
@@ -190,8 +214,10 @@ class TurnWait(Generic[H]):
         own: Iterable[H],
         inherited: Iterable[H],
         began: float,
+        several: Choices | None = None,
     ) -> None:
         self.task = task
+        self.several: Choices | None = several
         self.url: str = url
         self.host: str = host
         self.near: tuple[str, ...] = near
@@ -213,6 +239,12 @@ class TurnWait(Generic[H]):
         self._runner = asyncio.current_task() or task
         self._before = self._runner.cancelling()
         self._limit: Deadline | None = None
+
+    def choices(self) -> Iterable[Choice | None]:
+        """The turns of which any one would end it."""
+        if self.several is not None:
+            return self.several()
+        return (Choice(self.url, self.host, self.near, self.origin),)
 
     def refuse(self, clock: Clock, error: WaitsForItself) -> None:
         """End it: whoever waits is cancelled, of which `cancelled` makes the error."""
@@ -259,6 +291,8 @@ class WaitGraph(Generic[H]):
         self._by_scope: dict[str, dict[H, None]] = {}
         """These leases, by what they hold a slot of."""
         self._by_origin: dict[str, dict[TurnWait[H], None]] = {}
+        self._for_several: dict[TurnWait[H], None] = {}
+        """Waits for any of several turns."""
         self._files: dict[str, tuple[str, tuple[str, ...]]] = {}
         """Origins whose robots.txt waits for a turn: of which host, with which scopes near."""
         self._looks: list[tuple[float, int, TurnWait[H]]] = []
@@ -298,8 +332,36 @@ class WaitGraph(Generic[H]):
         own = self.holdings.of(task)
         if not own and not inherited:
             return None
-        wait = TurnWait(task, url, host, near, own, inherited, self._clock.monotonic())
+        return self._begin(TurnWait(task, url, host, near, own, inherited, self._clock.monotonic()))
+
+    def begin_any(
+        self, wait: TurnWait[H] | None, open_leases: Iterable[Any], several: Choices
+    ) -> TurnWait[H] | None:
+        """The current task is about to wait for any of several turns, or, with `wait`, to wait on
+        after something changed; `end` must follow.
+
+        `open_leases`: of other tasks, under which this one was started; those of another gate are
+        left out. None and WaitsForItself as from `begin`.
+        """
+        now = self._clock.monotonic()
+        if wait is not None:
+            self.check(wait)
+        else:
+            holdings = self.holdings
+            under = [one for one in open_leases if getattr(one, "holdings", None) is holdings]
+            task = asyncio.current_task() if under or holdings.first else None
+            own = holdings.of(task)
+            if task is None or not (own or under):
+                return None
+            wait = self._begin(TurnWait(task, "", "", (), own, under, now, several))
+        self._note(wait, now)
+        return wait
+
+    def _begin(self, wait: TurnWait[H]) -> TurnWait[H]:
+        task = wait.task
         self._alive += 1
+        if wait.several is not None:
+            self._for_several[wait] = None
         self._waits.setdefault(task, {})[wait] = None
         for lease in (*wait.own, *wait.inherited):
             self._by_lease.setdefault(lease, {})[wait] = None
@@ -343,6 +405,7 @@ class WaitGraph(Generic[H]):
         wait._took_back()  # whoever caught our cancellation and went on
         self._alive -= 1
         self.for_turn(wait)
+        self._for_several.pop(wait, None)
         _discard(self._waits, wait.task, wait)
         for lease in (*wait.own, *wait.inherited):
             if _discard(self._by_lease, lease, wait):
@@ -354,7 +417,8 @@ class WaitGraph(Generic[H]):
     def file_waits(self, origin: str, host: str, near: tuple[str, ...] = ()) -> None:
         """The robots.txt of an origin can't be fetched before a turn of that host."""
         self._files[origin] = host, near
-        for wait in [one for one in self._by_origin.get(origin, ()) if one.own]:
+        asking = self._by_origin.get(origin, ())
+        for wait in [one for one in (*asking, *self._for_several) if one.own]:
             try:
                 self.check(wait)
             except WaitsForItself as error:
@@ -394,13 +458,7 @@ class WaitGraph(Generic[H]):
         if found is not None:  # it came about without anybody's joining: slots became fewer
             wait.refuse(self._clock, self._refusal(wait, *found))
             return
-        found = self._behind(wait, soft=True)
-        lease = None if found is None else found[0]
-        if lease is not wait.in_the_way:
-            # One that it was started under was there before it began to wait.
-            wait.since = wait.began if wait.in_the_way is None and lease in wait.inherited else now
-            wait.in_the_way = lease
-            wait.warned = False
+        found = self._note(wait, now)
         following = now + _WARN_AFTER
         if found is not None:
             waited = now - wait.since
@@ -413,6 +471,19 @@ class WaitGraph(Generic[H]):
                 _log.warning("%s", self._words(wait, *found, "waits"))
             following = min(following, wait.since + self._own_wait)
         self._look_later(wait, following)
+
+    def _note(self, wait: TurnWait[H], now: float) -> tuple[H, H] | None:
+        """Which lease is in its way, softly, and since when."""
+        found = self._behind(wait, soft=True)
+        lease = None if found is None else found[0]
+        if lease is not wait.in_the_way:
+            # One that it was started under was there before it began to wait, but for a wait of
+            # several turns that of another host may have been free.
+            began = wait.in_the_way is None and wait.several is None and lease in wait.inherited
+            wait.since = wait.began if began else now
+            wait.in_the_way = lease
+            wait.warned = False
+        return found
 
     # --- what stands in the way ---------------------------------------------------------
 
@@ -430,7 +501,7 @@ class WaitGraph(Generic[H]):
             return None
         order, asked_by = [start], dict[TurnWait[H], list[TurnWait[H]]]()
         for wait in order:  # it grows meanwhile
-            for _, leases in known[wait]:
+            for _, leases in itertools.chain.from_iterable(known[wait]):
                 for lease in leases:
                     if self._firm(start, lease, soft=soft):
                         continue
@@ -449,15 +520,25 @@ class WaitGraph(Generic[H]):
                 again.extend(asked_by.get(wait, ()))
         return self._circle(start, known, stuck, soft=soft) if start in stuck else None
 
-    def _obstacles(self, wait: TurnWait[H]) -> list[tuple[int, list[H]]]:
-        """Leases that may keep the wait from its turn, and of how many each it takes to do so."""
-        host, near = wait.host, wait.near
-        if wait.origin is not None:
-            found = self._files.get(wait.origin)
+    def _obstacles(self, wait: TurnWait[H]) -> list[Obstacles[H]]:
+        """What may keep the wait from each of the turns that would do; empty where nothing is
+        known to keep it from one of them."""
+        result = list[Obstacles[H]]()
+        for choice in wait.choices():
+            found = None if choice is None else self._obstacles_of(choice)
+            if not found or len(result) >= _MOST:
+                return []
+            result.append(found)
+        return result
+
+    def _obstacles_of(self, choice: Choice) -> Obstacles[H]:
+        host, near = choice.host, choice.near
+        if choice.origin is not None:
+            found = self._files.get(choice.origin)
             if found is None:
                 return []  # the file is on its way, or is about to ask for its turn
             host, near = found
-        result: list[tuple[int, list[H]]] = []
+        result: Obstacles[H] = []
         for scope, slots, paced in self._needs(host, near):
             leases = self._by_scope.get(scope)
             if leases is None:
@@ -486,14 +567,17 @@ class WaitGraph(Generic[H]):
     def _is_stuck(
         self,
         start: TurnWait[H],
-        obstacles: list[tuple[int, list[H]]],
+        turns: list[Obstacles[H]],
         stuck: set[TurnWait[H]],
         *,
         soft: bool,
     ) -> bool:
-        return any(
-            sum(self._lasts(start, lease, stuck, soft=soft) for lease in leases) >= slots
-            for slots, leases in obstacles
+        return bool(turns) and all(
+            any(
+                sum(self._lasts(start, lease, stuck, soft=soft) for lease in leases) >= slots
+                for slots, leases in obstacles
+            )
+            for obstacles in turns
         )
 
     def _lasts(self, start: TurnWait[H], lease: H, stuck: set[TurnWait[H]], *, soft: bool) -> bool:
@@ -512,7 +596,7 @@ class WaitGraph(Generic[H]):
     def _circle(
         self,
         start: TurnWait[H],
-        known: dict[TurnWait[H], list[tuple[int, list[H]]]],
+        known: dict[TurnWait[H], list[Obstacles[H]]],
         stuck: set[TurnWait[H]],
         *,
         soft: bool,
@@ -523,7 +607,7 @@ class WaitGraph(Generic[H]):
         order: deque[tuple[TurnWait[H], H | None]] = deque([(start, None)])
         while order:
             wait, first = order.popleft()
-            for slots, leases in known[wait]:
+            for slots, leases in itertools.chain.from_iterable(known[wait]):
                 lasting = [one for one in leases if self._lasts(start, one, stuck, soft=soft)]
                 if len(lasting) < slots:
                     continue
@@ -547,9 +631,12 @@ class WaitGraph(Generic[H]):
         return WaitsForItself(wait.url, text, lease.url, self._whose(wait, lease, mine))
 
     def _words(self, wait: TurnWait[H], lease: H, mine: H, verb: str) -> str:
+        turns = [one for one in wait.choices() if one is not None]
+        kept = (one for one in turns if any(lease in got for _, got in self._obstacles_of(one)))
+        wanted = next(kept, turns[0])
         return (
-            f"{mask(wait.url)} {verb} for {lease.url}, {self._whose(wait, lease, mine)}: "
-            f"read or close that response first (host {wait.host})"
+            f"{mask(wanted.url)} {verb} for {lease.url}, {self._whose(wait, lease, mine)}: "
+            f"read or close that response first (host {wanted.host})"
         )
 
     def _whose(self, wait: TurnWait[H], lease: H, mine: H) -> str:

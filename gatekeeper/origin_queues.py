@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gatekeeper.clock import Clock, Timer
+from gatekeeper.deadlock import Choice
 from gatekeeper.decision import Decision
 from gatekeeper.errors import StorageError
 
@@ -284,6 +285,10 @@ class Backlog:
             return self._here[0][0]
         return 0.0 if self._worst is None else self._worst[0]
 
+    def first(self) -> str | None:
+        """The URL of the first; None if there is none, or it is in the file."""
+        return self._here[0][2] if self._here else None
+
 
 class QueueLease(Protocol):
     """What the queue does with a lease."""
@@ -408,6 +413,9 @@ class QueueState(Enum):
     """It has no more URLs, and is forgotten."""
 
 
+_FOR_A_TURN = (QueueState.WATCHED, QueueState.WAITING, QueueState.COLD)
+
+
 @dataclass(frozen=True, slots=True)
 class HeldTurn:
     """A turn that was had before a `get` came for it."""
@@ -426,6 +434,7 @@ class OriginQueue:
         "asked",
         "backlog",
         "host",
+        "missed",
         "origin",
         "setbacks",
         "state",
@@ -444,6 +453,8 @@ class OriginQueue:
         """It is the scheduler that says that the host is due."""
         self.asked: bool = False
         """Its robots.txt was asked for since its last turn."""
+        self.missed: bool = False
+        """When it was tried last, it was not the turn of its host."""
         self.setbacks: int = 0
         """Times in a row that it was tried for nothing."""
         self.turns_by_waiting: int = 0
@@ -457,6 +468,15 @@ class OriginQueue:
     def rank(self) -> float:
         """That of the URL which is next."""
         return self.backlog.rank() if self.turn_held is None else self.turn_held.entry[0]
+
+    def turn_wanted(self) -> Choice | None:
+        """The turn without which no `get` has a URL of it; None where it may need none."""
+        missed = self.state is QueueState.DEFERRED and self.missed
+        if not missed and self.state not in _FOR_A_TURN:
+            return None
+        url = self.backlog.first() if self.waiting is None else self.waiting[0][2]
+        file = self.origin if self.state is QueueState.COLD else None
+        return Choice(url or self.origin, self.host, origin=file)
 
 
 class OriginQueues:
@@ -534,6 +554,10 @@ class OriginQueues:
                 queued.state = QueueState.TRIED
                 return queued
         return None
+
+    def turns_wanted(self) -> Iterator[Choice | None]:
+        """The turns of which a `get` needs one, for each origin as `turn_wanted` says."""
+        return (queued.turn_wanted() for queued in self._queues.values())
 
     def any_ready(self) -> bool:
         """Would `next_ready` find one?"""

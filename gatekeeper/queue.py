@@ -23,9 +23,11 @@ from typing import Any, Self, cast
 import msgspec
 
 from gatekeeper import urls
+from gatekeeper.deadlock import TurnWait, WaitGraph
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import Denied, GateClosed, LeaseTimeout, StorageError
 from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.middleware import inherited
 from gatekeeper.origin_queues import (
     IN_MEMORY,
     DistantGate,
@@ -194,6 +196,7 @@ class PoliteQueue:
         self._near = None if distant else cast("QueueGate", gate)
         """The gate, if it is in this process and answers without a round trip."""
         self._far = cast("DistantGate", gate) if distant else None
+        self._graph: WaitGraph[Any] | None = getattr(gate, "waits", None)
         self._maxsize = maxsize
         self._getters = WaitingTasks(nothing_to_do=self._nothing_to_get)
         self._putters = WaitingTasks(nothing_to_do=self.full)
@@ -302,27 +305,40 @@ class PoliteQueue:
     async def get(self) -> Turn:
         """Wait for the next URL whose host is due, and take its turn.
 
-        Cancelled, it leaves URL and turn as they were. Raises GateClosed, StorageError
-        where the scratch file can't be read (the URLs are kept, and tried again later), or
-        what `on_denied` raised.
+        Cancelled, it leaves URL and turn as they were. Raises GateClosed, StorageError where the
+        scratch file can't be read (the URLs are kept, and tried again later), what `on_denied`
+        raised, or LeaseTimeout where it could never end: the calling task holds a lease or
+        response of each host that waits. The URLs stay; see `pacing.own_wait` for child tasks.
         """
-        while True:
-            self._raise_what_there_is()
-            if self._callbacks.busy:
-                await self._callbacks.wait()
-                continue
-            queued = self._queues.next_ready()
-            if queued is None:
-                await self._getters.wait()
-                continue
-            denied = self._denied
-            entry, lease = self._try(queued)
-            if lease is None and queued.state is QueueState.TRIED:
-                lease = await self._insist(queued, entry)
-            if lease is not None:
-                return self._taken(queued, entry, lease)
-            if self._denied > denied and self._denied % _MANY == 0:
-                await asyncio.sleep(0)  # a backlog of refused URLs is no reason to hold up the loop
+        waiting: TurnWait[Any] | None = None
+        try:
+            while True:
+                self._raise_what_there_is()
+                if self._callbacks.busy:
+                    await self._callbacks.wait()
+                    continue
+                queued = self._queues.next_ready()
+                if queued is None:
+                    if self._graph is not None:
+                        held = inherited(asyncio.current_task())
+                        waiting = self._graph.begin_any(waiting, held, self._queues.turns_wanted)
+                    await self._getters.wait()
+                    continue
+                denied = self._denied
+                entry, lease = self._try(queued)
+                if lease is None and queued.state is QueueState.TRIED:
+                    lease = await self._insist(queued, entry)
+                if lease is not None:
+                    return self._taken(queued, entry, lease)
+                if self._denied > denied and self._denied % _MANY == 0:
+                    await asyncio.sleep(0)  # a backlog of refused URLs must not hold up the loop
+        except asyncio.CancelledError:
+            if waiting is not None:
+                waiting.cancelled()
+            raise
+        finally:
+            if waiting is not None and self._graph is not None:
+                self._graph.end(waiting)
 
     def get_nowait(self) -> Turn:
         """The next URL whose turn can be had now. Raises asyncio.QueueEmpty if there is
@@ -474,10 +490,9 @@ class PoliteQueue:
 
 
 class QueueWaits:
-    """What the origins that are not ready wait for. An entry handed over is kept, whatever happens.
-
-    Whatever comes of the waiting, the origin is then ready, or waits for the next thing: none is
-    ever left behind, and none is tried again without a pause when nothing has changed."""
+    """What the origins that are not ready wait for. An entry handed over is kept, whatever happens,
+    and its origin is ready then or waits for the next thing; none is tried again without a pause
+    when nothing has changed."""
 
     def __init__(
         self, gate: QueueGate | DistantGate, near: QueueGate | None, queues: OriginQueues
@@ -513,7 +528,7 @@ class QueueWaits:
 
     def place(self, queued: OriginQueue) -> None:
         """Its first URL was given out: what does it wait for now?"""
-        queued.setbacks, queued.asked = 0, False
+        queued.setbacks, queued.asked, queued.missed = 0, False, False
         if not len(queued.backlog):
             self._queues.forget(queued)
         elif queued.turns_by_waiting > 0 and self._room:
@@ -529,7 +544,7 @@ class QueueWaits:
 
     def go_on(self, queued: OriginQueue) -> None:
         """Its first URL is done without a turn: the next may be tried at once."""
-        queued.setbacks, queued.asked = 0, False
+        queued.setbacks, queued.asked, queued.missed = 0, False, False
         if len(queued.backlog):
             self._queues.ready(queued, announced=queued.announced)
         else:
@@ -567,6 +582,7 @@ class QueueWaits:
         """It could not have its turn, which comes at `retry_at` as far as the gate knows."""
         if self._closed:
             return
+        queued.missed = True
         if self._far_off(queued, entry, retry_at):
             return
         if self._near is not None and not queued.announced:
@@ -703,6 +719,7 @@ class QueueWaits:
     def defer(self, queued: OriginQueue, decision: Decision) -> None:
         """Not before the decision's `retry_at`."""
         self.deferred += 1
+        queued.missed = False
         wait = RETRY
         if decision.retry_at is not None:
             wait = decision.retry_at.timestamp() - self._clock.wall()

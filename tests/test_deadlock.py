@@ -243,6 +243,124 @@ async def test_leases_of_a_queue_make_a_circle(net: FakeInternet, make_gate: Mak
     assert refused[0].count("/held") == 2
 
 
+async def test_a_get_from_a_queue_is_part_of_a_circle(
+    net: FakeInternet, make_gate: MakeGate
+) -> None:
+    """One holds a and is in `get`, where only b waits; the other holds b and asks for a."""
+    refused: list[str] = []
+
+    async def run() -> None:
+        async with make_gate() as gate, PoliteQueue(gate) as queue:
+
+            async def getting() -> None:
+                async with gate.lease("http://a.test/held"):
+                    await net.clock.sleep(1.0)
+                    async with await queue.get():
+                        pass
+
+            async def asking() -> None:
+                async with gate.lease("http://b.test/held"):
+                    await queue.put("http://b.test/queued")
+                    await net.clock.sleep(2.0)
+                    try:
+                        async with gate.lease("http://a.test/wanted"):
+                            pass
+                    except LeaseTimeout as error:
+                        refused.append(str(error))
+
+            await asyncio.gather(getting(), asking())
+
+    await net.drive(run(), limit=4.0)
+    (text,) = refused
+    assert text.startswith("http://a.test/wanted would wait for http://a.test/held")
+    assert "http://b.test/held" in text
+
+
+async def test_a_get_with_another_host_in_the_queue_is_not_refused(
+    net: FakeInternet, make_gate: MakeGate
+) -> None:
+    net.site("b.test").robots("User-agent: *\nCrawl-delay: 60\n")
+
+    async def run() -> str:
+        async with make_gate() as gate, PoliteQueue(gate) as queue:
+            async with gate.lease("http://b.test/1") as lease:
+                lease.report(status=200)
+            async with gate.lease("http://a.test/held"):
+                for host in "ab":
+                    await queue.put(f"http://{host}.test/queued")
+                async with await queue.get() as lease:
+                    return str(lease.url)
+
+    assert await net.drive(run(), limit=200.0) == "http://b.test/queued"
+
+
+async def test_a_get_is_refused_as_soon_as_only_its_own_host_is_in_the_queue(
+    net: FakeInternet, make_gate: MakeGate
+) -> None:
+    """The queue is empty at first, so that anything may come; then it is what the task holds."""
+
+    async def run() -> tuple[float, str]:
+        async with make_gate() as gate, PoliteQueue(gate) as queue:
+
+            async def putting() -> None:
+                await net.clock.sleep(100.0)
+                await queue.put("http://a.test/queued")
+
+            async def getting() -> str:
+                async with gate.lease("http://a.test/held"):
+                    with pytest.raises(LeaseTimeout) as caught:
+                        await queue.get()
+                return str(caught.value)
+
+            before = net.clock.monotonic()
+            text, _ = await asyncio.gather(getting(), putting())
+            after = net.clock.monotonic() - before
+            async with await queue.get() as lease:  # it was kept
+                assert lease.url == "http://a.test/queued"
+            return after, text
+
+    after, text = await net.drive(run(), limit=120.0)
+    assert after == pytest.approx(100.0)
+    assert "http://a.test/queued would wait for http://a.test/held" in text
+
+
+@pytest.mark.parametrize("let_go", [None, 12.0])
+async def test_a_child_in_get_whose_parent_holds_the_host_waits_for_a_while(
+    net: FakeInternet, make_gate: MakeGate, caplog: pytest.LogCaptureFixture, let_go: float | None
+) -> None:
+    """Whether the parent awaits it can't be known: it is warned of, then refused."""
+
+    async def run() -> tuple[str, float]:
+        async with make_gate() as gate, PoliteQueue(gate) as queue:
+            await queue.put("http://a.test/queued")
+
+            async def child() -> str:
+                try:
+                    async with await queue.get() as lease:
+                        return str(lease.url)
+                except LeaseTimeout as error:
+                    return str(error)
+
+            before = net.clock.monotonic()
+            async with gate.lease("http://a.test/held"):
+                task = asyncio.create_task(child())
+                if let_go is None:
+                    await task
+                else:
+                    await net.clock.sleep(let_go)
+            return await task, net.clock.monotonic() - before
+
+    with caplog.at_level(logging.WARNING, logger="gatekeeper.deadlock"):
+        text, after = await net.drive(run(), limit=60.0)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("http://a.test/queued waits for http://a.test/held")
+    if let_go is None:
+        assert after == pytest.approx(30.0, abs=0.1)
+        assert text.startswith("http://a.test/queued waited 30 s (pacing.own_wait) for http://a")
+    else:
+        assert (text, after) == ("http://a.test/queued", pytest.approx(let_go, abs=0.1))
+
+
 async def test_a_circle_with_one_who_reads_on_is_none(
     net: FakeInternet, make_gate: MakeGate
 ) -> None:

@@ -640,6 +640,11 @@ class GateInternals:
             url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
         )
 
+    @property
+    def waits(self) -> WaitGraph[Lease]:
+        """Who waits and holds what."""
+        return self._gate._waits
+
     def take(self, url: str) -> Lease | None:
         """The lease that `acquire` gives with `owned=False`, if its turn is free; else None."""
         return self._gate._open.leases.take(url, None)

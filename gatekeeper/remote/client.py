@@ -32,6 +32,7 @@ from aiohttp import ClientMiddlewareType
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, utc
 from gatekeeper.config import Config, RobotsConfig, agent_named, as_config, host_named
+from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, NotYet, Reason, Verdict
 from gatekeeper.errors import ConfigError, GateClosed, GatekeeperError, InvalidURL, SidecarError
 from gatekeeper.middleware import gate_middleware, refuse_one_text
@@ -93,10 +94,11 @@ class RemoteGatekeeper:
 
     A `PoliteQueue` works over it as over a gate of this process.
 
-    A task that would wait for what it holds, alone or in a circle of this client's tasks, gets
-    LeaseTimeout at once, and the child of one that holds the host after `pacing.own_wait`. The
-    client goes by its own leases and one slot a host: it knows nothing of a circle through
-    clocks that hosts share, through another client, or through where a robots.txt is redirected.
+    A task that would wait for what it holds, alone or in a circle of this client's tasks (in the
+    `get` of a `PoliteQueue`, too), gets LeaseTimeout at once, and the child of one that holds the
+    host after `pacing.own_wait`. The client goes by its own leases and one slot a host: it knows
+    nothing of a circle through clocks that hosts share, through another client, or through where a
+    robots.txt is redirected.
 
     Raises ConfigError for an address, token or name that can't be used. Every method raises
     SidecarError where the sidecar refuses the client (a wrong token, say).
@@ -399,6 +401,11 @@ class RemoteGatekeeper:
         """
         self._admit(None)
         return await self._leases.look(url, priority=priority, user_agent=self._name)
+
+    @property
+    def waits(self) -> WaitGraph[RemoteLease]:
+        """Who of this client waits and holds what. For a `PoliteQueue`."""
+        return self._leases.waits
 
     @property
     def clock(self) -> Clock:

@@ -134,6 +134,11 @@ class RemoteLease:
         return utc(self._clock.wall() + self.lasts_until - self._clock.monotonic())
 
     @property
+    def holdings(self) -> Holdings[RemoteLease]:
+        """Where the open leases of its gate are known by their owners."""
+        return self._held.holdings
+
+    @property
     def scopes(self) -> tuple[str, ...]:
         """What it holds a slot of, as far as this client knows: its host."""
         return (self.host,)
@@ -325,7 +330,7 @@ class HeldRemoteLeases:
 
     def __init__(self, outbox: Outbox, holdings: Holdings[RemoteLease], clock: Clock) -> None:
         self._outbox = outbox
-        self._holdings = holdings
+        self.holdings = holdings
         self._clock = clock
         self._held: dict[str, RemoteLease] = {}
         self._renewals: OrderedDict[str, float] = OrderedDict()
@@ -351,9 +356,9 @@ class HeldRemoteLeases:
         """The current task is its owner from now on."""
         task = asyncio.current_task()
         if lease.owner is not task:
-            self._holdings.drop(lease)
+            self.holdings.drop(lease)
             lease.owner = task
-            self._holdings.add(lease)
+            self.holdings.add(lease)
 
     def tell(self, lease: RemoteLease, told: LeaseReport) -> None:
         """Report it, once; that ends it in the sidecar."""
@@ -390,7 +395,7 @@ class HeldRemoteLeases:
         if self._held.pop(lease.id, None) is None:
             return
         self._renewals.pop(lease.id, None)
-        self._holdings.drop(lease)
+        self.holdings.drop(lease)
         lease.owner = None
 
     def _renew_later(self, lease_id: str) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import itertools
 from typing import Any
 
-from gatekeeper import Decision, PoliteQueue
+import pytest
+
+from gatekeeper import Decision, LeaseTimeout, PoliteQueue
 from tests.internet import FakeInternet, Page
 
 DENYING = "User-agent: *\nDisallow: /no\nCrawl-delay: 5\n"
@@ -213,3 +215,50 @@ async def test_many_hosts_keep_their_own_pace(
     assert len(got) == 280
     assert max(at for url, at in got if "quick" in url) - began < 200.0
     assert max(at for _, at in got) - began < 1_220.0  # a robots.txt and two pages
+
+
+async def test_a_get_of_a_task_that_holds_the_only_host_is_refused_at_once(
+    virtual_internet: FakeInternet, open_gate: Any
+) -> None:
+    """Nothing else would end it: the message names what is wanted and what is held."""
+    net = virtual_internet
+    net.site("a.test").robots("User-agent: *\nCrawl-delay: 2\n")
+    gate = await open_gate(net)
+
+    async def crawl() -> tuple[str, float]:
+        async with PoliteQueue(gate) as queue:
+            for name in ("first", "second"):
+                await queue.put(f"http://a.test/{name}")
+            async with await queue.get() as lease:
+                lease.report(status=200)
+                before = net.clock.monotonic()
+                with pytest.raises(LeaseTimeout) as caught:
+                    await queue.get()
+                after = net.clock.monotonic() - before
+            async with await queue.get() as lease:
+                assert lease.url == "http://a.test/second"
+            return str(caught.value), after
+
+    text, after = await net.drive(crawl(), limit=60.0)
+    assert text.startswith("http://a.test/second would wait for http://a.test/first, which this")
+    assert after < 1.0
+
+
+async def test_a_child_in_get_is_refused_after_own_wait(
+    virtual_internet: FakeInternet, open_gate: Any
+) -> None:
+    net = virtual_internet
+    net.site("a.test").robots("")
+    gate = await open_gate(net)
+
+    async def crawl() -> float:
+        async with PoliteQueue(gate) as queue:
+            for name in ("first", "second"):
+                await queue.put(f"http://a.test/{name}")
+            async with await queue.get():
+                before = net.clock.monotonic()
+                with pytest.raises(LeaseTimeout, match=r"own_wait.*http://a\.test/first"):
+                    await asyncio.create_task(queue.get())
+                return net.clock.monotonic() - before
+
+    assert 25.0 <= await net.drive(crawl(), limit=200.0) <= 60.0
