@@ -22,7 +22,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from gatekeeper.http_fields import utc
 
@@ -158,8 +158,8 @@ class SystemClock:
 
     __slots__ = ()
 
-    monotonic = staticmethod(time.monotonic)
-    wall = staticmethod(time.time)
+    monotonic: Final = staticmethod(time.monotonic)
+    wall: Final = staticmethod(time.time)
 
     def boot(self) -> Boot:
         """Linux names each start of the machine, and counts the seconds since."""
@@ -346,7 +346,7 @@ class SingleTimer:
         self._clock = clock
         self._callback = callback
         self._timer: Timer | None = None
-        self.when = math.inf
+        self.when: float = math.inf
         """Monotonic moment of the pending call; inf where none is pending. Read it only."""
 
     def set(self, when: float) -> None:
@@ -371,7 +371,8 @@ class SingleTimer:
         self.when = -math.inf
 
     def _fire(self) -> None:
-        self._timer, self.when = None, math.inf
+        self._timer = None
+        self.when = math.inf
         self._callback()
 
 
@@ -385,7 +386,7 @@ class Deadline:
         self._task = task
         self._timer: Timer | None = None
         self._ended = False
-        self.fired = False
+        self.fired: bool = False
 
     def move(self, seconds: float | None) -> None:
         """Let it end so long from now instead; None: not before it is moved again."""

@@ -216,14 +216,14 @@ class TurnWait(Generic[H]):
         began: float,
         several: Choices | None = None,
     ) -> None:
-        self.task = task
+        self.task: Task = task
         self.several: Choices | None = several
         self.url: str = url
         self.host: str = host
         self.near: tuple[str, ...] = near
         """Scopes that the host shares beside those known of it."""
-        self.own = tuple(own)
-        self.inherited = tuple(inherited)
+        self.own: tuple[H, ...] = tuple(own)
+        self.inherited: tuple[H, ...] = tuple(inherited)
         """Leases that were open, and another task's, when this task was started."""
         self.origin: str | None = None
         """It waits for the robots.txt of that origin now."""

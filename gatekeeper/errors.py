@@ -71,7 +71,7 @@ class AddressRefused(GatekeeperError, OSError):
 
     def __init__(self) -> None:
         super().__init__("blocked")
-        self.strerror = "blocked"  # what aiohttp shows of an OSError
+        self.strerror: str | None = "blocked"  # what aiohttp shows of an OSError
 
     def __reduce__(self) -> tuple[type[AddressRefused], tuple[()]]:
         return AddressRefused, ()

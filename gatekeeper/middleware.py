@@ -175,10 +175,10 @@ class RequestDeadlines:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.now = clock.monotonic
+        self.now: Callable[[], float] = clock.monotonic
         self.running: dict[RequestDeadline, None] = {}
         self._timer: Timer | None = None
-        self.armed = _INF
+        self.armed: float = _INF
         """No deadline that runs comes before that monotonic moment."""
 
     def arm(self, moment: float) -> None:

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp import ClientResponse
+from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from gatekeeper import urls
@@ -62,7 +63,7 @@ async def polite_session(
     config: Config | None = None,
     storage: Storage | None = None,
     clock: Clock | None = None,
-    resolver: aiohttp.abc.AbstractResolver | None = None,
+    resolver: AbstractResolver | None = None,
     **session_arguments: Any,
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """A real `aiohttp.ClientSession`, gated on every hop and guarded at the socket.
@@ -112,7 +113,7 @@ def plain_session(
     user_agent: str,
     *,
     config: Config | None = None,
-    resolver: aiohttp.abc.AbstractResolver | None = None,
+    resolver: AbstractResolver | None = None,
     **session_arguments: Any,
 ) -> aiohttp.ClientSession:
     """A guarded session for leases that you take by hand: one lease is one request.

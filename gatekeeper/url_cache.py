@@ -9,7 +9,7 @@ before. Behind the switch of `speedups`; without it each text is parsed by yarl.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from yarl import URL
 
@@ -48,7 +48,7 @@ class CachedAuthority:
         self.root: URL = root
         """The URL of its `/`: other URLs differ in what follows."""
         self.scheme_and_authority: tuple[str, str] = root.scheme, root.raw_authority
-        self.parts = parts_of_authority(root)
+        self.parts: dict[str, Any] = parts_of_authority(root)
         """What yarl works out of the authority, the same for each of its URLs."""
 
 
@@ -79,9 +79,9 @@ class UrlCache:
         """The last URL whose authority was met before and whose path is plain: `text`,
         `authority` and `path` are its own. Such a path is ASCII, and holds neither escapes nor
         dot segments nor a query."""
-        self.text = ""
-        self.authority = _NONE
-        self.path = ""
+        self.text: str = ""
+        self.authority: CachedAuthority = _NONE
+        self.path: str = ""
 
     def read(self, text: str) -> URL:
         """`URL(text)`. Raises ValueError for text that is no URL."""

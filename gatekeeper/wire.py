@@ -7,6 +7,7 @@ over. Times are RFC 3339 in UTC, durations seconds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -40,7 +41,7 @@ __all__ = [
 MAX_BATCH = 1000
 """URLs that one `POST /v1/check` may have at most."""
 
-encode = msgspec.json.Encoder().encode
+encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
 """Any of these as JSON."""
 
 UserAgent = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]

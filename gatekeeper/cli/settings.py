@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from gatekeeper import speedups
 from gatekeeper.config import Config, GuardConfig, explain, settings_of, takes_list
 from gatekeeper.errors import ConfigError
 
@@ -204,13 +205,13 @@ def meant(variable: str) -> str:
 
 
 def _strangers(environ: Mapping[str, str]) -> Iterator[str]:
-    """Variables with our prefix that nobody reads, in order.
+    """Variables with our prefix that nothing reads, in order.
 
     Only told, not refused: the prefix is a common word. And not those with which
     Kubernetes and Docker tell every process where a service called gatekeeper is.
     """
     links = (f"{PREFIX}PORT", f"{PREFIX}SERVICE_")
-    known = (*_variables(), f"{PREFIX}CONFIG")
+    known = (*_variables(), f"{PREFIX}CONFIG", speedups.VARIABLE)
     for variable in sorted(environ.keys() - known):
         if variable.startswith(PREFIX) and not variable.startswith(links):
             yield variable

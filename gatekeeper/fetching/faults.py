@@ -101,11 +101,11 @@ class LocalFaults:
         """Told when there is somebody to be probed."""
         self.heard: dict[str, float] = {}
         """Origin -> when it last answered."""
-        self.last_answer = float("-inf")
-        self.doubtful = True
+        self.last_answer: float = float("-inf")
+        self.doubtful: bool = True
         """Somebody is suspected, or a fault is on, or nobody was heard for long: an answer has
         to be told."""
-        self.active = False
+        self.active: bool = False
         """A local fault is on: nothing may be held against any origin."""
         self.count: int = 0
         """Faults so far."""
@@ -141,7 +141,8 @@ class LocalFaults:
 
     def answered(self, origin: str, now: float) -> None:
         """Something came from the network: all suspicion is contradicted."""
-        before, self.last_answer = self.last_answer, now
+        before = self.last_answer
+        self.last_answer = now
         self.heard[origin] = now
         self.sweep_if_many(now)
         if self.doubtful:
@@ -354,7 +355,8 @@ class LocalFaults:
         recent = [one for one in self.heard.items() if now - one[1] <= LATELY]
         recent.sort(key=lambda one: (one[0] in failed, -one[1]))  # who did not fail goes first
         self._clear()
-        self.active = self.doubtful = True
+        self.active = True
+        self.doubtful = True
         self._began = now
         self.count += 1
         self._living.extend(origin for origin, _ in recent[:LEAST])

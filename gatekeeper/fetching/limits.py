@@ -123,7 +123,8 @@ class RetrievalDeadline:
         self._left = config.total_timeout
         self._since: float | None = None
         """Network time runs since that moment."""
-        self._limit = self.ends = _NEVER
+        self._limit = _NEVER
+        self.ends: float = _NEVER
         """The phase is over then; `ends` may be the end of a window before that."""
         self._octets = 0
         """Of the body, in this window."""
@@ -131,7 +132,7 @@ class RetrievalDeadline:
         self._task: asyncio.Task[object] | None = None
         self._before = 0
         self._deadline: Deadline | None = None
-        self.connected = False
+        self.connected: bool = False
 
     def __deepcopy__(self, _: object) -> Self:
         """Itself: stand-ins for aiohttp copy what they are given, and a task can't be copied."""
@@ -379,6 +380,7 @@ class Slots(PlaceQueue):
         self._most = most
         self._in_flight = max_in_flight
         super().__init__(min(most, _half(max_in_flight)))
+        self.free: int
         self.slow_free: int = self._slow(max_in_flight)
         self._entries = PlaceQueue(_quarter(max_in_flight))
         self.alarm: SharedTimer = SharedTimer(clock)

@@ -148,8 +148,6 @@ class Outcome(Enum):
         self.good = row.state is not State.UNREACHABLE
         self.has_text = row.number in _WITH_TEXT
 
-    __hash__ = object.__hash__  # each is one of its kind
-
     RULES = _text(1, "rules")
     EMPTY = OutcomeRow(2, "empty", Verdict.ALLOW, State.PARSED, Reason.EMPTY_FILE, Kept.FRESH)
     SOFT_404 = _absent(3, "soft_404", Reason.SOFT_404)
@@ -299,9 +297,8 @@ def _of_client_error(status: int, config: FetchConfig) -> Outcome:
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _TLS_ERRORS = (aiohttp.ClientSSLError, ssl.SSLError, ssl.CertificateError)
 _NO_SUCH_NAME = frozenset(
-    code
+    getattr(socket, name, socket.EAI_NONAME)
     for name in ("EAI_NONAME", "EAI_NODATA", "EAI_ADDRFAMILY")
-    if (code := getattr(socket, name, None)) is not None
 )
 _ARES_NO_SUCH_NAME = ((1,), (4,))  # ENODATA, ENOTFOUND
 

@@ -286,8 +286,8 @@ class Record:
         self.good: OriginAnswer | None = good
         self.text: FileText | None = text
         """The text of `good`, None where it has none."""
-        self.fresh_until = fresh_until
-        self.expires = expires
+        self.fresh_until: float = fresh_until
+        self.expires: float = expires
         """Monotonic: hard expiry of a good answer, else the moment of the next attempt."""
         self.unreachable_since: float | None = unreachable_since
         """When the first failure in a row was, in seconds of `uptime`."""

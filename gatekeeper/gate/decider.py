@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -68,7 +68,7 @@ class DecisionIds:
 
     def __init__(self) -> None:
         self.prefix: str = f"{os.getpid():x}{secrets.token_hex(4)}-"
-        self.numbers = itertools.count(1)
+        self.numbers: itertools.count[int] = itertools.count(1)
 
     def __call__(self) -> str:
         """The next id."""
@@ -129,14 +129,14 @@ class Decider:
         self._cache = DecisionCache(
             warm, ids.prefix, agent=agent, max_agents=config.cache.max_agents
         )
-        self.numbers = ids.numbers
+        self.numbers: itertools.count[int] = ids.numbers
         """Those of the ids of decisions."""
-        self.recall_lease = self._cache.allowed_origin
+        self.recall_lease: Callable[[str], CachedOrigin | None] = self._cache.allowed_origin
         """For the gate's own agent: what is kept of the origin of a URL that is allowed, or None
         where the text is not plain, or the URL is not allowed."""
-        self.recall_plain = self._cache.allowed_plain
+        self.recall_plain: Callable[[str, str], CachedOrigin | None] = self._cache.allowed_plain
         """`recall_lease` for an origin as it is spelt, and a path that is known to be plain."""
-        self.own_origin = self._cache.own
+        self.own_origin: Callable[[str], CachedOrigin | None] = self._cache.own
         """What is kept, for the gate's own agent, of an origin as it is spelt. No clock is read:
         a record that is no longer fresh leaves `warm` by a timer."""
 

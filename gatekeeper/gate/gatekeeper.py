@@ -113,7 +113,8 @@ class Gatekeeper:
         resolver: AbstractResolver | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        self.config = config = as_config(config)
+        config = as_config(config)
+        self.config: Config = config
         self.user_agent = user_agent
         self._agent = agent_named(user_agent)
         self._session = session
@@ -550,10 +551,10 @@ class GateInternals:
 
     def __init__(self, gate: Gatekeeper) -> None:
         self._gate = gate
-        self.clock: Final = gate._clock
-        self.guard: Final = gate._guard
+        self.clock: Final[Clock] = gate._clock
+        self.guard: Final[Guard | None] = gate._guard
         """None where a session was handed in."""
-        self.url_cache: Final = gate._url_cache
+        self.url_cache: Final[UrlCache] = gate._url_cache
         """What the gate's own connector knows the URLs by that it read."""
         self._monotonic = gate._monotonic
         self._decider = gate._decider

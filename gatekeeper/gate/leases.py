@@ -474,12 +474,14 @@ class LeaseManager:
         self.questions = questions
         self.decider = decider
         self.clock = clock
-        self.now = clock.monotonic
+        self.now: Callable[[], float] = clock.monotonic
         self.faults = faults
         self.holdings: Holdings[Lease] = waits.holdings
         self.uplink: Uplink = Uplink(faults, scheduler, clock, self.holdings)
         self.entrance: Entrance = Entrance()
-        self.loop = asyncio.get_running_loop()  # to ask for it is a system call before 3.12
+        self.loop: asyncio.AbstractEventLoop = (
+            asyncio.get_running_loop()
+        )  # to ask for it is a system call before 3.12
         self._waits = waits
         self._dns = dns
         self._scheduler = scheduler

@@ -30,6 +30,7 @@ import msgspec
 
 from gatekeeper import http_fields
 from gatekeeper.clock import Clock, SingleTimer
+from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.pacing.persistence import Promises, ScopeMemory
 from gatekeeper.pacing.queues import (
@@ -320,11 +321,11 @@ class Engine:
         self.remote = remote
         self.keeper: Promises | None = None
         """Where clocks are made durable; None while it is not open, or where nothing is."""
-        self.frozen = False
+        self.frozen: bool = False
         self.unanswered: Set[str] = frozenset()
-        self.halted = True
+        self.halted: bool = True
         """Not open yet, or closing: nothing is granted."""
-        self.behind = False
+        self.behind: bool = False
         """Something is due that could not be granted: too many in flight, or halted."""
         self.granted: int = 0
         """Leases granted since the start ..."""
@@ -351,7 +352,8 @@ class Engine:
 
     def halt(self) -> None:
         """Grant nothing more; leases go on."""
-        self.halted = self.behind = True
+        self.halted = True
+        self.behind = True
         self._set_limit()
 
     def close(self) -> None:
@@ -360,7 +362,8 @@ class Engine:
 
     def adjust(self) -> None:
         """Follow other settings of the operator's rules."""
-        pacing = self.pacing = self._memory.rules.pacing
+        pacing = self._memory.rules.pacing
+        self.pacing: PacingConfig = pacing
         self.learns_latency: bool = pacing.latency_factor > 0
         self._jitter = pacing.jitter
         self._ttl = pacing.lease_ttl
@@ -379,7 +382,8 @@ class Engine:
 
     def thaw(self) -> None:
         """Go on."""
-        self.frozen, self.unanswered = False, frozenset()
+        self.frozen = False
+        self.unanswered = frozenset()
         now = self.now()
         self.queues.look_at_all(now)
         self.run(now)

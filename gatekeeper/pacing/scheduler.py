@@ -133,8 +133,8 @@ class Scheduler:
             on_idle=self._drained.set,
         )
         self._queues = self._engine.queues
-        self.take = self._engine.take
-        """`take(url, host, asked, now=None)`: the lease, if it can be had at once; see `Engine`."""
+        self.take: Callable[[str, str, RobotsInterval], Grant | None] = self._engine.take
+        """`take(url, host, asked)`: the lease, if it can be had at once; see `Engine`."""
         self._deadlines = Deadlines()
         self._departures = Departures(self._take_out)
         self._open = False

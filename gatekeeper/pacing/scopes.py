@@ -91,26 +91,26 @@ class BackOff:
     )
 
     def __init__(self) -> None:
-        self.refused = 0.0
+        self.refused: float = 0.0
         """The interval that was refused last."""
-        self.slowed = 0.0
+        self.slowed: float = 0.0
         """Seconds that are kept to instead of the usual ones; 0: the usual ones."""
-        self.status = 0
+        self.status: int = 0
         """Of the last refusal; 0: an earlier version did not keep it."""
-        self.when = -INF
+        self.when: float = -INF
         """The moment of the last refusal."""
-        self.wait = 0.0
+        self.wait: float = 0.0
         """Seconds from a refusal to the trial."""
-        self.try_at = INF
-        self.trial = INF
+        self.try_at: float = INF
+        self.trial: float = INF
         """When the trial began; inf: it has not."""
-        self.since = -INF
+        self.since: float = -INF
         """In a trial: the beginning, or the last halving."""
-        self.good = 0
+        self.good: int = 0
         """Good answers since then."""
-        self.guessed = False
+        self.guessed: bool = False
         """What was refused was our default: the host's own interval was not known then."""
-        self.forgotten = False
+        self.forgotten: bool = False
         """The host was asked at its usual pace again, and all was well: drop this."""
         self._usual = 0.0
 
@@ -175,7 +175,9 @@ class BackOff:
         pacing: PacingConfig,
     ) -> None:
         """As an earlier process kept it: what was learnt since that refusal is learnt anew."""
-        self.refused, self.status, self.when = refused, status, when
+        self.refused = refused
+        self.status = status
+        self.when = when
         self.wait = min(wait or pacing.backoff_retry, pacing.backoff_retry_max)
         self._double(pacing)
         self.try_at = max(when + self.wait, until + pacing.backoff_quiet)
@@ -234,12 +236,14 @@ class BackOff:
 
     def _double(self, pacing: PacingConfig) -> None:
         self.slowed = max(self.refused, min(2.0 * self.refused, pacing.backoff_max))
-        self.trial, self.good = INF, 0
+        self.trial = INF
+        self.good = 0
 
     def _halve(self, at: float, pacing: PacingConfig) -> None:
         less = self.slowed / 2.0
         self.slowed = 0.0 if self._usual_enough(less, pacing) else less
-        self.since, self.good = at, 0
+        self.since = at
+        self.good = 0
 
     def _usual_enough(self, seconds: float, pacing: PacingConfig) -> bool:
         return seconds <= (self._usual or pacing.backoff_floor) * _EVEN
@@ -313,28 +317,29 @@ class ScopeHistory:
     )
 
     def __init__(self) -> None:
-        self.blocked_until = float("-inf")
-        self.reason = ""
-        self.failures = 0
+        self.blocked_until: float = float("-inf")
+        self.reason: str = ""
+        self.failures: int = 0
         """Blocks in a row."""
-        self.failed_at = float("-inf")
-        self.probing = False
+        self.failed_at: float = float("-inf")
+        self.probing: bool = False
         """Half open: one request at a time until one succeeds."""
         self.refusals: int = 0
         """How often the host turned us away, those apart whose requests were under way."""
         self.back_off: BackOff | None = None
         """How far it is slowed by a 429 or 503; None where it is not."""
-        self.errors = 0
+        self.errors: int = 0
         self.latency: float | None = None
         self.paused: bool = False
-        self.said = 0.0
-        self.said_until = float("-inf")
-        self.accuser = ""
+        self.said: float = 0.0
+        self.said_until: float = float("-inf")
+        self.accuser: str = ""
         """Of an address: the host that was turned away last."""
 
     def accused_by(self, host: str) -> bool:
         """An address: was another of its hosts turned away before this one?"""
-        other, self.accuser = self.accuser, host
+        other = self.accuser
+        self.accuser = host
         return other not in ("", host)
 
     def owes(self, now: float, pacing: PacingConfig) -> bool:
@@ -386,7 +391,8 @@ class ScopeHistory:
         """
         self._note_latency(report, pacing)
         if report.spread:
-            self.said, self.said_until = report.spread, now + report.spread_for
+            self.said = report.spread
+            self.said_until = now + report.spread_for
         if report.status in REFUSALS or (
             # RFC 9110 section 10.2.3 (HTTP-08): it may come with redirects and refusals as well.
             report.retry_after is not None and (report.status is None or report.status >= 300)
@@ -599,8 +605,8 @@ class Scope:
         self.settings: ScopeSettings = settings
         self.shared: tuple[Scope, ...] = shared
         """Scopes that a lease of this host takes beside its own."""
-        self.basis = -INF
-        self.interval = 0.0
+        self.basis: float = -INF
+        self.interval: float = 0.0
         """Seconds in force, jitter included."""
         self.asked: RobotsInterval = NO_RATE
         """What the text of the host asked for last."""

@@ -52,10 +52,12 @@ class TaskWaiter(Waiter):
         self, scope: Scope, url: str, priority: float, ttl: float | None, admit: Admit
     ) -> None:
         # `Waiter.__init__`, without a call: there may be many.
-        self.url, self.priority, self.ttl = url, priority, ttl
+        self.url = url
+        self.priority = priority
+        self.ttl = ttl
         self.gone = self.away = self.stays = False
         self.scope: Scope = scope
-        self.admit = admit
+        self.admit: Admit = admit
         self.grant: Grant | None = None
         self.error: Exception | None = None
         self.future: asyncio.Future[None] | None = None
@@ -92,7 +94,7 @@ class DueWatch(Waiter):
 
     def __init__(self, callback: Callable[[], object], priority: float = 0.0) -> None:
         super().__init__("", priority)
-        self.callback = callback
+        self.callback: Callable[[], object] = callback
 
     def offer(self) -> Offer:
         """Tell, and let the next waiter have the lease."""

@@ -117,7 +117,8 @@ class SidecarConnection:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        self.base, self._socket = _parse_address(where)
+        base, self._socket = _parse_address(where)
+        self.base: str = base
         self._headers = _authorization(token)
         self._context = context
         self._patience = patience
@@ -125,7 +126,7 @@ class SidecarConnection:
         self._clock = clock
         self._rng = rng
         self._session: aiohttp.ClientSession | None = None
-        self.down = False
+        self.down: bool = False
         self.requests: int = 0
         self.repeated: int = 0
         self.failures: int = 0

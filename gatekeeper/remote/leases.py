@@ -112,7 +112,7 @@ class RemoteLease:
         self._held = held
         self._clock = clock
         self._granted_at = clock.monotonic()
-        self.lasts_until = self._granted_at + _LONGEST
+        self.lasts_until: float = self._granted_at + _LONGEST
         """Monotonic: it is renewed until then."""
         self.sent: bool = False
         """The sidecar was told what came of it."""

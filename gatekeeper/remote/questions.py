@@ -245,7 +245,7 @@ class BatchSender:
 
     def __init__(self, connection: SidecarConnection) -> None:
         self._connection = connection
-        self.longest = MAX_BATCH
+        self.longest: int = MAX_BATCH
         """URLs that a batch may have, as far as is known: server.max_batch may be less."""
 
     async def post(self, urls: list[str], agent: str | None) -> list[Decision]:

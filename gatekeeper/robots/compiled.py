@@ -68,19 +68,19 @@ class SortedRules:
     def __init__(self, found: list[tuple[str, str]]) -> None:
         """`found`: of each rule whether it is a `dis`allow, and its value."""
         self.count: int = len(found)
-        self.shift = shift = (len(found) + 1).bit_length()
+        self.shift: int = (len(found) + 1).bit_length()
         """Bits of an entry that say where the rule stands; the next one up: it allows."""
         self.prefixes: dict[str, int] = {
-            "": 1 << shift
+            "": 1 << self.shift
         }  # no rule: allowed (RFC 9309 section 2.2.2, RFC-19)
         self.exact: dict[str, int] = {}
         """Paths that a `$` ends (RFC 9309 section 2.2.3, RFC-28)."""
         self.wild: dict[str, int] = {}
-        self.escapes = False
+        self.escapes: bool = False
         """An escape stands in some pattern: no path may be compared as it comes."""
-        self.twofold = False
+        self.twofold: bool = False
         """Some pattern with a `?` has a `:` or `/` that may meet the query of a path (RFC-25)."""
-        self.inherit = False
+        self.inherit: bool = False
         """A prefix is longer than it looks: its stars at the end count (RFC-17)."""
         values = [value for _, value in found]
         joined = "\n".join(values)

@@ -114,7 +114,7 @@ class ShellPattern:
         A pattern that needs more is read no further than to see that.
         """
         segments = _segments(value, longest)
-        self.segments = segments
+        self.segments: tuple[_Segment, ...] = segments
         self.explicit: str | None = (
             segments[0] if len(segments) == 1 and _is_plain(segments[0]) else None
         )

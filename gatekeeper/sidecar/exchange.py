@@ -23,7 +23,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 
 from gatekeeper.decision import Decision
-from gatekeeper.wire import ProblemDocument
+from gatekeeper.wire import ProblemDocument, encode
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
@@ -50,7 +50,6 @@ __all__ = [
     "Router",
     "add_request_id",
     "decode",
-    "encode",
     "json_response",
     "read_body",
     "read_inline_body",
@@ -307,7 +306,6 @@ JSON = "application/json"
 BODY_TIMEOUT = 20.0
 """Seconds that a request's body may take (T9: slow-loris)."""
 _JSON_HEADERS = {"Content-Type": JSON, "Server": "gatekeeper"}
-encode = msgspec.json.Encoder().encode
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["InlineParser", "InlineResponses", "aiohttp_fits"]
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _BEGINNING = 100
 """Octets kept of a request, which tell for whom it was."""
@@ -119,8 +119,8 @@ class InlineResponses:
             body = route.inline(service, call)
         except Problem:
             return None
-        except Exception:
-            logger.exception("a request was not answered at once")
+        except Exception:  # noqa: BLE001 - it is logged
+            _log.exception("a request was not answered at once")
             return None
         if body is None:
             return None

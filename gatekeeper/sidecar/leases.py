@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EARLIER", "ClientLease", "LeaseBook", "LeaseTable", "OpenLease"]
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 _STORAGE = "storage"
@@ -373,7 +373,7 @@ class LeaseTable:
     def _unwritable(self, error: OSError) -> None:
         """The journal took no line. Raises Problem 503, unless leases go on without it."""
         if self._keep_going:
-            logger.warning("a lease is not kept for a process after this one: %s", error)
+            _log.warning("a lease is not kept for a process after this one: %s", error)
             return
         self._unwritten = True
         self.refused["journal"] += 1
@@ -438,7 +438,7 @@ class LeaseTable:
         try:
             held.lease.end()  # without a report it counts as used
         except (OSError, StorageError):
-            logger.exception("the end of a lease was not kept")
+            _log.exception("the end of a lease was not kept")
 
     def _remember(self, lease_id: str, lease: Lease) -> None:
         """It ended: its report may still come, and counts."""

@@ -40,7 +40,7 @@ __all__ = [
     "raise_file_limit",
 ]
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
@@ -291,7 +291,7 @@ def raise_file_limit() -> ConnectionLimits:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
         except (ValueError, OSError):
-            logger.warning("the limit of open files stays at %d", soft)
+            _log.warning("the limit of open files stays at %d", soft)
     return _shared_out(soft)
 
 
@@ -325,7 +325,7 @@ def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
                 before(loop, context)
         elif loop.time() >= said + _SILENCE:
             said = loop.time()
-            logger.error("no connection can be accepted: %s", context.get("exception"))
+            _log.error("no connection can be accepted: %s", context.get("exception"))
 
     loop.set_exception_handler(handle)
 
@@ -398,7 +398,7 @@ class _Protocol(web.RequestHandler):
         self._first = asyncio.get_running_loop().call_later(FIRST_REQUEST, self._too_slow)
         if len(server.connections) > server.most:
             if not server.full:
-                logger.error("%d connections are open; further ones get 503", server.most)
+                _log.error("%d connections are open; further ones get 503", server.most)
             server.full += 1
             cast("asyncio.Transport", transport).write(_FULL)
             self.force_close()

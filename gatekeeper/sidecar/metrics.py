@@ -64,8 +64,8 @@ class Metrics(Collector):
         self._build = build
         self.requests: dict[tuple[str, str, int], int] = {}
         self.reloads: dict[str, int] = {"success": 0, "failure": 0}
-        self.last_reload_ok = True
-        self.last_reload_at = time.time()
+        self.last_reload_ok: bool = True
+        self.last_reload_at: float = time.time()
         self._sources: list[Callable[[], Iterable[Sample]]] = []
         self.registry: CollectorRegistry = CollectorRegistry(auto_describe=False)
         self.queue_wait: Histogram = Histogram(

@@ -68,7 +68,7 @@ __all__ = [
     "trim_memory",
 ]
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 MEMORY = "memory"
@@ -133,7 +133,7 @@ async def _until_told(options: ServeOptions) -> None:
             _on_hangup(service)  # the file may have changed since it was read
         if await told is signal.SIGINT:
             service.skip_grace()  # somebody sits at the terminal: no load balancer to wait for
-        logger.info("stopping: draining at most %g s", service.drain_seconds)
+        _log.info("stopping: draining at most %g s", service.drain_seconds)
         notify("STOPPING=1", os.environ)
 
 

@@ -35,7 +35,7 @@ __all__ = [
     "reload",
 ]
 
-logger: Final = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 LIVE_TABLES: Final = frozenset({"guard", "pacing", "server", "host"})
 """Tables of which a reload puts in force what `RESTART` does not name. What stands in any other
@@ -116,9 +116,9 @@ def reload(service: Service) -> Reloaded:
         raise ConfigError(f"it could not be read again: {error}") from error
     service.restart_required = done.needs_restart
     service.metrics.reloaded(ok=True)
-    logger.info("the configuration was read again; changed: %s", _listed(done.applied))
+    _log.info("the configuration was read again; changed: %s", _listed(done.applied))
     if done.needs_restart:
-        logger.warning("these settings need a restart: %s", _listed(done.needs_restart))
+        _log.warning("these settings need a restart: %s", _listed(done.needs_restart))
     return done
 
 
@@ -128,7 +128,7 @@ def _listed(names: list[str]) -> str:
 
 def _failed(service: Service, error: Exception) -> None:
     service.metrics.reloaded(ok=False)
-    logger.error("the configuration was not taken over: %s", " ".join(str(error).split()))
+    _log.error("the configuration was not taken over: %s", " ".join(str(error).split()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ __all__ = [
     "tls_context",
 ]
 
-logger: Final = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 UNIX = "unix:"
@@ -165,7 +165,7 @@ def read_tokens(path: str | None, *, warn: bool = False) -> Tokens:
     except ConfigError as error:
         raise ConfigError(f"server.token_file: {path}: {error}") from None
     if warn and os.name == "posix" and mode & 0o044:
-        logger.warning(
+        _log.warning(
             "server.token_file: %s: others may read it (mode %04o); `chmod go-r` keeps it secret",
             *(path, mode),
         )
@@ -452,7 +452,7 @@ class Certificates:
     def __init__(self, server: ServerConfig) -> None:
         self._server = server
         self._seen = _digests(server)
-        self.context = tls_context(server)
+        self.context: ssl.SSLContext | None = tls_context(server)
 
     def renewal(self, server: ServerConfig) -> Certificates | None:
         """What the same paths hold now, loaded and found right; None where nothing differs.

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 __all__ = ["ROUTES", "Service"]
 
 _T = TypeVar("_T")
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 ROUTES = (
     *check.ROUTES,
@@ -106,7 +106,7 @@ class Service:
         self.internals: GateInternals = inside or internals(gate)
         self.version = version
         self.clock: Clock | SystemClock = clock or SystemClock()
-        self.phase = "starting"
+        self.phase: str = "starting"
         self.metrics: Metrics = Metrics(build=version)
         self.leases: LeaseTable = LeaseTable(
             config.server,
@@ -204,7 +204,7 @@ class Service:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("work in the background failed: %s", error)
+            _log.warning("work in the background failed: %s", error)
 
     async def close(self) -> None:
         """End what is still going on. Idempotent."""
@@ -349,7 +349,7 @@ class Service:
             )
         if isinstance(error, asyncio.TimeoutError):
             return Problem(504, "timeout", "the answer did not come in time")
-        logger.error("request %s failed", request_id, exc_info=error)
+        _log.error("request %s failed", request_id, exc_info=error)
         return Problem(500, "internal", f"an error of ours; the log names it {request_id}")
 
     def refusal(self, error: Denied) -> Problem:

@@ -117,7 +117,7 @@ class LeaseWaiters:
         """... and the greatest such number."""
         self._queues: dict[tuple[str, str], _ClientQueue] = {}
         self._size = 0
-        self.closed = False
+        self.closed: bool = False
         """Nobody waits any more: the service drains."""
         self.refused: int = 0
         self.adjust(server)

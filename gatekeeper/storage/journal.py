@@ -93,7 +93,7 @@ class Journal:
         self._retired: list[Path] = []
         self._sick = False
         """The latest frame did not go in, though there seemed to be room."""
-        self.size = 0
+        self.size: int = 0
         self.damaged: int = 0
         self.stalled: bool = False
         """Set by the owner while the database refuses everything: growth has a bound then."""

@@ -571,8 +571,8 @@ class Committer:
         self._put_since_forget = 0
         self._hopeless = 0
         self._newest = 0.0
-        self.absorbed = get_meta(connection, "absorbed") or 0
-        self.history_bytes = get_meta(connection, "history_bytes") or 0
+        self.absorbed: int = get_meta(connection, "absorbed") or 0
+        self.history_bytes: int = get_meta(connection, "history_bytes") or 0
         self.batches: int = 0
         self.written: int = 0
         self.rejected: int = 0

@@ -128,7 +128,7 @@ async def test_a_known_host_gives_its_turn_at_once(make: Make, clock: VirtualClo
     await known(scheduler)
     assert scheduler.take(URL, HOST, SECOND) is None
     clock.advance(1.0)
-    grant = scheduler.take(URL, HOST, SECOND, clock.monotonic())
+    grant = scheduler.take(URL, HOST, SECOND)
     assert grant is not None
     assert grant.start_at == clock.monotonic() == 1001.0
     assert scheduler.take(URL, HOST, SECOND) is None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ROUTES", "OriginLearner", "asked_url"]
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 _ANYBODY = "*"
@@ -80,7 +80,7 @@ async def _answer_admitted(service: Service, call: Call) -> web.StreamResponse:
     except InvalidURL as error:
         raise Problem(403, "invalid-url", str(error)) from error
     except Exception as error:
-        logger.exception("forward-auth %s failed", call.id)
+        _log.exception("forward-auth %s failed", call.id)
         raise Problem(403, "internal", f"an error of ours; the log names it {call.id}") from error
     service.decided(decision, call)
     headers = decision_headers(decision)
@@ -276,7 +276,7 @@ class OriginLearner:
                 async with deadline(self._clock, _LONGEST):
                     await self._gate.learn(origin)
         except Exception as error:  # noqa: BLE001 - nobody awaits it; the next question may
-            logger.warning("%s could not be learnt: %s", origin, error)
+            _log.warning("%s could not be learnt: %s", origin, error)
 
     async def close(self) -> None:
         """End them all. Idempotent."""
