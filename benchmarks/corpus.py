@@ -9,8 +9,10 @@ the URLs aim at the rules of their file, half are anything.
 from __future__ import annotations
 
 import json
+import math
 import random
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 __all__ = ["AGENT", "Site", "generate", "load", "shape"]
@@ -49,6 +51,19 @@ class Site:
     host: str
     body: bytes
     urls: tuple[str, ...]
+    agent: str = AGENT
+    """The robot that asks."""
+
+
+_NAMED = re.compile(rb"^[ \t]*user-agent[ \t]*:[ \t]*([a-z_-]+)", re.IGNORECASE | re.MULTILINE)
+
+
+def _asked_as_named(sites: list[Site]) -> list[Site]:
+    """Each second site is asked by the first robot that its file names, if it names one."""
+    for place in range(1, len(sites), 2):
+        if found := _NAMED.search(sites[place].body):
+            sites[place] = replace(sites[place], agent=found[1].decode())
+    return sites
 
 
 def load(path: str | Path) -> list[Site]:
@@ -58,13 +73,13 @@ def load(path: str | Path) -> list[Site]:
         for line in lines:
             row = json.loads(line)
             sites.append(Site(row["host"], row["robots_txt"].encode(), tuple(row["urls"])))
-    return sites
+    return _asked_as_named(sites)
 
 
 def generate(files: int = 400, *, urls: int = 20, seed: int = 9309) -> list[Site]:
     """Make up that many sites; the same seed gives the same sites."""
     rng = random.Random(seed)
-    return [_site(f"www.site{index}.example", urls, rng) for index in range(files)]
+    return _asked_as_named([_site(f"www.site{index}.example", urls, rng) for index in range(files)])
 
 
 def shape(sites: list[Site]) -> dict[str, int]:
@@ -95,7 +110,7 @@ def _draw(quantiles: tuple[tuple[float, int], ...], rng: random.Random) -> int:
     for high_share, high in quantiles:
         if share <= high_share:
             along = (share - low_share) / (high_share - low_share)
-            return round((low + 1) ** (1 - along) * (high + 1) ** along) - 1
+            return round(math.exp((1 - along) * math.log(low + 1) + along * math.log(high + 1))) - 1
         low_share, low = high_share, high
     return quantiles[-1][1]
 

@@ -173,7 +173,7 @@ async def crawlee(pages: list[str]) -> int:
         ),
     )
 
-    @crawler.router.default_handler
+    @crawler.router.default_handler  # type: ignore[untyped-decorator]
     async def handle(context: Any) -> None:
         nonlocal done
         await context.http_response.read()
@@ -262,8 +262,8 @@ def _in_loop(work: Any) -> int:
     try:
         import uvloop
     except ImportError:
-        return asyncio.run(work)
-    return uvloop.run(work)
+        return int(asyncio.run(work))
+    return int(uvloop.run(work))
 
 
 if __name__ == "__main__":

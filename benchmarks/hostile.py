@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from benchmarks.corpus import AGENT
 from benchmarks.options import Options
 from benchmarks.peers import BASELINE, OURS, installed
 from benchmarks.report import Table, seconds
@@ -125,7 +126,8 @@ class _Worker:
         if not self._pipe.poll(patience):
             return f"> {patience:.0f} s"
         try:
-            return self._pipe.recv()
+            cost: Cost | str = self._pipe.recv()
+            return cost
         except EOFError:
             return "died"
 
@@ -161,7 +163,7 @@ def _serve(pipe: Connection, name: str) -> None:
 
 def _cost(
     parse: Callable[[bytes], Any],
-    ready: Callable[[Any], Callable[[str], bool]],
+    ready: Callable[[Any, str], Callable[[str], bool]],
     body: bytes,
     urls: tuple[str, ...],
 ) -> Cost:
@@ -172,7 +174,7 @@ def _cost(
         start = time.process_time()
         parsed = parse(body)
         middle = time.process_time()
-        ask = ready(parsed)
+        ask = ready(parsed, AGENT)
         ask(urls[0])
         end = time.process_time()
         parses.append(middle - start)

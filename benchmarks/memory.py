@@ -89,7 +89,8 @@ def _child(name: str, options: Options, copies: int, method: str) -> dict[str, A
         text=True,
         check=True,
     )
-    return json.loads(done.stdout)
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
 
 
 def _measure(task: dict[str, Any]) -> dict[str, float]:
@@ -99,7 +100,7 @@ def _measure(task: dict[str, Any]) -> dict[str, float]:
 
     def keep(site: Site, tail: str) -> None:
         robots = peer.parse(site.body + f"\n# {tail}\n".encode())
-        ask = peer.ready(robots)
+        ask = peer.ready(robots, site.agent)
         for url in site.urls:
             ask(url)
         # What was chosen for the agent, where that is an object of its own; not our closures.

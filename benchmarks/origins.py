@@ -72,6 +72,9 @@ async def _measure(task: dict[str, Any]) -> float:
             body = sites[self.number % len(sites)].body + f"\n# {self.number}\n".encode()
             return Retrieval(outcome=Outcome.RULES, status=200, body=body, took=0.25)
 
+        async def reach(self, origin: str) -> bool | None:
+            return None
+
     config = Config(cache=CacheConfig(hot_records=task["hot"], max_bytes=1 << 34))
     directory = Directory(Files(), config=config, clock=VirtualClock(), rng=random.Random(1))
     await directory.open()
@@ -94,7 +97,7 @@ async def _measure(task: dict[str, Any]) -> float:
     gc.collect()
     after = resident()
     await directory.close()
-    return (after - before) / half
+    return float((after - before) / half)
 
 
 if __name__ == "__main__":

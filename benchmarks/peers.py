@@ -12,7 +12,6 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.corpus import AGENT
 from benchmarks.report import version_of
 
 __all__ = ["BASELINE", "OURS", "Peer", "installed", "missing"]
@@ -29,8 +28,8 @@ class Peer:
     version: str
     parse: Callable[[bytes], Any]
     """Read the file."""
-    ready: Callable[[Any], Callable[[str], bool]]
-    """Choose the group of our robot: a function from a whole URL to the verdict."""
+    ready: Callable[[Any, str], Callable[[str], bool]]
+    """Choose the group of a robot: a function from a whole URL to the verdict."""
 
 
 def _gatekeeper() -> Peer:
@@ -40,16 +39,16 @@ def _gatekeeper() -> Peer:
         OURS,
         version_of("gatekeeper") or "in this tree",
         RobotsTxt.parse,
-        lambda robots: robots.policy(AGENT).allowed,
+        lambda robots, agent: robots.policy(agent).allowed,
     )
 
 
 def _protego() -> Peer:
     from protego import Protego
 
-    def ready(robots: Any) -> Callable[[str], bool]:
+    def ready(robots: Any, agent: str) -> Callable[[str], bool]:
         can_fetch = robots.can_fetch
-        return lambda url: can_fetch(url, AGENT)
+        return lambda url: can_fetch(url, agent)
 
     def parse(body: bytes) -> Any:
         return Protego.parse(body.decode("utf-8", "replace"))
@@ -68,7 +67,7 @@ def _reppy() -> Peer:
         "reppy (C++)",
         version_of("reppy") or "?",
         parse,
-        lambda robots: robots.agent(AGENT).allowed,
+        lambda robots, agent: robots.agent(agent).allowed,
     )
 
 
@@ -82,9 +81,9 @@ def _urllib() -> Peer:
         parser.modified()
         return parser
 
-    def ready(parser: Any) -> Callable[[str], bool]:
+    def ready(parser: Any, agent: str) -> Callable[[str], bool]:
         can_fetch = parser.can_fetch
-        return lambda url: can_fetch(AGENT, url)
+        return lambda url: can_fetch(agent, url)
 
     return Peer("urllib.robotparser", platform.python_version(), parse, ready)
 
@@ -97,9 +96,9 @@ def _robotspy() -> Peer:
         with redirect_stdout(io.StringIO()):
             return RobotsParser.from_string(body.decode("utf-8", "replace"))
 
-    def ready(parser: Any) -> Callable[[str], bool]:
+    def ready(parser: Any, agent: str) -> Callable[[str], bool]:
         can_fetch = parser.can_fetch
-        return lambda url: can_fetch(AGENT, url)
+        return lambda url: can_fetch(agent, url)
 
     return Peer("robotspy", version_of("robotspy") or "?", parse, ready)
 
@@ -112,9 +111,9 @@ def _rerp() -> Peer:
         parser.parse(body.decode("utf-8", "replace"))
         return parser
 
-    def ready(parser: Any) -> Callable[[str], bool]:
+    def ready(parser: Any, agent: str) -> Callable[[str], bool]:
         is_allowed = parser.is_allowed
-        return lambda url: is_allowed(AGENT, url)
+        return lambda url: is_allowed(agent, url)
 
     return Peer(
         "robotexclusionrulesparser",

@@ -1,62 +1,68 @@
-"""Parse, first answer, match: the text alone, beside the parsers."""
+"""The text alone, beside the parsers: parse, the first answers of a file, and later ones.
+
+A crawl meets an origin, asks a handful of questions and moves on: so the files are read and asked
+1, 2, 10 and 100 times, and the later answers are those about URLs as they come, about paths never
+seen before, and about queries never seen before. Of every two files the second one is asked for
+the first robot that it names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 
 from benchmarks.corpus import Site
 from benchmarks.options import Options
 from benchmarks.peers import BASELINE, OURS, Peer, installed, missing
-from benchmarks.report import Table, count, seconds, times
+from benchmarks.report import Table, seconds, times
 from benchmarks.timing import Contender, Sample, compete
 
 __all__ = ["run"]
 
+_QUESTIONS = (1, 2, 10, 100)
+Ask = Callable[[str], bool]
+Fresh = Callable[[str, int], str]
+
 
 def run(options: Options) -> list[Table]:
-    """The three tables of the text."""
-    sites, peers = options.sites(), installed()
-    notes = tuple(f"{name}: not installed here" for name in missing())
+    """Two tables: a file with its first answers, and later answers."""
+    sites, peers = [site for site in options.sites() if site.urls], installed()
     rounds = options.rounds(quick=5, full=15)
-    parse = compete({peer.name: _parsing(peer, sites) for peer in peers}, rounds=rounds)
-    first = compete({peer.name: _answering(peer, sites) for peer in peers}, rounds=rounds)
-    match = compete({peer.name: _matching(peer, sites) for peer in peers}, rounds=rounds)
-    agreement = _agreement(peers, sites)
+    notes = tuple(f"{name}: not installed here" for name in missing())
+    asked: dict[str, dict[str, Sample]] = {
+        "parse": compete({peer.name: _parsing(peer, sites) for peer in peers}, rounds=rounds)
+    }
+    for number in _QUESTIONS:
+        contenders = {peer.name: _answering(peer, sites, number) for peer in peers}
+        asked[f"+ {number}"] = compete(contenders, rounds=rounds)
+    later = {
+        name: compete({peer.name: _matching(peer, sites, fresh) for peer in peers}, rounds=rounds)
+        for name, fresh in _FRESH.items()
+    }
     return [
         _table(
-            "Parse real files",
-            "at least 6x Protego",
-            "file",
+            "A file and its first questions",
+            "pure Python: parse and 1 question 4.5x, and 2, 10, 100 questions 4x",
             peers,
-            parse,
+            asked,
             (
                 *notes,
-                "Bytes in, parsed file out; what a parser puts off until it is asked is "
-                "in the next table.",
+                "Processor time a file. `parse`: bytes in, parsed file out. `+ n`: parse, choose "
+                "the agent, and ask about n URLs of that site, its 20 ones in turn.",
             ),
-        ),
-        _table(
-            "Parse, choose the agent, first answer",
-            "at least 4x Protego",
-            "file",
-            peers,
-            first,
-            ("Bytes in, one verdict out, about a URL of that site.",),
         ),
         _table(
             "Match a URL",
-            "at least 5x Protego",
-            "URL",
+            "pure Python: 5x, and 8x with a fresh query",
             peers,
-            match,
+            later,
             (
-                "The policy is ready and was asked once before; the whole URL is given. Every "
-                "round asks about URLs never seen before (the file's own ones with a fresh "
-                "query), so that no memory of answers counts.",
+                "Processor time a URL. The whole URL is given; each policy has answered about all "
+                "of these URLs before. `as they come`: the site's own URLs; `fresh path`, `fresh "
+                "query`: with a segment or a parameter that is new in each round.",
                 "same verdict: the share of the URLs about which both say the same as gatekeeper.",
             ),
-            extra=("same verdict", agreement),
+            extra=("same verdict", _agreement(peers, sites)),
         ),
     ]
 
@@ -72,23 +78,26 @@ def _parsing(peer: Peer, sites: Sequence[Site]) -> Contender:
     return Contender(work)
 
 
-def _answering(peer: Peer, sites: Sequence[Site]) -> Contender:
+def _answering(peer: Peer, sites: Sequence[Site], questions: int) -> Contender:
     parse, ready = peer.parse, peer.ready
-    asked = [(site.body, site.urls[0]) for site in sites if site.urls]
+    asked = [(site.body, site.agent, [*islice(cycle(site.urls), questions)]) for site in sites]
 
     def work(_: int) -> int:
-        for body, url in asked:
-            ready(parse(body))(url)
+        for body, agent, urls in asked:
+            ask = ready(parse(body), agent)
+            for url in urls:
+                ask(url)
         return len(asked)
 
     return Contender(work)
 
 
-def _matching(peer: Peer, sites: Sequence[Site]) -> Contender:
-    asks = [(peer.ready(peer.parse(site.body)), site.urls) for site in sites if site.urls]
+def _matching(peer: Peer, sites: Sequence[Site], fresh: Fresh) -> Contender:
+    asks = [(peer.ready(peer.parse(site.body), site.agent), site.urls) for site in sites]
     for ask, urls in asks:
-        ask(urls[0])
-    turns: dict[int, list[tuple[Any, list[str]]]] = {}
+        for url in urls:
+            ask(url)
+    turns: dict[int, list[tuple[Ask, list[str]]]] = {}
 
     def work(turn: int) -> int:
         total = 0
@@ -99,13 +108,25 @@ def _matching(peer: Peer, sites: Sequence[Site]) -> Contender:
         return total
 
     def prepare(turn: int) -> None:
-        turns[turn] = [(ask, [_fresh(url, turn) for url in urls]) for ask, urls in asks]
+        turns[turn] = [(ask, [fresh(url, turn) for url in urls]) for ask, urls in asks]
 
     return Contender(work, prepare)
 
 
-def _fresh(url: str, turn: int) -> str:
+def _fresh_path(url: str, turn: int) -> str:
+    path, mark, query = url.partition("?")
+    return f"{path}{'' if path.endswith('/') else '/'}r{turn:x}{mark}{query}"
+
+
+def _fresh_query(url: str, turn: int) -> str:
     return f"{url}{'&' if '?' in url else '?'}r={turn:x}"
+
+
+_FRESH: dict[str, Fresh] = {
+    "as they come": lambda url, _: url,
+    "fresh path": _fresh_path,
+    "fresh query": _fresh_query,
+}
 
 
 def _agreement(peers: Sequence[Peer], sites: Sequence[Site]) -> dict[str, str]:
@@ -113,7 +134,7 @@ def _agreement(peers: Sequence[Peer], sites: Sequence[Site]) -> dict[str, str]:
         peer.name: [
             bool(ask(url))
             for site in sites
-            for ask in (peer.ready(peer.parse(site.body)),)
+            for ask in (peer.ready(peer.parse(site.body), site.agent),)
             for url in site.urls
         ]
         for peer in peers
@@ -128,26 +149,20 @@ def _agreement(peers: Sequence[Peer], sites: Sequence[Site]) -> dict[str, str]:
 def _table(
     title: str,
     goal: str,
-    unit: str,
     peers: Sequence[Peer],
-    samples: dict[str, Sample],
+    columns: dict[str, dict[str, Sample]],
     notes: tuple[str, ...],
     extra: tuple[str, dict[str, str]] | None = None,
 ) -> Table:
-    base = samples[BASELINE]
-    rows, figures = [], {}
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, dict[str, dict[str, float]]] = {}
     for peer in peers:
-        sample = samples[peer.name]
-        ratio = sample.faster_than(base)
-        row: tuple[str, ...] = (
-            f"{peer.name} {peer.version}",
-            seconds(sample.each),
-            f"{count(sample.rate)}/s",
-            times(ratio),
-        )
-        rows.append((*row, extra[1][peer.name]) if extra else row)
-        figures[peer.name] = {"seconds_each": sample.each, "times_protego": ratio}
-    columns: tuple[str, ...] = ("", f"a {unit}", f"{unit}s", "against Protego")
-    if extra:
-        columns = (*columns, extra[0])
-    return Table(title, columns, rows, goal, notes, figures)
+        cells, own = [f"{peer.name} {peer.version}"], figures.setdefault(peer.name, {})
+        for name, samples in columns.items():
+            sample = samples[peer.name]
+            ratio = sample.faster_than(samples[BASELINE])
+            cells.append(f"{times(ratio)} ({seconds(sample.each)})")
+            own[name] = {"seconds_each": sample.each, "times_protego": ratio}
+        rows.append((*cells, extra[1][peer.name]) if extra else tuple(cells))
+    heads = ("against Protego", *columns, *((extra[0],) if extra else ()))
+    return Table(title, heads, rows, goal, notes, figures)

@@ -177,13 +177,13 @@ async def _queue(stack: AsyncExitStack) -> tuple[Wait, Waiting]:
 
 def _polls(clients: int) -> Callable[[AsyncExitStack], Awaitable[tuple[Wait, Waiting]]]:
     async def polls(stack: AsyncExitStack) -> tuple[Wait, Waiting]:
-        from gatekeeper.sidecar.waiting import WaitingRoom, Wanted
+        from gatekeeper.sidecar.waiting import LeaseWaiters, WantedLease
 
         gate = await _gate(stack)
-        room = WaitingRoom(gate.config.server, gate.clock)
+        room = LeaseWaiters(gate.config.server, gate.clock)
 
         async def wait(number: int) -> None:
-            wanted = Wanted(f"{_HOST}{number}", 5000.0, 60.0, 0, None)
+            wanted = WantedLease(f"{_HOST}{number}", 5000.0, 60.0, 0, None)
             (await room.turn(gate, wanted, f"client {number % clients}")).end()
 
         return wait, lambda: len(room)
