@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         polite_session,
         session_gate,
     )
+    from gatekeeper.sync import SyncGatekeeper
     from gatekeeper.urls import Target
 else:  # each when it is first asked for: a parser alone need not wait for an HTTP client
     __getattr__, __dir__ = lazily(
@@ -105,6 +106,7 @@ else:  # each when it is first asked for: a parser alone need not wait for an HT
                 "polite_session",
                 "session_gate",
             ],
+            "gatekeeper.sync": ["SyncGatekeeper"],
             "gatekeeper.urls": ["Target"],
         },
     )
@@ -160,6 +162,7 @@ __all__ = [
     "SidecarError",
     "State",
     "StorageError",
+    "SyncGatekeeper",
     "SystemClock",
     "Target",
     "Verdict",

@@ -24,7 +24,6 @@ from aiohttp import (
     ClientResponse,
     encode_basic_auth,
 )
-from aiohttp.connector import Connection
 from aiohttp.hdrs import AUTHORIZATION, LOCATION, RETRY_AFTER, URI, USER_AGENT
 
 from gatekeeper.clock import Clock, Deadline, Timer
@@ -36,6 +35,7 @@ from gatekeeper.urls import sendable
 
 __all__ = [
     "UNLIMITED",
+    "ConnectionInUse",
     "DeadlineMiddleware",
     "Gate",
     "HeldLease",
@@ -54,6 +54,17 @@ __all__ = [
     "signals",
     "wrong_report",
 ]
+
+
+class ConnectionInUse(Protocol):
+    """What a request travels on, as long as somebody holds it: aiohttp's Connection, for one."""
+
+    @property
+    def closed(self) -> bool:
+        """Nothing travels on it any more."""
+
+    def add_callback(self, callback: Callable[[], None], /) -> None:
+        """Have that called once it is free, or dropped."""
 
 
 class HeldLease(Protocol):
@@ -102,7 +113,7 @@ class HeldLease(Protocol):
         """
 
     def ends_with(
-        self, connection: Connection | None, then: Callable[[], None] | None = None
+        self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
         """The slot is held until that connection is free, however long it takes; None: it is.
 
@@ -110,7 +121,7 @@ class HeldLease(Protocol):
         """
 
     def lasts_with(
-        self, connection: Connection | None, then: Callable[[], None] | None = None
+        self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
         """The slot is held until that connection is free, even if the block of the lease is
         left before; a block that is left later ends it then.

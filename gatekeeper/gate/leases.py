@@ -15,7 +15,6 @@ from weakref import ref
 
 import aiohttp
 import msgspec
-from aiohttp.connector import Connection
 from yarl import URL
 
 from gatekeeper import urls
@@ -31,6 +30,7 @@ from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.questions import GateQuestions
 from gatekeeper.middleware import (
+    ConnectionInUse,
     Unentered,
     held_leases,
     hold_in_context,
@@ -284,7 +284,7 @@ class Lease(msgspec.Struct, eq=False):
             self._drop()
 
     def ends_with(
-        self, connection: Connection | None, then: Callable[[], None] | None = None
+        self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
         """The slot is held until that connection is free, however long it takes; None: it is.
 
@@ -301,7 +301,7 @@ class Lease(msgspec.Struct, eq=False):
                 hold_in_context(self)
 
     def lasts_with(
-        self, connection: Connection | None, then: Callable[[], None] | None = None
+        self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
         """The slot is held until that connection is free, even if the block of the lease is
         left before; a block that is left later ends it then.

@@ -19,8 +19,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from aiohttp.connector import Connection
-
 from gatekeeper import urls
 from gatekeeper.clock import Clock, Timer, deadline, utc
 from gatekeeper.deadlock import Holdings, TurnWait, WaitGraph, WaitsForItself
@@ -33,7 +31,14 @@ from gatekeeper.errors import (
     LeaseTimeout,
     SidecarError,
 )
-from gatekeeper.middleware import Unentered, hold_in_context, inherited, open_leases, wrong_report
+from gatekeeper.middleware import (
+    ConnectionInUse,
+    Unentered,
+    hold_in_context,
+    inherited,
+    open_leases,
+    wrong_report,
+)
 from gatekeeper.pacing.explain import Need
 from gatekeeper.remote.connection import (
     Outbox,
@@ -118,7 +123,7 @@ class RemoteLease:
         """The sidecar was told what came of it."""
         self._head_at: float | None = None
         self._told: LeaseReport | None = None
-        self._held_by: Callable[[], Connection | None] | None = None
+        self._held_by: Callable[[], ConnectionInUse | None] | None = None
         self._claimed = False
         self._ended = False
         self._left = False
@@ -248,7 +253,7 @@ class RemoteLease:
             self._held.give_back(self)
 
     def ends_with(
-        self, connection: Connection | None, then: Callable[[], None] | None = None
+        self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
         """The slot is held until that connection is free, however long it takes; None: it is.
 
@@ -269,7 +274,7 @@ class RemoteLease:
             self.end()
 
     def lasts_with(
-        self, connection: Connection | None, then: Callable[[], None] | None = None
+        self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
         """The slot is held until that connection is free, even if the block of the lease is
         left before; a block that is left later ends it then.
