@@ -12,10 +12,13 @@ import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+from itertools import repeat
+from sys import intern
 from typing import NamedTuple, Protocol
 
 from gatekeeper.robots import normal
-from gatekeeper.robots.normal import PLAIN, ROBOTS_TXT
+from gatekeeper.robots.normal import PLAIN
 from gatekeeper.robots.patterns import (
     CountedText,
     Meter,
@@ -44,7 +47,8 @@ __all__ = [
 DENIED = -2
 """A code: denied, but by no line of the file."""
 ROBOTS_FILE = -3
-"""A code: the path is `/robots.txt`, which may always be asked for (RFC-20, R96-16, V2-34)."""
+"""A code: the path is `/robots.txt`, which may always be asked for (RFC 9309 section 2.2.2,
+RFC-20, R96-16, V2-34)."""
 _PECULIAR = re.compile(rf"[^{re.escape(PLAIN)}\n]").search
 """What a value may hold that is more, or less, than a prefix in its normal form."""
 _LIKE_AN_ESCAPE = re.compile(r"\*[0-9A-F%]").search
@@ -65,16 +69,19 @@ class SortedRules:
     match, of equal ones an Allow (RFC 9309 section 2.2.2, RFC-18), of these the first in the file.
     """
 
-    def __init__(self, found: list[tuple[str, str]]) -> None:
-        """`found`: of each rule whether it is a `dis`allow, and its value."""
+    def __init__(self, found: list[tuple[str, str]], *, robots_file: bool) -> None:
+        """`found`: of each rule whether it is a `dis`allow, and its value. With `robots_file`
+        there is one more entry, for `/robots.txt` alone: its code is ROBOTS_FILE."""
         self.count: int = len(found)
-        self.shift: int = (len(found) + 1).bit_length()
+        self.shift: int = (len(found) + 2).bit_length()
         """Bits of an entry that say where the rule stands; the next one up: it allows."""
         self.prefixes: dict[str, int] = {
             "": 1 << self.shift
         }  # no rule: allowed (RFC 9309 section 2.2.2, RFC-19)
         self.exact: dict[str, int] = {}
-        """Paths that a `$` ends (RFC 9309 section 2.2.3, RFC-28)."""
+        """Of one path each, as where a `$` ends a value (RFC 9309 section 2.2.3, RFC-28)."""
+        self.only_forbid: bool = True
+        """No rule allows, and none is about a single path."""
         self.wild: dict[str, int] = {}
         self.escapes: bool = False
         """An escape stands in some pattern: no path may be compared as it comes."""
@@ -88,13 +95,17 @@ class SortedRules:
         """Some piece may be found from within an escape on: see `normal.rfc_path`."""
         if _PECULIAR(joined) is None:
             self._take_prefixes(found)
-            return
-        if " " in joined or "\t" in joined:
-            joined = "\n".join([value.rstrip(" \t") for value in values])
-        if not normal.is_plain(joined.replace("\n", "")):
-            joined = normal.rfc_patterns(joined)
-        self.escapes = "%" in joined
-        self._take(found, joined)
+        else:
+            if " " in joined or "\t" in joined:
+                joined = "\n".join([value.rstrip(" \t") for value in values])
+            if not normal.is_plain(joined.replace("\n", "")):
+                joined = normal.rfc_patterns(joined)
+            self.escapes = "%" in joined
+            self._take(found, joined)
+        if robots_file:
+            # It has more octets than any rule, and is the place from which `decide` counts.
+            entry = (len(joined) + 1 << 1 | 1) << self.shift | self.count + 2
+            self.exact[normal.ROBOTS_TXT] = entry
 
     def _take_prefixes(self, found: list[tuple[str, str]]) -> None:
         """Take rules that are plain prefixes, all of them."""
@@ -106,6 +117,7 @@ class SortedRules:
                 entry = len(value) * octet + place
                 if not dis:
                     entry += allow
+                    self.only_forbid = False
                 if prefixes.get(value, 0) < entry:
                     prefixes[value] = entry
 
@@ -132,7 +144,10 @@ class SortedRules:
                     # what changes may be met by something that does not change.
                     unsure = begins_in_escape or _CHANGED(value, 0, value.index("?"))
                     forms = (short, form) if unsure else (form,)
-            entry = length * octet + place if dis else length * octet + place + allow
+            entry = length * octet + place
+            if not dis:
+                entry += allow
+                self.only_forbid = False
             for key in forms:
                 into = prefixes
                 if "*" in key:
@@ -144,6 +159,7 @@ class SortedRules:
                         self.inherit = True
                 elif key[-1] == "$":
                     into, key = exact, key[:-1]  # noqa: PLW2901
+                    self.only_forbid = False
                 if into.get(key, 0) < entry:
                     into[key] = entry
 
@@ -180,67 +196,13 @@ class Compiled(Protocol):
         """What to look for before asking; None: ask."""
 
 
-class _NoRules:
-    """Everything is allowed."""
-
-    __slots__ = ()
-
-    @staticmethod
-    def allows(path: str) -> bool:
-        return True
-
-    @staticmethod
-    def decide(path: str) -> int:
-        if path == ROBOTS_TXT or ("%" in path and normal.is_robots_txt(path)):
-            return ROBOTS_FILE
-        return -1
-
-    @staticmethod
-    def suspects() -> Suspects:
-        return (), ()
-
-
-_NO_RULES = _NoRules()
-
-
-class _FewForbidden:
-    """Some prefixes, all of them forbidden. Keys are sorted; each has the code of its rule."""
-
-    __slots__ = ("_codes", "_keys")
-
-    def __init__(self, keys: tuple[str, ...], codes: Sequence[int]) -> None:
-        self._keys = keys
-        self._codes = codes
-
-    def allows(self, path: str) -> bool:
-        if "%" in path:
-            path = _plainer(path)
-        return not path.startswith(self._keys) or path == ROBOTS_TXT
-
-    def decide(self, path: str) -> int:
-        if "%" in path:
-            path = _plainer(path)
-        if path == ROBOTS_TXT:
-            return ROBOTS_FILE
-        keys = self._keys
-        if not path.startswith(keys):
-            return -1
-        # Keys that the path begins with stand before it, the longest one last.
-        place = bisect_right(keys, path) - 1
-        while not path.startswith(keys[place]):
-            place -= 1
-        return self._codes[place] - 1
-
-    def suspects(self) -> Suspects:
-        return self._keys, ()
-
-
 class _PrefixRules:
-    """Any number of prefixes: see `linked`. A code is kept plus one, so that none is 0."""
+    """Any number of prefixes, and single paths: see `linked`."""
 
     __slots__ = ("_codes", "_keys", "_links")
 
     def __init__(self, keys: tuple[str, ...], links: Sequence[int], codes: Sequence[int]) -> None:
+        """`codes` has the code of each key's rule less `ROBOTS_FILE`, so that none is negative."""
         self._keys = keys
         self._links = links
         self._codes = codes
@@ -252,53 +214,94 @@ class _PrefixRules:
         place = bisect_right(keys, path) - 1
         while not path.startswith(keys[place]):
             place = self._links[place] >> 2
-        return self._links[place] & 1 == 1 or path == ROBOTS_TXT
+        return self._links[place] & 1 == 1
 
     def decide(self, path: str) -> int:
         if "%" in path:
             path = _plainer(path)
-        if path == ROBOTS_TXT:
-            return ROBOTS_FILE
         keys = self._keys
         place = bisect_right(keys, path) - 1
         while not path.startswith(keys[place]):
             place = self._links[place] >> 2
-        return self._codes[place] - 1
+        return self._codes[place] + ROBOTS_FILE
 
     def suspects(self) -> Suspects:
         forbid = zip(self._keys, self._links, strict=True)
-        return tuple(key for key, link in forbid if not link & 1), ()
+        return tuple([key for key, link in forbid if not link & 1 and key[-1:] != _END]), ()
+
+
+class _FewForbidden(_PrefixRules):
+    """Some prefixes, all of them forbidden, and paths that are allowed all the same."""
+
+    __slots__ = ("_forbidden", "_open")
+
+    def __init__(
+        self, rules: SortedRules, keys: tuple[str, ...], links: Sequence[int], codes: Sequence[int]
+    ) -> None:
+        super().__init__(keys, links, codes)
+        self._forbidden = tuple(rules.prefixes)[1:]  # all but the empty one
+        self._open = tuple(rules.exact)
+
+    def allows(self, path: str) -> bool:
+        if "%" in path:
+            path = _plainer(path)
+        return not path.startswith(self._forbidden) or path in self._open
+
+    def suspects(self) -> Suspects:
+        return self._forbidden, ()
+
+
+class _NoRules(_PrefixRules):
+    """Everything is allowed."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def allows(path: str) -> bool:
+        return True
+
+
+_no_rules = lru_cache(maxsize=4)(_NoRules)
+"""Most sets without rules are the same: they share one object."""
 
 
 def prefixes_only(rules: SortedRules) -> Compiled | None:
-    """The set made ready, if it has no other rules and no escapes in them."""
-    if rules.wild or rules.exact or rules.escapes or rules.twofold:
+    """The set made ready, if it has no wildcard patterns and no escapes in its rules."""
+    if rules.wild or rules.escapes or rules.twofold:
         return None
-    mask = (1 << rules.shift) - 1
-    ruled = rules.prefixes[""] & mask  # by a lone `*`, which matches what the empty key does
-    if len(rules.prefixes) == 1 and not ruled:
-        return _NO_RULES
     keys, links, entries = linked(rules, ())
+    count, shift, prefixes = rules.count, rules.shift, rules.prefixes
+    place, allow = (1 << shift) - 1, 1 << shift
+    none = -1 - ROBOTS_FILE
     codes = packed(
         [
-            (rules.count - (entry & mask)) * 2 + (entry >> rules.shift & 1) + 1
-            if entry & mask
-            else 0
+            (count - (entry & place)) * 2 + (entry >> shift & 1) - ROBOTS_FILE
+            if entry & place
+            else none
             for entry in entries
         ]
     )
-    if len(keys) - 1 <= _FEW_FORBIDDEN and not ruled and not any(link & 1 for link in links[1:]):
-        return _FewForbidden(keys[1:], codes[1:])
+    if rules.only_forbid and prefixes[""] == allow and len(prefixes) <= _FEW_FORBIDDEN + 1:
+        if len(prefixes) == 1:
+            return _no_rules(keys, packed(links), codes)
+        return _FewForbidden(rules, keys, packed(links), codes)
     return _PrefixRules(keys, packed(links), codes)
 
 
+_END = "\0"
+"""Behind a single path: sorts before every longer one, and stands in no pattern's normal form."""
+
+
 class Linked(NamedTuple):
-    """Prefixes in order, each with a link and its entry.
+    """Prefixes and single paths in order, each with a link and its entry.
 
     The longest key that a path begins with is found by bisection, and from a neighbour that
     shares only a part, up the links to the keys that it begins with. The first key is empty,
-    begins every path and allows (RFC-19). A link is the place of the longest key that the key
-    begins with, and two bits: HEAD, and whether the key's rule allows.
+    begins every path and allows (RFC 9309 section 2.2.2, RFC-19). A link is the place of the
+    longest key that the key begins with, and two bits: HEAD, and whether the key's rule allows.
+
+    A single path has a key that no link leads to, so that only bisection finds it; the key that
+    follows, with `_END`, is where all longer paths come out, and leads past it.
     """
 
     keys: tuple[str, ...]
@@ -307,25 +310,30 @@ class Linked(NamedTuple):
 
 
 def linked(rules: SortedRules, heads: Collection[str]) -> Linked:
-    """The prefixes of the rules; `heads` are keys too, though no rule need stand there."""
-    prefixes = rules.prefixes
+    """The keys of the rules; `heads` are keys too, though no rule need stand there."""
+    prefixes, exact, shift = rules.prefixes, rules.exact, rules.shift
     for head in heads:
         prefixes.setdefault(head, 0)
     inherit = rules.inherit or bool(heads)
-    keys = sorted(prefixes)
-    entries = [prefixes[key] for key in keys]
-    links = [entries[0] >> rules.shift & 1]
+    keys = sorted([*prefixes, *exact, *[intern(path + _END) for path in exact]])
+    entries: list[int] = list(map(prefixes.get, keys, repeat(-1)))
+    for path in exact:
+        entries[bisect_right(keys, path) - 1] = -1  # behind a prefix that is the same
+    links = [entries[0] >> shift & 1]
     above: list[tuple[int, str]] = []
-    up, top = 0, ""  # the last key, then the keys that it begins with, the longest first
-    for place, key in enumerate(keys):
-        if not place:
-            continue
+    up, top = 0, ""  # the last prefix, then those that it begins with, the longest first
+    for place, key in enumerate(keys[1:], 1):
         while not key.startswith(top):
             up, top = above.pop()
+        entry = entries[place]
+        if entry < 0:  # a single path, or its end
+            entry = entries[place] = max(exact.get(key, 0), entries[up])
+            links.append(up << 2 | links[up] & HEAD | entry >> shift & 1)
+            continue
         # `/a*` is longer than its key, and the head of a pattern is no rule at all.
-        if inherit and entries[up] > entries[place]:
-            entries[place] = entries[up]
-        links.append(up << 2 | links[up] & HEAD | entries[place] >> rules.shift & 1)
+        if inherit and entries[up] > entry:
+            entry = entries[place] = entries[up]
+        links.append(up << 2 | links[up] & HEAD | entry >> shift & 1)
         if heads and key in heads:
             links[place] |= HEAD
         above.append((up, top))
@@ -372,15 +380,14 @@ class WildRules:
     """
 
     __slots__ = (
+        "_best_wild",
         "_count",
         "_entries",
-        "_exact",
         "_headed",
         "_indexes",
         "_keys",
         "_links",
         "_loose",
-        "_odd",
         "_patterns",
         "_query",
         "_ranks",
@@ -394,13 +401,12 @@ class WildRules:
     def __init__(self, rules: SortedRules) -> None:
         self._count = rules.count
         self._shift = rules.shift
+        self._best_wild = max(rules.wild.values(), default=0)
         self._twofold = rules.twofold
         self._strict = rules.escapes or (bool(rules.wild) and rules.like_escapes)
         """Some pattern may be found in what is escaped: none is compared with a path as it
         comes. Elsewhere what a path holds beside plain octets can make no difference, for no
         pattern holds it and none begins within an escape, but for escapes of plain octets."""
-        self._exact = rules.exact or None
-        self._odd = self._strict or bool(rules.exact)
         # Whether a wildcard pattern can turn an Allow (1), a Disallow (2).
         verdicts = {entry >> rules.shift & 1 for entry in rules.wild.values()}
         self._turns = (0 in verdicts) | (1 in verdicts) << 1
@@ -448,7 +454,7 @@ class WildRules:
 
     def allows(self, path: str) -> bool:
         """The verdict alone."""
-        if "%" in path or (self._odd and self._is_odd(path)):
+        if "%" in path or (self._strict and ("*" in path or not normal.is_plain(path))):
             return self.decide(path) & 1 == 1
         keys = self._keys
         place = bisect_right(keys, path) - 1
@@ -459,15 +465,9 @@ class WildRules:
             try:
                 entry = self._wild(path, path, self._entries[place])
             except TooDear:
-                return path == ROBOTS_TXT
-            return entry >> self._shift & 1 == 1 or path == ROBOTS_TXT
-        return link & 1 == 1 or path == ROBOTS_TXT
-
-    def _is_odd(self, path: str) -> bool:
-        """Not to be answered in the quick way."""
-        if self._exact and path in self._exact:
-            return True
-        return self._strict and ("*" in path or not normal.is_plain(path))
+                return False
+            return entry >> self._shift & 1 == 1
+        return link & 1 == 1
 
     def _may_be_wild(self, path: str) -> bool:
         """A piece of some wildcard pattern without a head stands in the path."""
@@ -485,15 +485,12 @@ class WildRules:
             return None
         # Not those that allow, unless a wildcard pattern begins with them.
         keys = zip(self._keys, self._links, strict=True)
-        prefixes = [key for key, link in keys if link & (HEAD | 1) != 1]
-        return (*prefixes, *(self._exact or ())), pieces
+        return tuple([key for key, link in keys if link & (HEAD | 1) != 1]), pieces
 
     def decide(self, path: str) -> int:
         """The code of the deciding rule, -1, DENIED or ROBOTS_FILE."""
         if "%" in path or (self._strict and ("*" in path or not normal.is_plain(path))):
             path = normal.rfc_path(path)
-        if path == ROBOTS_TXT:
-            return ROBOTS_FILE
         try:
             entry = self._entry(path)
         except TooDear:
@@ -508,8 +505,6 @@ class WildRules:
         entry = self._prefix(path)
         if query != path:
             entry = max(entry, self._prefix(query))
-        if self._exact:
-            entry = max(entry, self._exact.get(path, 0), self._exact.get(query, 0))
         return self._wild(path, query, entry)
 
     def _prefix(self, path: str) -> int:
@@ -539,7 +534,9 @@ class WildRules:
         return floor
 
     def _counted(self, path: str, query: str, floor: int) -> int:
-        """The same by looking pieces up. Raises TooDear."""
+        """`_wild` by looking pieces up. Raises TooDear."""
+        if floor > self._best_wild:
+            return floor
         indexes = self._indexes
         if indexes is None:
             indexes = self._indexes = _indexes_of(self._all())

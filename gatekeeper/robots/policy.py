@@ -26,7 +26,6 @@ from gatekeeper.robots.rules import (
     LongestMatch,
     PrefixesInOrder,
     RuleSet,
-    octets_of,
     ready_rules,
     rules_in,
     split_url,
@@ -109,21 +108,15 @@ class UsageRules:
         self._views = list(views.values())
         said = signals.combine_usage([self._everywhere, *known.values()])
         self._strictest = {label: answer for label, answer in said.items() if answer == "n"}
-        self._found = ready_rules([("dis", path) for path in self._paths])
+        paths = [("dis", path) for path in self._paths]
+        self._found = ready_rules(paths, robots_file=False)
 
     def of(self, path: str) -> dict[str, str]:
         """The preferences for a path with its query."""
         code = self._found.decide(path)
         if code == DENIED:
             return dict(self._strictest)
-        if code == ROBOTS_FILE:  # no rule of Allow and Disallow, but one of these
-            code = self._among_all(normal.rfc_path(path))
         return dict(self._everywhere if code < 0 else self._views[code >> 1])
-
-    def _among_all(self, path: str) -> int:
-        octets = [octets_of(each, path, path) for each in self._paths]
-        longest = max(octets, default=0)
-        return octets.index(longest) * 2 if longest else -1
 
 
 Conflicts = Literal["strict", "declared"]
@@ -225,8 +218,7 @@ class Policy:
         readings = self._readings
         if len(readings) > 1:
             return _strictest([_allower(each, origin) for each in readings])
-        first = readings[0]
-        return first.asker if isinstance(first, LongestMatch) else _allower(first, origin)
+        return _allower(readings[0], origin)
 
     def quick_answer(self, origin: str = "") -> QuickAnswer:
         """A function for a hot path: `answer(text behind the authority)` is the verdict, or
@@ -283,8 +275,6 @@ class Policy:
         return self._match(path, origin)
 
     def _match(self, path: str, origin: str) -> Match:
-        if normal.is_robots_txt(path):  # RFC-20, R96-16, V2-34
-            return Match(True, None, self.dialect, False, path, self, origin)
         readings = self._readings
         code, by = _decider(readings[0], origin)(path), 0
         conflict = False
@@ -494,7 +484,7 @@ def _restore(
 
 
 def _of_urls(readings: tuple[RuleSet, ...]) -> Callable[[str], bool]:
-    """The same for URLs."""
+    """`allowed` where not one set of RFC 9309 alone has the say."""
 
     def allowed(url: str) -> bool:
         origin, path = split_url(url)
@@ -513,12 +503,27 @@ def _strictest(asked: Sequence[Callable[[str], bool]]) -> Callable[[str], bool]:
 
 
 def _allower(rules: RuleSet, origin: str) -> Callable[[str], bool]:
-    if isinstance(rules, PrefixesInOrder):
-        return partial(rules.allows, origin=origin)
-    return rules.allows
+    if isinstance(rules, LongestMatch):
+        return rules.asker
+    decide = _decider(rules, origin)
+    return lambda path: decide(path) & 1 == 1
 
 
 def _decider(rules: RuleSet, origin: str) -> Callable[[str], int]:
+    """Gives the code of the rule that decides a path.
+
+    `/robots.txt` may be asked for in every dialect (RFC 9309 section 2.2.2, RFC-20, R96-16,
+    V2-34). Compiled rules have an entry for it; of the others it is kept away here.
+    """
+    if isinstance(rules, LongestMatch):
+        return rules.decider
+    decide: Callable[[str], int] = rules.decide
     if isinstance(rules, PrefixesInOrder):
-        return partial(rules.decide, origin=origin)  # R94-26 looks at the origin
-    return rules.decider if isinstance(rules, LongestMatch) else rules.decide
+        decide = partial(rules.decide, origin=origin)  # R94-26 looks at the origin
+
+    def decide_other(path: str) -> int:
+        if path == normal.ROBOTS_TXT or ("%" in path and normal.is_robots_txt(path)):
+            return ROBOTS_FILE
+        return decide(path)
+
+    return decide_other

@@ -26,7 +26,6 @@ from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import normal
 from gatekeeper.robots.compiled import (
     DENIED,
-    ROBOTS_FILE,
     Compiled,
     SortedRules,
     Suspects,
@@ -35,7 +34,7 @@ from gatekeeper.robots.compiled import (
 )
 from gatekeeper.robots.lines import RULE, Spans, octets, shown, value_of
 from gatekeeper.robots.model import Dialect
-from gatekeeper.robots.normal import PLAIN, ROBOTS_TXT
+from gatekeeper.robots.normal import PLAIN
 from gatekeeper.robots.patterns import (
     COMPARED,
     CountedText,
@@ -98,9 +97,6 @@ class RuleSet(Protocol):
     @property
     def spans(self) -> Spans:
         """Where the rules stand in the text."""
-
-    def allows(self, path: str) -> bool:
-        """The verdict alone."""
 
     def decide(self, path: str) -> int:
         """The code of the deciding rule, or -1."""
@@ -309,7 +305,7 @@ class LongestMatch:
         path = normal.rfc_path(path)
         if len(path) > _UNPREPARED_PATH:
             return self._make_ready().allows(path)
-        return verdict_from_text(source.lines, self.spans, path) or path == ROBOTS_TXT
+        return verdict_from_text(source.lines, self.spans, path) or normal.is_robots_txt(path)
 
     def decide(self, path: str) -> int:
         """The code of the deciding rule, or -1."""
@@ -359,12 +355,13 @@ def compiled(text: str, spans: Spans) -> Compiled:
     found: list[tuple[str, str]] = []
     for low, high in spans:
         found += RULE.findall(text, low, high)
-    return ready_rules(found)
+    return ready_rules(found, robots_file=True)
 
 
-def ready_rules(found: list[tuple[str, str]]) -> Compiled:
-    """Rules made ready: of each whether it is a `dis`allow, and its value."""
-    rules = SortedRules(found)
+def ready_rules(found: list[tuple[str, str]], *, robots_file: bool) -> Compiled:
+    """Rules made ready: of each whether it is a `dis`allow, and its value. With `robots_file`
+    the path `/robots.txt` has a code of its own, and is allowed."""
+    rules = SortedRules(found, robots_file=robots_file)
     return prefixes_only(rules) or WildRules(rules)
 
 
@@ -423,14 +420,9 @@ class PrefixesInOrder:
         if absolute:
             self._known = ("", self._at(""))
 
-    def allows(self, path: str, origin: str = "") -> bool:
-        """The verdict alone; where the origin is unknown, a rule for any origin counts."""
-        return self.decide(path, origin) & 1 == 1
-
     def decide(self, path: str, origin: str = "") -> int:
-        """The code of the deciding rule, -1 or ROBOTS_FILE. `origin`: where it was asked for."""
-        if normal.is_robots_txt(path):
-            return ROBOTS_FILE
+        """The code of the deciding rule, or -1. `origin`: where it was asked for; where that is
+        unknown, a rule for any origin counts."""
         known, prefixes = self._known
         if self._absolute and known != origin:
             prefixes = self._at(origin)
@@ -601,14 +593,8 @@ class ShellRules:
             if code & 1
         )
 
-    def allows(self, path: str) -> bool:
-        """The verdict alone."""
-        return self.decide(path) & 1 == 1
-
     def decide(self, path: str) -> int:
-        """The code of the deciding rule; -1, DENIED or ROBOTS_FILE: none decides."""
-        if normal.is_robots_txt(path):
-            return ROBOTS_FILE
+        """The code of the deciding rule; -1 or DENIED: none decides."""
         if self._refused:
             return DENIED
         try:

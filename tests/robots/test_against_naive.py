@@ -140,6 +140,39 @@ def test_rfc9309(layout: None, rules: list[tuple[str, str]], path: str) -> None:
     assert policy.match_path(path).allowed is expected, "explained"
 
 
+NEAR = st.sampled_from(
+    [
+        *("/robots.txt", "/robots%2Etxt", "/robots.txt.gz", "/robots.txt?a", "/robots.tx", "/"),
+        *("/robots.txt0", "/robots.txt/", "/robots", "/robots.txt%00", "/s", "/robotsAtxt"),
+    ]
+)
+NEAR_RULES = st.lists(
+    st.tuples(
+        st.sampled_from(["Allow", "Disallow"]),
+        st.builds("{}{}".format, NEAR, st.sampled_from(["", "$", "*", "**", "*a", "/", "*$"])),
+    ),
+    max_size=6,
+)
+
+
+@given(rules=NEAR_RULES, path=NEAR)
+def test_the_robots_txt_itself_is_allowed_and_no_path_beside_it(
+    layout: None, rules: list[tuple[str, str]], path: str
+) -> None:
+    policy = RobotsTxt.parse(text_of(rules), dialect="rfc9309").policy("bot")
+    expected = naive_rfc(rules, path)
+
+    assert policy.allows_path(path) is expected, "read off the text"
+    assert policy.allows_path(path) is expected, "made ready"
+    match = policy.match_path(path)
+    assert match.allowed is expected
+    if path in {"/robots.txt", "/robots%2Etxt"}:
+        assert match.rule is None
+    decide = policy.decides_path
+    assert decide is not None
+    assert (decide(path) == compiled.ROBOTS_FILE) is (path in {"/robots.txt", "/robots%2Etxt"})
+
+
 @given(rules=RULES, path=PATHS)
 def test_rfc9309_candidates_are_the_rules_that_match(
     layout: None, rules: list[tuple[str, str]], path: str
