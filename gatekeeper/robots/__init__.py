@@ -7,6 +7,16 @@ from typing import TYPE_CHECKING
 from gatekeeper.lazy import lazily
 
 if TYPE_CHECKING:
+    from gatekeeper.robots.composition import (
+        Change,
+        Composed,
+        ComposeProblem,
+        Difference,
+        Fragment,
+        Ruling,
+        compose,
+        diff,
+    )
     from gatekeeper.robots.lint import Finding
     from gatekeeper.robots.model import (
         Candidate,
@@ -21,10 +31,21 @@ if TYPE_CHECKING:
     from gatekeeper.robots.policy import Policy
     from gatekeeper.robots.signals import CleanParam, PageRules, PageSignals, page_signals
     from gatekeeper.robots.timing import RequestRate, Window
+    from gatekeeper.robots.witness import Witness, witnesses
 else:  # each when it is first asked for: a parser alone need not wait for an HTTP client
     __getattr__, __dir__ = lazily(
         __name__,
         {
+            "gatekeeper.robots.composition": [
+                "Change",
+                "ComposeProblem",
+                "Composed",
+                "Difference",
+                "Fragment",
+                "Ruling",
+                "compose",
+                "diff",
+            ],
             "gatekeeper.robots.lint": ["Finding"],
             "gatekeeper.robots.model": [
                 "Candidate",
@@ -39,14 +60,20 @@ else:  # each when it is first asked for: a parser alone need not wait for an HT
             "gatekeeper.robots.policy": ["Policy"],
             "gatekeeper.robots.signals": ["CleanParam", "PageRules", "PageSignals", "page_signals"],
             "gatekeeper.robots.timing": ["RequestRate", "Window"],
+            "gatekeeper.robots.witness": ["Witness", "witnesses"],
         },
     )
 
 __all__ = [
     "Candidate",
+    "Change",
     "CleanParam",
+    "ComposeProblem",
+    "Composed",
     "Dialect",
+    "Difference",
     "Finding",
+    "Fragment",
     "Group",
     "Match",
     "PageRules",
@@ -55,8 +82,13 @@ __all__ = [
     "RequestRate",
     "RobotsTxt",
     "Rule",
+    "Ruling",
     "Severity",
     "Window",
+    "Witness",
+    "compose",
+    "diff",
     "page_signals",
     "product_token",
+    "witnesses",
 ]

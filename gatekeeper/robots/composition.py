@@ -1,0 +1,655 @@
+"""Several texts about one host: made one file of (`compose`), or compared by verdict (`diff`).
+
+There is one robots.txt a host, and often several people with something to say in it. RFC 9309 gives
+a named agent its own group alone (section 2.2.1), so that texts can't be put behind each other: a
+group for `ExampleBot` that one of them brings would take that agent out of every `*` group of the
+others. `compose` writes each agent's group whole, and refuses what its authors would have to settle
+among themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, combinations
+
+import msgspec
+
+from gatekeeper.robots.lines import LIMIT, Spans, octets, shown
+from gatekeeper.robots.model import Match, Rule
+from gatekeeper.robots.normal import rfc_pattern
+from gatekeeper.robots.parser import RobotsTxt
+from gatekeeper.robots.policy import Policy
+from gatekeeper.robots.signals import split_content_usage
+from gatekeeper.robots.witness import (
+    Budget,
+    RankedRule,
+    Reading,
+    RuleTable,
+    SearchGivenUp,
+    decided_by,
+    find_path,
+    likely_paths,
+    ranked,
+)
+
+__all__ = [
+    "Change",
+    "ComposeProblem",
+    "Composed",
+    "Difference",
+    "Fragment",
+    "FragmentLine",
+    "Ruling",
+    "compose",
+    "diff",
+    "named_agents",
+]
+
+MAX_PROBLEMS = 100
+"""More than these help nobody."""
+MAX_CHANGES = 10_000
+"""Changes that `diff` gives; beyond, it says that there are more."""
+_STEPS = 8_000_000
+"""Automaton steps that one call may take: some ten seconds."""
+
+
+class Fragment(msgspec.Struct, frozen=True):
+    """One of the texts that become a file.
+
+    A comment before its first record may say for whom it speaks, and of which paths:
+    `# compose: owner=NAME prefix=/x/`.
+    """
+
+    name: str
+    """What messages and comments call it: its path, mostly."""
+    body: bytes | str
+
+
+class FragmentLine(msgspec.Struct, frozen=True):
+    """A line of a fragment."""
+
+    name: str
+    line: int
+    """Counting from 1; 0 is the fragment as a whole."""
+    text: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.name}:{self.line}" if self.line else self.name
+        return f"{place} ({self.text.strip()})" if self.text else place
+
+
+class ComposeProblem(msgspec.Struct, frozen=True):
+    """Why there is no file.
+
+    `code` is one of: `header` (a `# compose:` line that can't be read), `truncated` (a fragment
+    beyond what crawlers read), `version` (Robot-version: its rule sets can't be merged), `agents`
+    (two names that robots can't tell apart), `outside` (a rule that matches outside the fragment's
+    prefix), `conflict` (lines of two fragments that decide one URL differently), `undecided`
+    (whether they do could not be found out), `size`, `too-many`.
+    """
+
+    code: str
+    message: str
+    """Whole, with the places."""
+    places: tuple[FragmentLine, ...] = ()
+    url: str | None = None
+    """A path that shows it, where there is one."""
+    agent: str | None = None
+    """The agent that it concerns; `*` is every robot that no fragment names."""
+
+
+class Composed(msgspec.Struct, frozen=True):
+    """What came of the fragments: the text of a file, or problems."""
+
+    text: str | None
+    problems: tuple[ComposeProblem, ...] = ()
+
+
+class _Problems:
+    """Problems as they come, `MAX_PROBLEMS` of them at most."""
+
+    def __init__(self) -> None:
+        self.found: list[ComposeProblem] = []
+
+    def add(
+        self,
+        code: str,
+        message: str,
+        *places: FragmentLine,
+        url: str | None = None,
+        agent: str | None = None,
+    ) -> None:
+        """Keep one, its places put before the message."""
+        if len(self.found) < MAX_PROBLEMS:
+            told = f"{' and '.join(map(str, places))}: {message}" if places else message
+            self.found.append(ComposeProblem(code, told, places, url, agent))
+        elif len(self.found) == MAX_PROBLEMS:
+            self.found.append(ComposeProblem("too-many", "there are more problems than are listed"))
+
+
+# --- agents ----------------------------------------------------------------------------------
+
+_WORD_END = re.compile(r"[/ \t]")
+_ASKABLE = re.compile(r"[^\s/;,()]+\Z")
+"""What a product token can look like: `model.product_token` gives nothing else."""
+_IDENTIFIER = re.compile(r"[A-Za-z_-]*")
+
+
+def named_agents(robots: RobotsTxt) -> dict[str, str]:
+    """The agents that a file names, in its order: in lower case, and as they are written there.
+
+    >>> named_agents(RobotsTxt.parse("User-agent: ExampleBot/2.1\\nUser-agent: *\\nDisallow:"))
+    {'examplebot': 'ExampleBot', '*': '*'}
+    """
+    found: dict[str, str] = {}
+    for value in chain.from_iterable(group.agents for group in robots.groups):
+        written = _WORD_END.split(value, maxsplit=1)[0]
+        if not _ASKABLE.match(written):
+            written = _IDENTIFIER.match(value)[0]  # type: ignore[index] # it always matches
+        if written:
+            found.setdefault(written.lower(), written)
+    return found
+
+
+def _all_names(robots: RobotsTxt) -> set[str]:
+    """Every name that makes some agent read a group of its own: `Bot2` is read by `bot`, too."""
+    names = robots.source(precedence=False).groups.names
+    return {name for name in re.split("[\r\n]", names) if _ASKABLE.match(name)}
+
+
+# --- fragments -------------------------------------------------------------------------------
+
+_HEADER = re.compile(r"[ \t]*#[ \t]*compose:(.*)", re.IGNORECASE)
+_SETTING = re.compile(r"(owner|prefix)=(\S+)\Z")
+_PREFIX = re.compile(r"/[^*$?#\s]*\Z")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f]").search
+_RULES = frozenset({"allow", "disallow"})
+_ANYWHERE = frozenset({"sitemap", "host", "clean-param", "license"})
+"""Records that belong to no group, wherever they stand."""
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """A record of a fragment. All text is octets in a str."""
+
+    number: int
+    start: int
+    """Where it begins in the text."""
+    field: str
+    """As it is written."""
+    value: str
+    comment: str
+    """What stands behind it."""
+    above: tuple[str, ...]
+    """The comment lines before it."""
+
+    @property
+    def kind(self) -> str:
+        """The field in lower case."""
+        return self.field.lower()
+
+    @property
+    def record(self) -> str:
+        """The line as the file has it."""
+        return f"{self.field}: {_utf8(self.value)}".rstrip(" ")
+
+
+def _utf8(value: str) -> str:
+    """The value, what is no UTF-8 in it escaped, which means the same (RFC-22)."""
+    try:
+        value.encode("latin-1").decode("utf-8")
+    except UnicodeDecodeError:
+        return "".join(char if char < "\x80" else f"%{ord(char):02X}" for char in value)
+    return value
+
+
+class _Source:
+    """A fragment as it is read."""
+
+    def __init__(self, fragment: Fragment, problems: _Problems) -> None:
+        self.name = fragment.name
+        self.robots = RobotsTxt.parse(fragment.body)
+        self.owner = self.prefix = ""
+        self.head: list[str] = []
+        """Comments that speak of no record."""
+        self.lines: list[_Record] = []
+        self._texts = self.robots.lines.split("\n")
+        self._readings: dict[str, Reading | None] = {}
+        self._read(problems)
+        starts = self.robots.source(precedence=False).groups.starts
+        self._grouped = starts[0] if starts else len(self.robots.lines) + 1
+        if self.robots.truncated:
+            problems.add("truncated", "longer than the 500 KiB that crawlers read", self.at(0))
+        versions = [line for line in self.lines if line.kind == "robot-version"]
+        if versions:
+            told = "Robot-version makes a rule set of its own kind, which can't be merged"
+            problems.add("version", told, self.at(versions[0].number))
+
+    def at(self, line: int) -> FragmentLine:
+        """A line of this fragment."""
+        return FragmentLine(self.name, line, shown(self._texts[line - 1]) if line else "")
+
+    def _read(self, problems: _Problems) -> None:
+        above: list[str] = []
+        offset = 0
+        for number, raw in enumerate(self._texts, 1):
+            start, offset = offset, offset + len(raw) + 1
+            record, mark, comment = raw.partition("#")
+            field, colon, value = (part.strip(" \t") for part in record.partition(":"))
+            if colon and field:
+                told = (number, start, field, value, comment.strip(" \t"), tuple(above))
+                self.lines.append(_Record(*told))
+                above = []
+            elif mark and not field:
+                header = _HEADER.match(raw)
+                if header is not None:
+                    self._header(shown(header[1]), number, problems)
+                elif not _CONTROL(raw):  # what a control character spoils reads as a comment
+                    above.append(raw.strip(" \t"))
+            elif not field and not self.lines:
+                self.head += above  # a blank line parts them from the first record
+                above = []
+        self.head += above
+
+    def _header(self, text: str, number: int, problems: _Problems) -> None:
+        if self.lines or self.owner or self.prefix:
+            told = "`# compose:` stands once, before the first record"
+            problems.add("header", told, self.at(number))
+            return
+        for word in text.split() or [""]:
+            found = _SETTING.match(word)
+            if found is None:
+                told = f"{word!r} is neither owner=NAME nor prefix=/PATH"
+                problems.add("header", told, self.at(number))
+            elif found[1] == "owner":
+                self.owner = found[2]
+            elif _PREFIX.match(found[2]):
+                self.prefix = rfc_pattern(octets(found[2]))
+            else:
+                told = "a prefix is the beginning of a path, without `*`, `$`, `?` and `#`"
+                problems.add("header", told, self.at(number))
+
+    def reading(self, agent: str) -> Reading | None:
+        """What the fragment tells an agent; None where another dialect has a say."""
+        if agent not in self._readings:
+            self._readings[agent] = Reading.of(self.robots.policy(agent))
+        return self._readings[agent]
+
+    def for_agent(self, agent: str) -> list[_Record]:
+        """The rules and records of the groups that the agent obeys, in file order."""
+        reading = self.reading(agent)
+        spans = () if reading is None else reading.spans
+        return [line for line in self.in_groups() if _stands_in(line, spans)]
+
+    def in_groups(self) -> Iterator[_Record]:
+        """The rules and records that belong to some group."""
+        for line in self.lines:
+            loose = line.kind in _ANYWHERE or line.start < self._grouped
+            if not loose and line.kind != "user-agent":
+                yield line
+
+    def before_groups(self) -> list[_Record]:
+        """Records that no robot obeys: they stand before the first user-agent line."""
+        return [
+            line for line in self.lines if line.start < self._grouped and line.kind not in _ANYWHERE
+        ]
+
+    def anywhere(self) -> list[_Record]:
+        """Sitemap and its like."""
+        return [line for line in self.lines if line.kind in _ANYWHERE]
+
+    def introduction(self, agent: str) -> list[str]:
+        """The comments at the user-agent lines of an agent."""
+        found: list[str] = []
+        for line in self.lines:
+            if line.kind == "user-agent" and _WORD_END.split(line.value)[0].lower() == agent:
+                found += line.above
+                if line.comment:
+                    found.append(f"# {line.comment}")
+        return found
+
+
+def _stands_in(line: _Record, spans: Spans) -> bool:
+    return any(low <= line.start < high for low, high in spans)
+
+
+# --- compose ---------------------------------------------------------------------------------
+
+
+def compose(fragments: Iterable[Fragment]) -> Composed:
+    """One file from several texts, each agent's group in it once.
+
+    A named agent gets the rules of every fragment: those for its name, or for `*` from a fragment
+    that does not name it. Comments, Sitemap and other records are kept, with the name of the
+    fragment that they come from. The same fragments in the same order give the same text.
+
+    There is no text, but problems, where a fragment speaks outside its prefix, where two fragments
+    decide one URL differently, and where the file would be longer than crawlers read.
+
+    >>> cart = "# compose: prefix=/shop/\\nUser-agent: *\\nDisallow: /shop/cart"
+    >>> shop = Fragment("shop.txt", cart)
+    >>> blog = Fragment("blog.txt", "User-agent: ExampleBot\\nDisallow: /drafts")
+    >>> print(compose([shop, blog]).text)
+    # Composed of:
+    #   shop.txt (prefix /shop/)
+    #   blog.txt
+    <BLANKLINE>
+    User-agent: *
+    # shop.txt
+    Disallow: /shop/cart
+    <BLANKLINE>
+    User-agent: ExampleBot
+    # shop.txt
+    Disallow: /shop/cart
+    # blog.txt
+    Disallow: /drafts
+    <BLANKLINE>
+    """
+    problems = _Problems()
+    sources = [_Source(fragment, problems) for fragment in fragments]
+    agents: dict[str, str] = {}
+    for source in sources:
+        for name, written in named_agents(source.robots).items():
+            agents.setdefault(name, written)
+    budget = Budget(_STEPS)
+    for source in sources:
+        _check_prefix(source, budget, problems)
+    for one, other in combinations(sources, 2):
+        _check_pair(one, other, ["*", *(name for name in agents if name != "*")], budget, problems)
+    if problems.found:
+        return Composed(None, tuple(problems.found))
+    text = _Writer(sources, agents).text()
+    _check_text(text, sources, problems)
+    if problems.found:
+        return Composed(None, tuple(problems.found))
+    return Composed(text)
+
+
+class _Writer:
+    """Writes the file. What is written stays octets in a str until the end."""
+
+    def __init__(self, sources: Sequence[_Source], agents: dict[str, str]) -> None:
+        self._sources = sources
+        self._agents = agents
+        self._said: set[tuple[str, int]] = set()
+        """Lines whose comments were written; they are once, however many groups have the line."""
+
+    def text(self) -> str:
+        """The whole file."""
+        blocks = [self._head(), self._section(_Source.before_groups)]
+        groups: dict[tuple[tuple[int, int], ...], list[str]] = {}
+        for name in sorted(self._agents, key=lambda name: name != "*"):  # `*`, then as they came
+            key = tuple(
+                (place, line.number)
+                for place, source in enumerate(self._sources)
+                for line in source.for_agent(name)
+            )
+            groups.setdefault(key, []).append(name)
+        blocks += [self._group(names) for names in groups.values()]
+        blocks.append(self._section(_Source.anywhere))
+        return shown("\n\n".join("\n".join(block) for block in blocks if block) + "\n")
+
+    def _head(self) -> list[str]:
+        lines = ["# Composed of:"]
+        for source in self._sources:
+            told = [f"owner {source.owner}"] if source.owner else []
+            told += [f"prefix {source.prefix}"] if source.prefix else []
+            lines.append(f"#   {_label(source)}" + (f" ({', '.join(told)})" if told else ""))
+        for source in self._sources:
+            if source.head:
+                lines += ["#", f"# {_label(source)}", *source.head]
+        return lines
+
+    def _group(self, names: Sequence[str]) -> list[str]:
+        block: list[str] = []
+        for source in self._sources:
+            told = [line for name in names for line in source.introduction(name)]
+            block += [f"# {_label(source)}", *told] if told else []
+        block += [f"User-agent: {self._agents[name]}" for name in names]
+        body = self._records((source, source.for_agent(names[0])) for source in self._sources)
+        if not any(line.partition(":")[0].lower() in _RULES for line in body):
+            # Without any rule the next user-agent line would join the group (RFC-02).
+            body.append("Disallow:")
+        return block + body
+
+    def _section(self, which: Callable[[_Source], list[_Record]]) -> list[str]:
+        return self._records((source, which(source)) for source in self._sources)
+
+    def _records(self, given: Iterable[tuple[_Source, list[_Record]]]) -> list[str]:
+        block: list[str] = []
+        written: set[tuple[str, str]] = set()
+        for source, lines in given:
+            label = [f"# {_label(source)}"]
+            for line in lines:
+                if (line.kind, line.value) in written:
+                    continue
+                written.add((line.kind, line.value))
+                block += label + self._with_comments(source, line)
+                label = []
+        return block
+
+    def _with_comments(self, source: _Source, line: _Record) -> list[str]:
+        if (source.name, line.number) in self._said:
+            return [line.record]
+        self._said.add((source.name, line.number))
+        return [*line.above, f"{line.record}  # {line.comment}" if line.comment else line.record]
+
+
+def _label(source: _Source) -> str:
+    """What comments call it: on one line, whatever the name holds."""
+    return octets("".join(char if char.isprintable() else "?" for char in source.name))
+
+
+def _check_prefix(source: _Source, budget: Budget, problems: _Problems) -> None:
+    """No rule of the fragment matches a path outside its prefix."""
+    prefix = ranked(0, True, source.prefix)
+    if prefix is None:
+        return
+    seen: dict[str, tuple[str | None, bool]] = {}
+    for line in source.in_groups():
+        path = split_content_usage(line.value)[0] if line.kind == "content-usage" else line.value
+        rule = ranked(1, True, path) if line.kind in {*_RULES, "content-usage"} else None
+        if rule is None or rule.head.startswith(prefix.head):
+            continue
+        if rule.pattern not in seen:
+            seen[rule.pattern] = _outside(rule, prefix, budget)
+        url, known = seen[rule.pattern]
+        if not known:
+            told = f"whether it matches outside the prefix {source.prefix} can't be found out"
+            problems.add("undecided", told, source.at(line.number))
+        elif url is not None:
+            told = f"matches {url}, outside the fragment's prefix {source.prefix}"
+            problems.add("outside", told, source.at(line.number), url=url)
+
+
+def _outside(rule: RankedRule, prefix: RankedRule, budget: Budget) -> tuple[str | None, bool]:
+    """A path that the rule matches and the prefix does not begin, and whether that is sure."""
+    try:
+        parts = [(RuleTable([rule]), rule), (RuleTable([prefix]), None)]
+        return find_path(parts, budget), True
+    except SearchGivenUp:
+        return None, False
+
+
+def _check_pair(
+    one: _Source, other: _Source, agents: Iterable[str], budget: Budget, problems: _Problems
+) -> None:
+    """No URL is decided one way by a line of the one, and the other way by one of the other."""
+    compared: set[tuple[Spans, Spans]] = set()
+    told: set[tuple[int, int]] = set()
+    for agent in agents:
+        mine, theirs = one.reading(agent), other.reading(agent)
+        if mine is None or theirs is None or (mine.spans, theirs.spans) in compared:
+            continue
+        compared.add((mine.spans, theirs.spans))
+        for rule in mine.table.rules:
+            for against in theirs.table.near(rule.head):
+                if rule.allow == against.allow:
+                    continue
+                lines = mine.lines[rule.number].line, theirs.lines[against.number].line
+                if lines in told:
+                    continue
+                places = one.at(lines[0]), other.at(lines[1])
+                try:
+                    url = decided_by([(mine, rule), (theirs, against)], budget)
+                except SearchGivenUp:
+                    message = "whether they decide one URL differently can't be found out"
+                    problems.add("undecided", message, *places, agent=agent)
+                    told.add(lines)
+                    continue
+                if url is not None:
+                    whom = "" if agent == "*" else f" for {agent}"
+                    message = f"they decide {url} differently{whom}"
+                    problems.add("conflict", message, *places, url=url, agent=agent)
+                    told.add(lines)
+
+
+def _check_text(text: str, sources: Sequence[_Source], problems: _Problems) -> None:
+    """The file is short enough, and says to every agent what the fragments say."""
+    size = len(text.encode())
+    if size > LIMIT:
+        problems.add("size", f"{size} octets; crawlers read {LIMIT} (RFC 9309 section 2.5)")
+        return
+    robots = RobotsTxt.parse(text)
+    names = set().union(*(_all_names(source.robots) for source in sources))
+    for name in sorted(names):
+        got = Reading.of(robots.policy(name))
+        given = (source.reading(name) for source in sources)
+        meant = frozenset(
+            chain.from_iterable(each.table.meaning for each in given if each is not None)
+        )
+        if got is None or got.table.meaning != meant:
+            message = f"robots called {name!r} would read another agent's group as their own; "
+            problems.add("agents", message + "write the names without digits", agent=name)
+
+
+# --- diff ------------------------------------------------------------------------------------
+
+
+class Ruling(msgspec.Struct, frozen=True):
+    """What one file says of a URL."""
+
+    allowed: bool
+    rule: Rule | None
+    """The line that decides; None where no rule matches."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A URL that one file allows and the other forbids."""
+
+    agents: tuple[str, ...]
+    """Whom it concerns: all of them read the same lines in both files. `*` is every robot that
+    neither file names."""
+    url: str
+    """As it was given, or a path that shows what these two lines decide differently."""
+    old: Ruling
+    new: Ruling
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """What `diff` found."""
+
+    changes: tuple[Change, ...]
+    complete: bool
+    """Every pair of lines that decides some URL differently is among the changes. Where it is
+    not, a search was given up, or a rule set is in another dialect than RFC 9309."""
+
+
+def diff(
+    old: RobotsTxt,
+    new: RobotsTxt,
+    *,
+    agents: Iterable[str] | None = None,
+    urls: Iterable[str] = (),
+) -> Difference:
+    """The verdicts that change from one file to another, with both deciding lines.
+
+    `agents`: by default all that either file names, and `*` for the rest. `urls` are judged in
+    any case; beside them, each pair of lines that decides some URL differently shows one.
+    Raises InvalidURL for a URL that is none.
+
+    >>> old = RobotsTxt.parse("User-agent: *\\nDisallow: /a")
+    >>> new = RobotsTxt.parse("User-agent: *\\nDisallow: /a\\nAllow: /a/b")
+    >>> [(c.agents, c.url, c.old.rule.line, c.new.rule.line) for c in diff(old, new).changes]
+    [(('*',), '/a/b', 2, 3)]
+    """
+    if agents is None:
+        agents = dict.fromkeys([*named_agents(old), *named_agents(new), "*"])
+    given = list(urls)
+    groups: dict[object, list[tuple[str, Policy, Policy]]] = {}
+    for agent in agents:
+        before, after = old.policy(agent), new.policy(agent)
+        mine, theirs = Reading.of(before), Reading.of(after)
+        same = agent if mine is None or theirs is None else (mine.spans, theirs.spans)
+        groups.setdefault(same, []).append((agent, before, after))
+    budget = Budget(_STEPS)
+    changes: list[Change] = []
+    complete = True
+    for members in groups.values():
+        _, before, after = members[0]
+        known = _Comparison(before, after, budget)
+        names = tuple(agent for agent, _, _ in members)
+        for url in dict.fromkeys([*given, *known.urls()]):
+            rulings = _ruling(before.match(url)), _ruling(after.match(url))
+            if rulings[0].allowed != rulings[1].allowed:
+                if len(changes) >= MAX_CHANGES:
+                    return Difference(tuple(changes), False)
+                changes.append(Change(names, url, *rulings))
+        complete = complete and known.complete
+    return Difference(tuple(changes), complete)
+
+
+def _ruling(match: Match) -> Ruling:
+    return Ruling(match.allowed, match.rule)
+
+
+class _Comparison:
+    """Two policies for one agent: where may they differ?"""
+
+    def __init__(self, old: Policy, new: Policy, budget: Budget) -> None:
+        self._old, self._new = old, new
+        self._budget = budget
+        self.complete = True
+        """No search was given up."""
+
+    def urls(self) -> Iterator[str]:
+        """For each pair of lines that decides some URL differently, one such path."""
+        old, new = Reading.of(self._old), Reading.of(self._new)
+        if old is None or new is None:
+            self.complete = self._old.robots == self._new.robots
+            for robots in (self._old.robots, self._new.robots):
+                for rule in chain.from_iterable(group.rules for group in robots.groups):
+                    yield from likely_paths(octets(rule.value))
+            return
+        for before, after in _unequal(old, new):
+            try:
+                path = decided_by([(old, before), (new, after)], self._budget)
+            except SearchGivenUp:
+                self.complete = False
+            else:
+                if path is not None:
+                    yield path
+
+
+_Pair = tuple[RankedRule | None, RankedRule | None]
+
+
+def _unequal(old: Reading, new: Reading) -> Iterator[_Pair]:
+    """The pairs of rules, one of each file, that may decide some URL differently.
+
+    One of the two is not in the other file: if both rules stood in both files, each would match
+    the URL there as well, and the one that beats the other would decide in both.
+    """
+    kept = old.table.meaning & new.table.meaning
+    for rule in old.table.rules:
+        gone = (rule.allow, rule.pattern) not in kept
+        if gone and not rule.allow:
+            yield rule, None
+        for against in new.table.near(rule.head):
+            if rule.allow != against.allow and (
+                gone or (against.allow, against.pattern) not in kept
+            ):
+                yield rule, against
+    for rule in new.table.rules:
+        if not rule.allow and (rule.allow, rule.pattern) not in kept:
+            yield None, rule
