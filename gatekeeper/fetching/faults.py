@@ -80,11 +80,7 @@ class _Suspect:
 
 
 class LocalFaults:
-    """Weighs who failed lately against who answered; says when it is us.
-
-    While `doubtful` is false, whoever hears an answer may write `heard` and `last_answer`
-    instead of calling `answered`.
-    """
+    """Weighs who failed lately against who answered; says when it is us."""
 
     def __init__(
         self,
@@ -142,9 +138,9 @@ class LocalFaults:
     def answered(self, origin: str, now: float) -> None:
         """Something came from the network: all suspicion is contradicted."""
         before = self.last_answer
-        self.last_answer = now
-        self.heard[origin] = now
-        self.sweep_if_many(now)
+        self.heard[origin] = self.last_answer = now
+        if len(self.heard) > _MOST:
+            self.sweep_if_many(now)
         if self.doubtful:
             self._on_answer()
             self._clear()

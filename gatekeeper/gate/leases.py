@@ -190,7 +190,7 @@ class Lease(msgspec.Struct, eq=False):
         Where the body of its response still comes, the slot is held until the connection is free.
         """
         held = open_leases.get()
-        if held[-1:] == (self,):
+        if held and held[-1] is self:
             open_leases.set(held[:-1])
         else:
             open_leases.set(tuple(other for other in held if other is not self))
@@ -198,15 +198,18 @@ class Lease(msgspec.Struct, eq=False):
             if not self._grant.reported:
                 self.report()  # fail closed
         finally:
-            self._left = self._grant.in_use
-            if not self._left:
+            grant = self._grant
+            self._left = left = grant.held_by is not None and grant.in_use
+            if not left:
                 self.end()
 
     def head(self) -> None:
         """The head of the response is here: the interval counts from now."""
         if self._head_at is None:
-            self._head_at = now = self._manager.now()
-            self._manager.faults.answered(self.origin, now)
+            manager = self._manager
+            read = manager.now  # an attribute that is called is slow before Python 3.12
+            self._head_at = now = read()
+            manager.faults.answered(self._answer.origin, now)
             self._grant.head(now)
 
     def answered(
@@ -216,11 +219,7 @@ class Lease(msgspec.Struct, eq=False):
         grant, manager = self._grant, self._manager
         read = manager.now  # an attribute that is called is slow before Python 3.12
         now = read()
-        faults = manager.faults
-        if faults.doubtful:
-            faults.answered(self._answer.origin, now)
-        else:  # in place: each page comes this way
-            faults.heard[self._answer.origin] = faults.last_answer = now
+        manager.faults.answered(self._answer.origin, now)
         if self._answer.__class__ is Decision and not grant.reported:
             self._note(status)
         elapsed = (now if self._head_at is None else self._head_at) - grant.start_at
@@ -254,14 +253,13 @@ class Lease(msgspec.Struct, eq=False):
             elapsed = self._head_at - grant.start_at
         now = None
         if status is not None:
-            self._note(status)
-            manager = self._manager
-            now = manager.now()
-            faults = manager.faults
-            if faults.doubtful:
-                faults.answered(self._answer.origin, now)
-            else:
-                faults.heard[self._answer.origin] = faults.last_answer = now
+            answer, manager = self._answer, self._manager
+            if answer.__class__ is Decision:
+                self._note(status)
+            if self._head_at is None:  # else that was told of when it came
+                read = manager.now
+                now = read()
+                manager.faults.answered(answer.origin, now)
         grant.report(status, elapsed, retry_after, size, rate_limit=rate_limit, now=now)
         if status is None and elapsed is not None and self._head_at is None:
             self._manager.uplink.unanswered(self)
@@ -281,7 +279,7 @@ class Lease(msgspec.Struct, eq=False):
         try:
             self._grant.give_back()
         finally:
-            self._drop()
+            self.end()
 
     def ends_with(
         self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
@@ -341,11 +339,8 @@ class Lease(msgspec.Struct, eq=False):
             self._grant.release()
         finally:
             if self.owner is not None:
-                self._drop()
-
-    def _drop(self) -> None:
-        self._manager.holdings.drop(self)
-        self.owner = None
+                self._manager.holdings.drop(self)
+                self.owner = None
 
 
 def _as_sent(url: str) -> URL | None:
@@ -355,60 +350,44 @@ def _as_sent(url: str) -> URL | None:
         return None
 
 
-class LeaseRequest:
+class LeaseRequest(msgspec.Struct, eq=False):
     """What `gate.lease()` returns: entering waits for the turn, leaving ends the lease."""
 
-    __slots__ = ("_agent", "_lease", "_manager", "_priority", "_timeout", "_url")
+    _manager: LeaseManager
+    _url: str
+    _priority: int
+    _timeout: float | None
+    _agent: str | None
+    _lease: Lease | None = None
 
     if not TYPE_CHECKING:
         report = renew = give_back = end = decision = expires_at = Unentered()
 
-    def __init__(
-        self,
-        manager: LeaseManager,
-        url: str,
-        priority: int,
-        timeout: float | None,
-        agent: str | None,
-    ) -> None:
-        self._manager = manager
-        self._url = url
-        self._priority = priority
-        self._timeout = timeout
-        self._agent = agent
-        self._lease: Lease | None = None
-
-    def at_once(self) -> Lease | None:
-        """Enter without waiting, if that can be seen at a glance; None says nothing."""
-        if self._agent is not None:
-            return None
-        manager = self._manager
-        lease = manager.take(self._url, asyncio.current_task(manager.loop))
-        if lease is not None:
-            self._lease = lease
-            lease._by_hand = True
-            open_leases.set((*open_leases.get(), lease))
-        return lease
-
     async def __aenter__(self) -> Lease:
         manager = self._manager
+        owner = asyncio.current_task(manager.loop)
+        lease = None
         entered = False
         if manager.entrance.outside and self._timeout != 0:
             entered = True  # behind those who came first
             if (before := manager.entrance.enter()) is not None:
                 await before
             before = None  # many may wait below, and would keep it
-        lease = None if entered else self.at_once()
-        if lease is None:
-            lease = self._lease = await manager.wait(
+        elif self._agent is None:
+            lease = manager.take(self._url, owner)
+        if lease is not None:
+            lease._by_hand = True
+        else:
+            lease = await manager.wait(
                 self._url,
-                asyncio.current_task(manager.loop),
+                owner,
                 priority=self._priority,
                 timeout=self._timeout,
                 user_agent=self._agent,
                 entered=entered,
             )
-            open_leases.set((*open_leases.get(), lease))
+        self._lease = lease
+        open_leases.set((*open_leases.get(), lease))
         return lease
 
     async def __aexit__(

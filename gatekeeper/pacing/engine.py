@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Set
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -365,6 +365,8 @@ class Engine:
         pacing = self._memory.rules.pacing
         self.pacing: PacingConfig = pacing
         self.learns_latency: bool = pacing.latency_factor > 0
+        self._in_turn_only = pacing.dry_run or self.remote is not None
+        """No lease is had without a wait: a dry run counts, and the ledger books, each start."""
         self._jitter = pacing.jitter
         self._ttl = pacing.lease_ttl
         self._intervals.clear()
@@ -452,84 +454,74 @@ class Engine:
     # --- granting -----------------------------------------------------------------------
 
     def take(
-        self, url: str, host: str, asked: RobotsInterval, now: float | None = None
+        self,
+        url: str,
+        host: str,
+        asked: RobotsInterval | Callable[[], Offer],
+        now: float | None = None,
+        ttl: float | None = None,
     ) -> Grant | None:
-        """The lease, if it can be had at once and the host is in memory; else None. The caller
-        has decided at this moment, and `asked` is what the text asks for now."""
+        """The lease, if the host is in memory and due, and nobody waits for it; else None.
+
+        `asked` is what the text asks for at this moment, or what is called for it, once the
+        lease could be had: where that offers no interval there is none. Raises what it raises,
+        and StorageError.
+        """
         scope = self.scopes.get(host)
         if scope is None:
             return None
         if now is None:
-            now = self.now()
-        if self.pacing.dry_run or not self.free_now(scope, now):
-            return None
-        return self.grant(scope, asked, now, url, None)
-
-    def free_now(self, scope: Scope, now: float) -> bool:
-        """May a request of this host start now, and does nobody wait for that?"""
+            read = self.now  # an attribute that is called is slow to find before Python 3.12
+            now = read()
         if (
             scope.queue is not None
             or self.granted >= self.grant_limit
             or scope.due_at() > now
-            or self.remote is not None
+            or self._in_turn_only
             or (self.frozen and scope.name in self.unanswered)
         ):
-            return False
-        return not scope.shared or all(
-            other.queue is None and other.due_at() <= now for other in scope.shared
-        )
+            return None
+        for other in scope.shared:
+            if other.queue is not None or other.due_at() > now:
+                return None
+        if not isinstance(asked, RobotsInterval):
+            offer = asked()
+            if not isinstance(offer, RobotsInterval):
+                return None
+            asked = offer
+        return self.grant(scope, asked, now, url, ttl)
 
     def grant(
-        self, scope: Scope, asked: RobotsInterval, now: float, url: str, ttl: float | None
+        self,
+        scope: Scope,
+        asked: RobotsInterval | None,
+        now: float,
+        url: str,
+        ttl: float | None,
     ) -> Grant | None:
         """Start a request of a host that is due; None if it may not start now after all.
 
         All scopes are taken or none, in one step: no await stands between the admission that
         brought `asked` and this. Raises StorageError where its clocks can't be kept: nothing
         is granted then.
+
+        `asked` None: the clocks are the caller's own affair. It starts whatever they say, by the
+        interval in force, and they are not kept.
         """
-        keeper = self.keeper
-        if keeper is not None and keeper.unwritten and not keeper.marked:
-            keeper.mark()
-        before, derived = scope.asked, scope.derived
-        if asked is before and derived is not None and scope.history is None:
-            seconds = derived.seconds
-        else:
-            seconds = self.derive(scope, asked, now)
-        if seconds != scope.interval and not self.set_interval(
-            scope, seconds, now, asked == before
-        ):
-            return None
-        return self._start(scope, now, url, ttl, keeper)
-
-    def grant_dry(
-        self, scope: Scope, asked: RobotsInterval, now: float, url: str, ttl: float | None
-    ) -> tuple[Grant, float]:
-        """A dry run: a grant at once, and the seconds it would have waited; the clocks run so."""
-        seconds = self.derive(scope, asked, now)
-        start = max(now, scope.promised_at(), scope.clock_at(seconds))
-        start = max([start, *(other.promised_at() for other in scope.shared)])
-        scope.interval = seconds
-        grant = self._start(scope, now, url, ttl)
-        for one in (scope, *scope.shared):
-            one.basis = start
-        grant.start_at = start
-        return grant, start - now
-
-    def hold(self, scope: Scope, url: str, now: float, seconds: float) -> Grant:
-        """A lease that an earlier process granted, open again: the clocks stay as they are."""
-        if seconds <= 0:
-            return Grant(self, scope, url, now, now, scope.basis, (), told=True, open=False)
-        clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
-        grant = self._start(scope, now, url, seconds)
-        for one, basis, interval in clocks:
-            one.basis, one.interval = basis, interval
-        return grant
-
-    def _start(
-        self, scope: Scope, now: float, url: str, ttl: float | None, keeper: Promises | None = None
-    ) -> Grant:
-        """Take the slots of all scopes, start their clocks, and have `keeper` keep them."""
+        keeper = None
+        if asked is not None:
+            keeper = self.keeper
+            if keeper is not None and keeper.unwritten and not keeper.marked:
+                keeper.mark()
+            before, derived = scope.asked, scope.derived
+            if asked is before and derived is not None and scope.history is None:
+                seconds = derived.seconds
+            else:
+                seconds = self.derive(scope, asked, now)
+            if seconds != scope.interval and not self.set_interval(
+                scope, seconds, now, asked == before
+            ):
+                return None
         expires = now + (self._ttl if ttl is None else ttl)
         grant = Grant(self, scope, url, now, expires, scope.basis, scope.shared)
         if scope.history is not None:
@@ -537,7 +529,7 @@ class Engine:
         scope.basis = now
         scope.in_flight += 1
         scope.unheaded += 1
-        if grant.others:
+        if scope.shared:
             self._start_shared(grant, now)
         self.granted += 1
         if ttl is None:
@@ -555,6 +547,34 @@ class Engine:
                 grant.undo()
                 raise
         return grant
+
+    def grant_dry(
+        self, scope: Scope, asked: RobotsInterval, now: float, url: str, ttl: float | None
+    ) -> tuple[Grant, float]:
+        """A dry run: a grant at once, and the seconds it would have waited; the clocks run so."""
+        seconds = self.derive(scope, asked, now)
+        start = max(now, scope.promised_at(), scope.clock_at(seconds))
+        start = max([start, *(other.promised_at() for other in scope.shared)])
+        scope.interval = seconds
+        grant = self._at_any_time(scope, now, url, ttl)
+        for one in (scope, *scope.shared):
+            one.basis = start
+        grant.start_at = start
+        return grant, start - now
+
+    def hold(self, scope: Scope, url: str, now: float, seconds: float) -> Grant:
+        """A lease that an earlier process granted, open again: the clocks stay as they are."""
+        if seconds <= 0:
+            return Grant(self, scope, url, now, now, scope.basis, (), told=True, open=False)
+        clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
+        grant = self._at_any_time(scope, now, url, seconds)
+        for one, basis, interval in clocks:
+            one.basis, one.interval = basis, interval
+        return grant
+
+    def _at_any_time(self, scope: Scope, now: float, url: str, ttl: float | None) -> Grant:
+        """A grant whose clocks the caller sets."""
+        return cast("Grant", self.grant(scope, None, now, url, ttl))  # that refuses nobody
 
     def _start_shared(self, grant: Grant, start: float) -> None:
         grant.others_before = tuple(other.basis for other in grant.others)

@@ -134,7 +134,7 @@ class Scheduler:
         )
         self._queues = self._engine.queues
         self.take: Callable[[str, str, RobotsInterval], Grant | None] = self._engine.take
-        """`take(url, host, asked)`: the lease, if it can be had at once; see `Engine`."""
+        """`take(url, host, asked)`: the lease, if it can be had now; see `Engine`."""
         self._deadlines = Deadlines()
         self._departures = Departures(self._take_out)
         self._open = False
@@ -265,13 +265,9 @@ class Scheduler:
         if self._pacing.dry_run:
             return await self._dry(scope, url, admit, refetch, ttl)
         now = self._clock.monotonic()
-        if engine.free_now(scope, now):
-            # The common case: nobody waits, and the lease can be had at once.
-            asked = admit()
-            if isinstance(asked, RobotsInterval):
-                grant = engine.grant(scope, asked, now, url, ttl)
-                if grant is not None:
-                    return grant
+        grant = engine.take(url, host, admit, now, ttl)
+        if grant is not None:
+            return grant  # the common case: nobody waits, and the lease can be had at once
         waiter = TaskWaiter(scope, url, priority, ttl, admit)
         end = INF if timeout is None else now + timeout
         self._join(waiter, now, end)
@@ -346,9 +342,8 @@ class Scheduler:
         scope = self._memory.host(host)
         watch = DueWatch(callback, priority)
         now = self._clock.monotonic()
-        if self._engine.free_now(scope, now):
-            watch.offer()  # nobody waits, and no queue is needed
-        else:
+        self._engine.take("", host, watch.offer, now)  # nobody waits: no queue is needed
+        if not watch.told:
             self._queues.join(scope, watch, now)
             self._engine.run(now)
 

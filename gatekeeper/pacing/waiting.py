@@ -90,14 +90,16 @@ class TaskWaiter(Waiter):
 class DueWatch(Waiter):
     """Somebody who wants to know when a host is due, and takes no lease."""
 
-    __slots__ = ("callback",)
+    __slots__ = ("callback", "told")
 
     def __init__(self, callback: Callable[[], object], priority: float = 0.0) -> None:
         super().__init__("", priority)
         self.callback: Callable[[], object] = callback
+        self.told = False
 
     def offer(self) -> Offer:
         """Tell, and let the next waiter have the lease."""
+        self.told = True
         self.callback()
         return PASSED
 
