@@ -199,8 +199,9 @@ class Lease(msgspec.Struct, eq=False):
                 self.report()  # fail closed
         finally:
             grant = self._grant
-            self._left = left = grant.held_by is not None and grant.in_use
-            if not left:
+            if grant.held_by is not None and grant.in_use:
+                self._left = True
+            else:
                 self.end()
 
     def head(self) -> None:

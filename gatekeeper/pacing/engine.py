@@ -481,9 +481,10 @@ class Engine:
             or (self.frozen and scope.name in self.unanswered)
         ):
             return None
-        for other in scope.shared:
-            if other.queue is not None or other.due_at() > now:
-                return None
+        if scope.shared:
+            for other in scope.shared:
+                if other.queue is not None or other.due_at() > now:
+                    return None
         if not isinstance(asked, RobotsInterval):
             offer = asked()
             if not isinstance(offer, RobotsInterval):
