@@ -375,12 +375,12 @@ class Decider:
 
     def recall_many(self, urls: Sequence[str], agent: str, now: float) -> list[Decision | None]:
         """`recall` for each of the URLs, at one moment."""
-        find, of_cached, numbers = self._cache.find, self.of_cached, self.numbers
-        answers: list[Decision | None] = []
-        for url in urls:
-            found = find(url, agent, now)
-            answers.append(found and of_cached(found[0], found[1], url, next(numbers)))
-        return answers
+        of_cached, found = self.of_cached, self._cache.find_many(urls, agent, now)
+        # A number that no decision takes is left out.
+        return [
+            None if place is None else of_cached(place[0], place[1], url, number)
+            for place, url, number in zip(found, urls, self.numbers, strict=False)
+        ]
 
     def write_many(
         self,

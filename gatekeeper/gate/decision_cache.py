@@ -194,6 +194,31 @@ class DecisionCache:
         origin: CachedOrigin | None = cached.get(agent)
         return None if origin is None or not origin.keeps else (origin, plain[1])
 
+    def find_many(
+        self, raws: Sequence[str], agent: str, now: float
+    ) -> list[tuple[CachedOrigin, str] | None]:
+        """`find` for each of the URLs; each authority is looked up once."""
+        find, split = self.find, urls.split_ordinary
+        all_plain = urls.all_plain(raws)
+        known: dict[str, CachedOrigin | None] = {}
+        places: list[tuple[CachedOrigin, str] | None] = []
+        for url in raws:
+            if all_plain:
+                cut = url.find("/", 8)
+                authority, path = url[: cut + 1], url[cut:]
+            elif (ordinary := split(url)) is not None:
+                authority, path = ordinary
+            else:
+                places.append(None)
+                continue
+            try:
+                origin = known[authority]
+            except KeyError:
+                first = find(url, agent, now)
+                origin = known[authority] = None if first is None else first[0]
+            places.append(None if origin is None else (origin, path))
+        return places
+
     def write_many(
         self,
         raws: Sequence[str],

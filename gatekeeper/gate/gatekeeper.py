@@ -256,8 +256,14 @@ class Gatekeeper:
             try:
                 if url.startswith(self._authority):
                     ready, text = self._origin.first_match, url[self._cut :]
-                else:
-                    ready, text = self._turn_to(url)
+                else:  # find what the cache has of an authority as it is spelt, and stay there
+                    cut = url.find("/", 8)  # behind `https://`
+                    origin = self._find_origin(url[:cut]) if cut > 0 else None
+                    if origin is None:
+                        ready, text = None, ""
+                    else:
+                        self._authority, self._cut, self._origin = url[: cut + 1], cut, origin
+                        ready, text = origin.first_match, url[cut:]
             except (AttributeError, TypeError):
                 if isinstance(url, str):
                     raise
@@ -271,15 +277,6 @@ class Gatekeeper:
                     self._warm_denied += 1
                     return False
         return bool(await self.check(url, user_agent=user_agent))
-
-    def _turn_to(self, url: str) -> tuple[QuickAnswer | None, str]:
-        """Find what the cache has of an authority that is spelt as its origin, and stay there."""
-        cut = url.find("/", 8)  # behind `https://`
-        origin = self._find_origin(url[:cut]) if cut > 0 else None
-        if origin is None:
-            return None, ""
-        self._authority, self._cut, self._origin = url[: cut + 1], cut, origin
-        return origin.first_match, url[cut:]
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """Whether the URL may be fetched now, and why. Raises InvalidURL."""

@@ -186,7 +186,7 @@ async def test_a_lease_had_at_once_has_the_decision_of_a_check(
     for path in ("/b?c", "/private/open/x"):
         url = f"http://a.test{path}"
         await virtual_internet.clock.elapse(1.0)
-        lease = gate.lease(url).at_once()
+        lease = internals(gate).take(url)
         assert lease is not None
         lease.give_back()
         decision = await asked(virtual_internet, gate, path)
@@ -216,7 +216,7 @@ async def test_what_is_not_plainly_welcome_is_not_leased_at_once(
 ) -> None:
     await asked(virtual_internet, gate, "/a")
 
-    assert gate.lease(url).at_once() is None
+    assert internals(gate).take(url) is None
     assert gate.stats().pacing.in_flight == 0
 
 
@@ -242,10 +242,10 @@ async def test_a_turn_that_is_not_free_is_not_had_at_once(
 ) -> None:
     await asked(virtual_internet, gate, "/a")
     await virtual_internet.clock.elapse(1.0)
-    held = gate.lease("http://a.test/a").at_once()
+    held = internals(gate).take("http://a.test/a")
     assert held is not None
 
-    assert gate.lease("http://a.test/b").at_once() is None
+    assert internals(gate).take("http://a.test/b") is None
     held.end()
 
 
