@@ -64,6 +64,7 @@ async def polite_session(
     storage: Storage | None = None,
     clock: Clock | None = None,
     resolver: AbstractResolver | None = None,
+    session_factory: Callable[..., aiohttp.ClientSession] | None = None,
     **session_arguments: Any,
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """A real `aiohttp.ClientSession`, gated on every hop and guarded at the socket.
@@ -73,6 +74,10 @@ async def polite_session(
     against `timeout`: its `total` is the time on the network, over all hops and the body.
     `middlewares` given here or with a request run outside the gate's, never instead of it:
     each attempt of a retrying one is a turn of its own.
+
+    `session_factory` makes the session in the place of `aiohttp.ClientSession`: a subclass, or a
+    function that passes its arguments on to one. What a caching one has in its cache
+    (`CachedSession` of aiohttp-client-cache) takes no turn and is decided by nobody.
 
     Raises ConfigError for arguments that would lead round the guard (`connector`,
     `trust_env`, or a proxy without guard.mode = "url-only").
@@ -90,7 +95,7 @@ async def polite_session(
     gate = Gatekeeper(user_agent, config=config, storage=storage, clock=clock, resolver=resolver)
     inside = internals(gate)
     async with gate:
-        session = aiohttp.ClientSession(
+        session = (session_factory or aiohttp.ClientSession)(
             # The connection that brought robots.txt brings the pages as well.
             connector=inside.connector,
             connector_owner=False,
@@ -98,6 +103,11 @@ async def polite_session(
             middlewares=(*inner, gate.middleware),
             **session_arguments,
         )
+        if not isinstance(session, aiohttp.ClientSession):
+            raise ConfigError(
+                f"session_factory made a {type(session).__name__}, which is no ClientSession: wrap "
+                "the session of polite_session in it instead"
+            )
         times = RequestDeadlines(clock)
         base = _base_of(session_arguments.get("base_url"))
         _keep_to_the_gate(session, gate, times, inner, base)
