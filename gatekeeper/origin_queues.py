@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import inspect
 import itertools
+import logging
 import sqlite3
 import tempfile
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,9 +33,11 @@ __all__ = [
     "IN_MEMORY",
     "MAX_OBJECTS",
     "Backlog",
+    "DenialCallbacks",
     "DistantGate",
     "Entry",
     "HeldTurn",
+    "KeptEntries",
     "OriginQueue",
     "OriginQueues",
     "OverflowFile",
@@ -43,6 +47,8 @@ __all__ = [
     "WaitingTasks",
     "is_distant",
 ]
+
+_log = logging.getLogger("gatekeeper.queue")
 
 Entry = tuple[float, int, str, Any]
 """Rank (the negated priority), order of arrival, URL, payload: sorts as it is to be served, as
@@ -180,6 +186,70 @@ class OverflowFile:
             self._folder = self._path = None
 
 
+class KeptEntries:
+    """The file in which a queue's URLs outlive the process, one row each until they are done.
+
+    Each change is in the system's hands before the call returns, so that kill -9 loses nothing;
+    a power cut may cost the last ones. One process at a time: the file is locked.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        with self._failing():
+            self._file = sqlite3.connect(path, isolation_level=None, timeout=0.0)
+            try:
+                self._file.executescript(
+                    "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;"
+                    "PRAGMA synchronous = OFF;"
+                    "CREATE TABLE IF NOT EXISTS kept"
+                    " (arrival INTEGER PRIMARY KEY, rank REAL, url TEXT, data BLOB);"
+                    "BEGIN IMMEDIATE; COMMIT;"  # it takes the lock, or raises
+                )
+            except BaseException:
+                self._file.close()
+                raise
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise StorageError(
+                f"the kept queue {self._path} can't be used ({error}): one process at a time may "
+                "have it; make room there, or give PoliteQueue another `keep`"
+            ) from error
+
+    def load(self) -> list[Entry]:
+        """Everything that waits, the first in order of arrival first. Raises StorageError."""
+        with self._failing():
+            rows = self._file.execute(
+                "SELECT rank, arrival, url, data FROM kept ORDER BY arrival"
+            ).fetchall()
+            return [(*one[:3], None if one[3] is None else _read(one[3])) for one in rows]
+
+    def add(self, entry: Entry) -> None:
+        """Keep it. Raises TypeError for a payload that is no plain value, and StorageError."""
+        rank, arrival, url, data = entry
+        packed = None if data is None else _packed(data)
+        if data is not None and packed is None:
+            raise TypeError(
+                f"a queue with `keep` takes plain values as data, not this {type(data).__name__}: "
+                "None, bool, int, float, str, bytes, lists, and dicts with text as keys"
+            )
+        with self._failing():
+            self._file.execute("INSERT INTO kept VALUES (?, ?, ?, ?)", (arrival, rank, url, packed))
+
+    def remove(self, entry: Entry) -> None:
+        """It is done. Raises StorageError."""
+        with self._failing():
+            self._file.execute("DELETE FROM kept WHERE arrival = ?", (entry[1],))
+
+    def close(self) -> None:
+        """Leave the file to the next. Idempotent."""
+        with suppress(sqlite3.Error):
+            self._file.close()
+
+
 def _prepare(connection: sqlite3.Connection) -> None:
     # Scratch: what a crash leaves of it is worth nothing. Not so what a full disk leaves,
     # so that there is a journal, in memory.
@@ -214,18 +284,27 @@ def _is_plain(data: Any) -> bool:
     return kind in _PLAIN
 
 
+_arrivals = itertools.count()
+
+
 class Backlog:
     """The URLs of one origin, the most important first, then first come first served.
 
     The first of them are in memory: whatever is put away comes after all that is here.
     """
 
-    __slots__ = ("_away", "_here", "_limit", "_number", "_overflow", "_worst")
+    __slots__ = ("_arrivals", "_away", "_here", "_limit", "_number", "_overflow", "_worst")
 
-    _arrivals = itertools.count()
-
-    def __init__(self, number: int, overflow: OverflowFile, limit: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        overflow: OverflowFile,
+        limit: int,
+        arrivals: Iterator[int] | None = None,
+    ) -> None:
+        """`arrivals` counts the URLs of all backlogs of a queue."""
         self._number = number
+        self._arrivals = _arrivals if arrivals is None else arrivals
         self._overflow = overflow
         self._limit = limit
         self._here: list[Entry] = []
@@ -236,12 +315,17 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._here) + self._away
 
-    def put(self, url: str, priority: float, data: Any = None) -> None:
-        """Add at the end of its priority. Raises StorageError; then it is not added."""
+    def put(
+        self, url: str, priority: float, data: Any = None, keep: KeptEntries | None = None
+    ) -> None:
+        """Add at the end of its priority. Raises what `keep.add` does, and StorageError; then it
+        is not added."""
         entry = (-priority, next(self._arrivals), url, data)
         late = self._is_late(entry)
         if late or len(self._here) >= 2 * self._limit:
             self._overflow.make_room(data)
+        if keep is not None:
+            keep.add(entry)
         self._add(entry, late=late)
 
     def put_back(self, entry: Entry) -> None:
@@ -499,6 +583,8 @@ class OriginQueues:
         self._overflow = OverflowFile(path)
         self._queues: dict[str, OriginQueue] = {}
         self._numbers = itertools.count()
+        self.arrivals = itertools.count()
+        """Counts the URLs that are put."""
         self._order = itertools.count()
         self._ready: list[tuple[float, int, OriginQueue]] = []
         self._deferred: list[tuple[float, int, OriginQueue]] = []
@@ -520,7 +606,7 @@ class OriginQueues:
         queued = self._queues.get(origin)
         if queued is not None:
             return queued, False
-        backlog = Backlog(next(self._numbers), self._overflow, self._in_memory)
+        backlog = Backlog(next(self._numbers), self._overflow, self._in_memory, self.arrivals)
         queued = self._queues[origin] = OriginQueue(origin, host, backlog)
         return queued, True
 
@@ -640,3 +726,74 @@ class WaitingTasks:
             if not future.done():
                 future.set_result(None)
         self._futures.clear()
+
+
+_MAX_CALLS = 100
+"""Asynchronous calls under way; with so many, `busy` says to wait."""
+
+
+class DenialCallbacks:
+    """Calls `listener` with decisions, and `done` as each call has come to its end.
+
+    An asynchronous call runs in a task of its own, so that nobody who is cancelled cuts it
+    short. What a call raises is raised where it is told, or kept in `errors` by `failed`.
+    """
+
+    def __init__(
+        self,
+        listener: Callable[[Decision], object] | None,
+        *,
+        done: Callable[[], None],
+        failed: Callable[[], None],
+    ) -> None:
+        self._listener = listener
+        self._done = done
+        self._failed = failed
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.errors: deque[BaseException] = deque()
+        """What asynchronous calls raised, for whoever takes it out."""
+
+    @property
+    def busy(self) -> bool:
+        """Are there so many calls under way that another one should wait?"""
+        return len(self._tasks) >= _MAX_CALLS
+
+    async def wait(self) -> None:
+        """Return when one of the calls under way has come to its end."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    def tell(self, decision: Decision) -> None:
+        """Call the listener. Raises what it raises."""
+        told: object = None
+        try:
+            if self._listener is not None:
+                told = self._listener(decision)
+        except BaseException:
+            self._done()
+            raise
+        if inspect.isawaitable(told):
+            task = asyncio.get_running_loop().create_task(_finish(told))
+            self._tasks.add(task)
+            task.add_done_callback(self._told)
+        else:
+            self._done()
+
+    def _told(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.errors.append(error)
+            self._failed()
+        self._done()
+
+    async def close(self) -> None:
+        """Wait for the calls under way; cancelled itself, it cancels them."""
+        tasks = self._tasks - {asyncio.current_task()}
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while self.errors:
+            _log.error("on_denied failed", exc_info=self.errors.popleft())
+
+
+async def _finish(told: Awaitable[object]) -> None:
+    await told

@@ -9,10 +9,10 @@ that no `get` ever waits for one origin while another is ready.
 from __future__ import annotations
 
 import asyncio
-import inspect
+import itertools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextvars import Context
 from datetime import datetime
 from functools import partial
@@ -30,9 +30,11 @@ from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.middleware import inherited
 from gatekeeper.origin_queues import (
     IN_MEMORY,
+    DenialCallbacks,
     DistantGate,
     Entry,
     HeldTurn,
+    KeptEntries,
     OriginQueue,
     OriginQueues,
     QueueGate,
@@ -48,8 +50,6 @@ _log = logging.getLogger(__name__)
 
 _MANY = 64
 """URLs refused in a row after which others of the loop have a go."""
-_MAX = 100
-"""Asynchronous calls under way; with so many, `busy` says to wait."""
 MAX_ASKING = 4_000
 """Origins whose robots.txt is asked for at once: as many as the gate has room for, or silent hosts
 would delay those that answer."""
@@ -140,7 +140,7 @@ class Turn:
             try:
                 self.lease.leave()
             finally:
-                self._queue._done()
+                self._queue._done(self._entry)
 
     async def give_back(self) -> None:
         """Not used after all: the URL is put back where it was, the turn goes to the next."""
@@ -168,6 +168,10 @@ class PoliteQueue:
     lists, and dicts with text as keys) wait in the scratch file and come back as equal copies;
     any other object stays in memory, 100,000 of them at most: `put` raises StorageError then.
 
+    `keep` is a file in which URLs, priorities and data outlive the process: a queue that is made
+    with it again begins with all that was put and not done, in order; kill -9 repeats what was in
+    hand. `data` has to be plain then (TypeError).
+
     The gate may be a RemoteGatekeeper: the sidecar then says whose turn it is, and up to 100
     origins wait there at once.
 
@@ -189,6 +193,7 @@ class PoliteQueue:
         on_denied: Callable[[Decision], object] | None = None,
         path: str | Path | None = None,
         in_memory: int = IN_MEMORY,
+        keep: str | Path | None = None,
     ) -> None:
         if isinstance(gate, Gatekeeper):
             gate = internals(gate)
@@ -209,6 +214,14 @@ class PoliteQueue:
         self._size = 0
         self._unfinished = 0
         self._got = self._denied = self._missed = self._told_done = 0
+        self._kept = None if keep is None else KeptEntries(keep)
+        if self._kept is not None:
+            kept = self._kept.load()
+            self._queues.arrivals = itertools.count(kept[-1][1] + 1 if kept else 0)
+            self._unfinished = len(kept)
+            for entry in kept:
+                target = urls.parse(entry[2])
+                self._put_back(target.origin, target.host, entry)
 
     async def __aenter__(self) -> Self:
         return self
@@ -231,6 +244,8 @@ class PoliteQueue:
         await self._waits.close()
         self._queues.close()
         await self._callbacks.close()
+        if self._kept is not None:
+            self._kept.close()
 
     # --- putting ------------------------------------------------------------------------
 
@@ -273,9 +288,12 @@ class PoliteQueue:
         self._refuse_if_closed()
         queued, new = self._queues.get(target.origin, target.host)
         before = queued.rank()
-        queued.backlog.put(
-            url, priority, data
-        )  # first of all: it may fail, though not in a new queue
+        try:  # first of all: it may fail
+            queued.backlog.put(url, priority, data, self._kept)
+        except BaseException:
+            if new:
+                self._queues.forget(queued)
+            raise
         self._size += 1
         self._unfinished += 1
         self._idle.clear()
@@ -453,14 +471,20 @@ class PoliteQueue:
         self._waits.go_on(queued)
         self._putters.wake()
         # All counts are right by now: whatever comes of the call, it is made once.
-        self._callbacks.tell(decision)
+        try:
+            if self._kept is not None:
+                self._kept.remove(entry)
+        finally:
+            self._callbacks.tell(decision)
 
     # --- finishing ----------------------------------------------------------------------
 
-    def _done(self) -> None:
+    def _done(self, entry: Entry | None = None) -> None:
         self._unfinished -= 1
         if self._unfinished <= 0:
             self._idle.set()
+        if entry is not None and self._kept is not None and not self._closed:
+            self._kept.remove(entry)
 
     def task_done(self) -> None:
         """For code that was written for asyncio.Queue: leaving the turn has said it already.
@@ -731,70 +755,3 @@ class QueueWaits:
         if least < LAST_PAUSE:
             queued.setbacks += 1
         self._queues.defer(queued, self._clock.monotonic() + max(pause, least))
-
-
-class DenialCallbacks:
-    """Calls `listener` with decisions, and `done` as each call has come to its end.
-
-    An asynchronous call runs in a task of its own, so that nobody who is cancelled cuts it
-    short. What a call raises is raised where it is told, or kept in `errors` by `failed`.
-    """
-
-    def __init__(
-        self,
-        listener: Callable[[Decision], object] | None,
-        *,
-        done: Callable[[], None],
-        failed: Callable[[], None],
-    ) -> None:
-        self._listener = listener
-        self._done = done
-        self._failed = failed
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.errors: deque[BaseException] = deque()
-        """What asynchronous calls raised, for whoever takes it out."""
-
-    @property
-    def busy(self) -> bool:
-        """Are there so many calls under way that another one should wait?"""
-        return len(self._tasks) >= _MAX
-
-    async def wait(self) -> None:
-        """Return when one of the calls under way has come to its end."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-
-    def tell(self, decision: Decision) -> None:
-        """Call the listener. Raises what it raises."""
-        told: object = None
-        try:
-            if self._listener is not None:
-                told = self._listener(decision)
-        except BaseException:
-            self._done()
-            raise
-        if inspect.isawaitable(told):
-            task = asyncio.get_running_loop().create_task(_finish(told))
-            self._tasks.add(task)
-            task.add_done_callback(self._told)
-        else:
-            self._done()
-
-    def _told(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self.errors.append(error)
-            self._failed()
-        self._done()
-
-    async def close(self) -> None:
-        """Wait for the calls under way; cancelled itself, it cancels them."""
-        tasks = self._tasks - {asyncio.current_task()}
-        await asyncio.gather(*tasks, return_exceptions=True)
-        while self.errors:
-            _log.error("on_denied failed", exc_info=self.errors.popleft())
-
-
-async def _finish(told: Awaitable[object]) -> None:
-    await told
