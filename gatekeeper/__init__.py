@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gatekeeper.gate.leases import Lease
     from gatekeeper.middleware import Gate, signals
     from gatekeeper.pacing.explain import ClockView
-    from gatekeeper.pacing.ledger import ClockState, Ledger, MemoryLedger, Reservation
+    from gatekeeper.pacing.ledger import Granted, Ledger, MemoryLedger, NotBefore
     from gatekeeper.queue import PoliteQueue
     from gatekeeper.remote.client import RemoteGatekeeper, RemoteStats
     from gatekeeper.robots import (
@@ -80,7 +80,7 @@ else:  # each when it is first asked for: a parser alone need not wait for an HT
             "gatekeeper.gate.leases": ["Lease"],
             "gatekeeper.middleware": ["Gate", "signals"],
             "gatekeeper.pacing.explain": ["ClockView"],
-            "gatekeeper.pacing.ledger": ["ClockState", "Ledger", "MemoryLedger", "Reservation"],
+            "gatekeeper.pacing.ledger": ["Granted", "Ledger", "MemoryLedger", "NotBefore"],
             "gatekeeper.queue": ["PoliteQueue"],
             "gatekeeper.robots": [
                 "Candidate",
@@ -121,7 +121,6 @@ __all__ = [
     "Candidate",
     "CleanParam",
     "Clock",
-    "ClockState",
     "ClockView",
     "Config",
     "ConfigError",
@@ -135,6 +134,7 @@ __all__ = [
     "GateStats",
     "Gatekeeper",
     "GatekeeperError",
+    "Granted",
     "Group",
     "GroupRule",
     "Guard",
@@ -145,6 +145,7 @@ __all__ = [
     "Ledger",
     "Match",
     "MemoryLedger",
+    "NotBefore",
     "NotYet",
     "PageRules",
     "PageSignals",
@@ -155,7 +156,6 @@ __all__ = [
     "RemoteGatekeeper",
     "RemoteStats",
     "RequestRate",
-    "Reservation",
     "RobotsTxt",
     "Rule",
     "Severity",

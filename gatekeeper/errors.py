@@ -8,6 +8,7 @@
     ├── LeaseTimeout (aiohttp.ClientError, TimeoutError)   no turn in time
     ├── AddressRefused (OSError)            the guard refused to dial
     ├── StorageError                        the state file can't be used
+    ├── LedgerLost                          the ledger of the fleet can't be reached
     ├── SidecarError                        the sidecar refused a client of ours
     └── GateClosed (RuntimeError)           the gate is shut, or was never opened
 
@@ -37,6 +38,7 @@ __all__ = [
     "GatekeeperError",
     "InvalidURL",
     "LeaseTimeout",
+    "LedgerLost",
     "SidecarError",
     "StorageError",
 ]
@@ -79,6 +81,13 @@ class AddressRefused(GatekeeperError, OSError):
 
 class StorageError(GatekeeperError):
     """The state can't be read or written; the message names the file and the remedy."""
+
+
+class LedgerLost(GatekeeperError):
+    """The ledger that a fleet shares can't be reached: no lease until it can be again.
+
+    A gate raises Deferred in its place, with the reason `fleet`.
+    """
 
 
 class SidecarError(GatekeeperError):

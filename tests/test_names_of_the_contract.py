@@ -15,15 +15,16 @@ import pytest
 
 import gatekeeper
 from gatekeeper import (
-    ClockState,
     Config,
     Gatekeeper,
+    Granted,
     Ledger,
     MemoryLedger,
+    NotBefore,
     RemoteGatekeeper,
-    Reservation,
 )
 from gatekeeper.clock import VirtualClock
+from gatekeeper.pacing.ledger import TakeRequest
 from tests.internet import FakeInternet
 
 CLASSES = [
@@ -125,27 +126,19 @@ def test_methods_are_called_as_the_contract_says(
     assert [p.name for p in found if p.kind is p.KEYWORD_ONLY] == keywords
 
 
-class Book:
-    """A ledger that others could book in as well; it notes what is asked of it."""
+class Book(MemoryLedger):
+    """A ledger that others could take from as well; it notes what is asked of it."""
 
     def __init__(self, clock: VirtualClock) -> None:
-        self._inner = MemoryLedger(clock)
-        self.booked: list[tuple[str, ...]] = []
+        super().__init__(clock)
+        self.asked: list[tuple[str, ...]] = []
 
-    async def reserve(
-        self, requests: Sequence[tuple[tuple[str, ...], float | tuple[float, ...]]]
-    ) -> list[Reservation]:
-        self.booked += [scopes for scopes, _ in requests]
-        return await self._inner.reserve(requests)
-
-    async def block(self, scopes: Sequence[str], until: float, reason: str = "") -> None:
-        await self._inner.block(scopes, until, reason)
-
-    async def snapshot(self) -> list[ClockState]:
-        return await self._inner.snapshot()
+    async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
+        self.asked += [tuple(one.scope for one in request.scopes) for request in requests]
+        return await super().take(requests)
 
 
-async def test_a_gate_books_its_turns_in_the_ledger_it_is_given(
+async def test_a_gate_takes_its_turns_from_the_ledger_it_is_given(
     virtual_internet: FakeInternet,
 ) -> None:
     net = virtual_internet
@@ -169,5 +162,5 @@ async def test_a_gate_books_its_turns_in_the_ledger_it_is_given(
                     lease.report(status=200)
 
     await net.drive(run())
-    assert len(book.booked) >= 2
-    assert set(book.booked) == {("a.test",)}
+    assert len(book.asked) >= 2
+    assert set(book.asked) == {("a.test",)}

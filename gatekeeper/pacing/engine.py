@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Set
-from typing import Protocol, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -32,10 +32,13 @@ from gatekeeper import http_fields
 from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GatekeeperError
+from gatekeeper.pacing.ledger import Outcome, Report
 from gatekeeper.pacing.persistence import Promises, ScopeMemory
 from gatekeeper.pacing.queues import (
     REFETCH,
     ROBOTS,
+    Counters,
+    InUse,
     Offer,
     OpenLeases,
     QueuePlace,
@@ -57,36 +60,15 @@ from gatekeeper.pacing.scopes import (
     ScopeSettings,
     interval_for,
     jittered,
+    report_of,
 )
 
-__all__ = ["Counters", "Engine", "Grant", "InUse"]
+__all__ = ["Engine", "Grant"]
 
 _MAX_INTERVALS = 10_000
 HELD = QueuePlace.HELD
 
 _log = logging.getLogger(__name__)
-
-
-class InUse(Protocol):
-    """A connection."""
-
-    @property
-    def closed(self) -> bool:
-        """Nothing travels on it any more."""
-
-
-class Counters(msgspec.Struct):
-    """What `stats()` counts since the start."""
-
-    robots: int = 0
-    refused: int = 0
-    refetches: int = 0
-    cancelled: int = 0
-    timeouts: int = 0
-    expired: int = 0
-    given_back: int = 0
-    passed_on: int = 0
-    blocks: int = 0
 
 
 class Grant(msgspec.Struct, eq=False):
@@ -118,6 +100,7 @@ class Grant(msgspec.Struct, eq=False):
     """How often the host had turned us away when this was granted."""
     held_by: Callable[[], InUse | None] | None = None
     """Weakly, what the request travels on: while that is in use, no end comes by itself."""
+    hold: Any = None  # a `Hold`, where a ledger beyond this process granted it
 
     def __repr__(self) -> str:
         state = "open" if self.open else "ended"
@@ -138,6 +121,11 @@ class Grant(msgspec.Struct, eq=False):
         """The request is known to be under way."""
         connection = None if self.held_by is None else self.held_by()
         return connection is not None and not connection.closed
+
+    @property
+    def stale(self) -> bool:
+        """Must a request that was not sent yet not be sent any more? See `Hold.stale`."""
+        return self.hold is not None and bool(self.hold.stale(self.engine.now()))
 
     def head(self, now: float | None = None) -> None:
         """The head of the response arrived: the clocks count from here. `now`: see `report`."""
@@ -221,6 +209,8 @@ class Grant(msgspec.Struct, eq=False):
         except KeyError:
             engine.leases.remove(self)
         engine.grant_limit += 1
+        if self.hold is not None:
+            self._end_hold("sent")
         scope.in_flight -= 1
         if self.others:
             for other in self.others:
@@ -236,7 +226,7 @@ class Grant(msgspec.Struct, eq=False):
         """The request never left: the slots are free again, the clocks stay as they were set."""
         if self.open and not self.headed:
             self.engine.counters.given_back += 1
-            self._withdraw()
+            self._withdraw("given back")
         self.release()
 
     def pass_on(self) -> None:
@@ -251,7 +241,7 @@ class Grant(msgspec.Struct, eq=False):
 
     def undo(self) -> None:
         """End it as if it had not been."""
-        self._withdraw()
+        self._withdraw("undone")
         for one, basis in (
             (self.scope, self.basis_before),
             *zip(self.others, self.others_before, strict=True),
@@ -268,11 +258,17 @@ class Grant(msgspec.Struct, eq=False):
             self.engine.leases.add_alone(self)
             self.engine.timer.set_no_later(self.expires_at)
 
-    def _withdraw(self) -> None:
+    def _withdraw(self, outcome: Outcome) -> None:
         """No request was sent, and none will be: no head is awaited."""
         self.told = self.reported = True
+        self._end_hold(outcome)
         for scope in (self.scope, *self.others):
             scope.unheaded -= 1
+
+    def _end_hold(self, outcome: Outcome) -> None:
+        hold, self.hold = self.hold, None
+        if hold is not None and self.engine.remote is not None:
+            self.engine.remote.end(hold, outcome)
 
     def _begin(self, now: float) -> None:
         """The head is here, or the request is over: the clocks count from now."""
@@ -280,14 +276,12 @@ class Grant(msgspec.Struct, eq=False):
         scope.unheaded -= 1
         if now > scope.basis:  # noqa: PLR1730 - no call here: each request comes this way
             scope.basis = now
-        remote = self.engine.remote
-        if self.others or remote is not None:
+        if self.others:
             for other in self.others:
                 other.unheaded -= 1
                 other.basis = max(other.basis, now)
-            if remote is not None:
-                for one in (scope, *self.others):
-                    remote.push(one, one.clock_at(), "")
+        if self.hold is not None and self.engine.remote is not None:
+            self.engine.remote.head(self.hold)
 
 
 class Engine:
@@ -318,7 +312,7 @@ class Engine:
         self.timer = timer
         self.queues: Queues = Queues(timer)
         self.leases: OpenLeases[Grant] = OpenLeases()
-        self.remote = remote
+        self.remote = self.queues.remote = remote
         self.keeper: Promises | None = None
         """Where clocks are made durable; None while it is not open, or where nothing is."""
         self.frozen: bool = False
@@ -549,31 +543,19 @@ class Engine:
                 raise
         return grant
 
-    def grant_dry(
-        self, scope: Scope, asked: RobotsInterval, now: float, url: str, ttl: float | None
-    ) -> tuple[Grant, float]:
-        """A dry run: a grant at once, and the seconds it would have waited; the clocks run so."""
-        seconds = self.derive(scope, asked, now)
-        start = max(now, scope.promised_at(), scope.clock_at(seconds))
-        start = max([start, *(other.promised_at() for other in scope.shared)])
-        scope.interval = seconds
-        grant = self._at_any_time(scope, now, url, ttl)
-        for one in (scope, *scope.shared):
-            one.basis = start
-        grant.start_at = start
-        return grant, start - now
-
     def hold(self, scope: Scope, url: str, now: float, seconds: float) -> Grant:
         """A lease that an earlier process granted, open again: the clocks stay as they are."""
         if seconds <= 0:
             return Grant(self, scope, url, now, now, scope.basis, (), told=True, open=False)
         clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
-        grant = self._at_any_time(scope, now, url, seconds)
+        grant = self.grant_at_any_time(scope, now, url, seconds)
         for one, basis, interval in clocks:
             one.basis, one.interval = basis, interval
+        if self.remote is not None:
+            grant.hold = self.remote.adopt(tuple(one.name for one, _, _ in clocks))
         return grant
 
-    def _at_any_time(self, scope: Scope, now: float, url: str, ttl: float | None) -> Grant:
+    def grant_at_any_time(self, scope: Scope, now: float, url: str, ttl: float | None) -> Grant:
         """A grant whose clocks the caller sets."""
         return cast("Grant", self.grant(scope, None, now, url, ttl))  # that refuses nobody
 
@@ -711,8 +693,10 @@ class Engine:
             if not isinstance(asked, RobotsInterval):
                 self._declined(queue, waiter, asked)
                 return False
-            if self.remote is not None and not self._reserved(queue, asked, now, self.remote):
-                return False
+            if (remote := self.remote) is not None:
+                seconds = self.derive(scope, asked, now)
+                if not remote.holds(queue, seconds, asked is UNKNOWN, now):
+                    return False
             grant = self.grant(scope, asked, now, waiter.url, waiter.ttl)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the waiter's
             self.counters.refused += 1
@@ -721,7 +705,8 @@ class Engine:
             return False
         if grant is None:
             return False
-        queue.reserved_at = None
+        if remote is not None:
+            grant.hold = remote.granted(queue)
         if not waiter.stays:
             queues.served(queue, waiter)
         elif queue.heap is not None:
@@ -736,20 +721,6 @@ class Engine:
             self.queues.away(queue, waiter)
         else:
             self.queues.served(queue, waiter)
-
-    def _reserved(
-        self, queue: ScopeQueue, asked: RobotsInterval, now: float, remote: Remote
-    ) -> bool:
-        """Did the ledger book a start that may be used now? Otherwise one is asked for."""
-        if queue.reserved_at is not None and queue.reserved_at <= now <= queue.good_until:
-            return True
-        # Others count from its start: used late, it would come too close to theirs.
-        queue.reserved_at = None
-        queue.reserving = queue.special = True
-        own = self.derive(queue.scope, asked, now)
-        others = (other.settings.default for other in queue.scope.shared)
-        remote.request(queue, (own, *others))
-        return False
 
     # --- what came of a lease -----------------------------------------------------------
 
@@ -806,6 +777,8 @@ class Engine:
         slower = seconds > scope.interval
         if slower:
             scope.interval = seconds
+        if slower and not blocks and self.remote is not None:
+            self.remote.report(Report(scope.name, 0.0, "", seconds, max(60.0, 2 * seconds)))
         slower = slower and seconds > DURABLE
         if self.keeper is not None and not blocks and (slower or changed):
             self.keeper.remember(scope, now)
@@ -818,8 +791,7 @@ class Engine:
             scope.history = scope.derived = None
 
     def _blocked(self, scope: Scope, now: float) -> None:
-        history = scope.past()
         if self.remote is not None:
-            self.remote.push(scope, history.blocked_until, history.reason)
+            self.remote.report(report_of(scope, now))
         if self.keeper is not None:
             self.keeper.remember(scope, now)

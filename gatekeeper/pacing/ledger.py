@@ -1,295 +1,533 @@
 """The ledger: who may start when, over all scopes, and over all processes that share it.
 
-The scheduler asks a ledger for the next start of a set of scopes. What is booked is spent:
-nobody gives a reservation back, so that a lost answer or a dead client can only slow a crawl.
-`MemoryLedger` is the one of this process; one that a fleet shares fits behind the same `Ledger`
-protocol, and is asked through `RemoteLedger`, the only part of the scheduler that knows it.
+A ledger speaks of now, not of the future: `take` grants a request now, or says when to ask again.
+Nothing is booked ahead, so that a 429 which one process draws holds for every request that has
+not started yet. What is granted is a hold: it has an owner, a token and a time to live, and it
+occupies a slot of each of its scopes, and their clocks until the head of the response.
+
+`MemoryLedger` is for the gates of one process, and says in plain Python what the ledger of a fleet
+does in its script. A scheduler without a ledger keeps everything to itself and asks nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from math import ceil
+from typing import Any, Literal, NamedTuple, Protocol
 
 from gatekeeper.clock import Clock
-from gatekeeper.pacing.queues import ScopeQueue
-from gatekeeper.pacing.rules import Rules
-from gatekeeper.pacing.scopes import (
-    INF,
-    Scope,
-    ScopeSettings,
-)
 
-__all__ = ["ClockState", "Ledger", "MemoryLedger", "RemoteLedger", "Request", "Reservation"]
+__all__ = [
+    "LAPSE",
+    "MAX_TICKETS",
+    "End",
+    "Granted",
+    "Ledger",
+    "LedgerListener",
+    "MemoryLedger",
+    "NotBefore",
+    "Outcome",
+    "Report",
+    "ScopeClock",
+    "ScopeRequest",
+    "TakeRequest",
+]
 
-Request = tuple[tuple[str, ...], float | tuple[float, ...]]
-"""Scopes, and the seconds between starts: one number for all, or one for each."""
+HOLD = 20.0
+"""Seconds that a hold lasts without being renewed."""
+LAPSE = 0.1
+"""Seconds for which a scope that came free waits for who asked for it first."""
+MAX_TICKETS = 64
+"""Requests that are told one by one when a scope comes free; further ones ask again by time."""
+
+Outcome = Literal["sent", "given back", "undone"]
+"""What became of a hold: its request was sent; it never was, and the clock stays as the hold set
+it; it never was, and the clock is as before the hold."""
 
 
-class Reservation(NamedTuple):
-    """A start that belongs to the asker alone.
-
-    `start_at` is on the asker's monotonic clock; a remote ledger converts. The answer may
-    arrive a little after it: starts are booked for a little longer than the interval, and
-    one that arrives or is used later than that is thrown away.
-    `epoch` grows when a ledger lost or moved its book; older reservations are void then.
-    """
-
-    start_at: float
-    epoch: int
-
-
-class ClockState(NamedTuple):
-    """One scope's clock in a snapshot (monotonic seconds)."""
+class ScopeRequest(NamedTuple):
+    """What a request asks of one scope."""
 
     scope: str
-    next_at: float
-    blocked_until: float
+    interval: float = 0.0
+    """Seconds that have to lie between two requests."""
+    slots: int = 1
+    """How many may be under way at once."""
+    guess: bool = False
+    """The interval is a default, since the robots.txt is not known yet: one that is known goes
+    before it, also a shorter one."""
+
+
+class TakeRequest(NamedTuple):
+    """A request that wants to start now: all of its scopes or none."""
+
+    token: str
+    """The asker's own name of it, "member:number": repeated, it gets the same answer."""
+    scopes: tuple[ScopeRequest, ...]
+
+
+class Granted(NamedTuple):
+    """The request may start now."""
+
+    token: str
+    seconds: float = HOLD
+    """How long the hold lasts, counted from the moment at which `take` was sent."""
+
+
+class ScopeClock(NamedTuple):
+    """What is known of one scope, in seconds from now on."""
+
+    scope: str
+    age: float | None = None
+    """Seconds since the latest start, head or failure; None: it was never asked."""
+    interval: float = 0.0
+    """The interval in force since then."""
+    blocked: float = 0.0
+    """Seconds until the end of a block, 0 without one."""
+    reason: str = ""
+    """Of the block."""
+    paused: bool = False
+
+
+class NotBefore(NamedTuple):
+    """The request may not start now."""
+
+    seconds: float
+    """When asking again can help, at the latest; `LedgerListener.opened` may say so before."""
+    clocks: tuple[ScopeClock, ...] = ()
+    """The scopes whose clock, block or pause is why."""
+
+
+class Report(NamedTuple):
+    """What the answer to a request means for everybody."""
+
+    scope: str
+    seconds: float = 0.0
+    """No request of the scope for so long: 0 asks for no block."""
+    reason: str = ""
+    interval: float = 0.0
+    """The interval that the answer has taught, 0: none."""
+    interval_for: float = 0.0
+    """Seconds for which that is kept to."""
+
+
+class End(NamedTuple):
+    """The end of a hold."""
+
+    token: str
+    outcome: Outcome = "sent"
+    reports: tuple[Report, ...] = ()
+    """Take effect before the slots are free."""
+
+
+class LedgerListener(Protocol):
+    """Told of what others did. The calls come between two turns of the loop; they must be short."""
+
+    def opened(self, token: str, seconds: float) -> None:
+        """Asking again for that token can help after so many seconds."""
+
+    def blocked(self, report: Report) -> None:
+        """Somebody reported this; also the asker's own reports come back. Without seconds and
+        interval: a block was lifted."""
+
+    def paused(self, scope: str, paused: bool) -> None:
+        """The scope was paused, or resumed."""
+
+    def lost(self, lost: bool) -> None:
+        """The ledger can't be reached any more, or can be again."""
+
+    def clocks(self) -> list[ScopeClock]:
+        """Every clock and block that this process knows of and that still lies ahead: asked for
+        where the ledger has lost what it knew."""
 
 
 class Ledger(Protocol):
-    """Who may start when. May raise anything: the scheduler then waits and asks again."""
+    """Who may start when. May raise anything: the scheduler then asks again.
 
-    async def reserve(self, requests: Sequence[Request]) -> list[Reservation]:
-        """Book the next start for each request: all of its scopes in one step."""
+    Each call is repeated until it succeeds, so each must be idempotent. Calls that are made in
+    one turn of the loop take effect in the order block, head, end, take.
+    """
 
-    async def block(self, scopes: Sequence[str], until: float, reason: str = "") -> None:
-        """No start before `until` (monotonic): merged by the later one."""
+    def listen(self, owner: str, listener: LedgerListener) -> None:
+        """Tell what concerns the tokens of that owner, and everybody."""
 
-    async def snapshot(self) -> list[ClockState]:
-        """Every clock that lies ahead."""
+    async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
+        """Grant each request all of its scopes, or say when asking again can help."""
+
+    async def head(self, tokens: Sequence[str]) -> None:
+        """The heads of their responses are here: the clocks count from now."""
+
+    async def end(self, ends: Sequence[End]) -> None:
+        """Free the slots. Where no head came before, the clocks count from now."""
+
+    async def renew(self, tokens: Sequence[str]) -> None:
+        """Their requests are under way: the holds last for a whole time to live from now."""
+
+    async def block(self, reports: Sequence[Report]) -> None:
+        """Take reports into account; one without seconds and interval lifts a block."""
+
+    async def pause(self, scopes: Sequence[str]) -> None:
+        """No request of these scopes until `resume`."""
+
+    async def resume(self, scopes: Sequence[str]) -> None:
+        """Requests again."""
+
+
+# Inside, moments and durations are whole microseconds: what is added up stays exact, and the
+# script of a fleet's ledger can be compared to this number by number.
+
+NEVER = 1 << 53
+
+
+def micros(seconds: float) -> int:
+    """Seconds as microseconds, rounded up: an error slows.
+
+    >>> micros(1.0000001)
+    1000001
+    """
+    return min(NEVER, ceil(seconds * 1e6))
+
+
+class _Hold:
+    __slots__ = ("before", "end", "headed", "start")
+
+    def __init__(self, start: int, end: int, before: tuple[int | None, int, bool]) -> None:
+        self.start, self.end, self.before = start, end, before
+        self.headed = False
+
+
+class _Ticket:
+    """A request that waits for a scope."""
+
+    __slots__ = ("due", "guess", "interval", "owner", "slots", "token")
+
+    def __init__(self, token: str, need: _Need) -> None:
+        self.token = token
+        self.interval, self.slots, self.guess = need.interval, need.slots, need.guess
+        self.due: int = NEVER
+        """When it was told to ask again; the scope is kept for it from then on for `LAPSE`."""
+
+
+class _Need(NamedTuple):
+    """A `ScopeRequest` in microseconds."""
+
+    interval: int
+    slots: int
+    guess: bool
+
+
+class ScopeRecord:
+    """One scope, as the ledger knows it. Moments are microseconds of the ledger's clock."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.basis: int | None = None
+        """The latest start, head or failure."""
+        self.interval = 0
+        self.guess = False
+        self.blocked_until = 0
+        self.reason = ""
+        self.paused = False
+        self.learned = 0
+        self.learned_until = 0
+        self.holds: dict[str, _Hold] = {}
+        self.tickets: list[_Ticket] = []
+
+    def settle(self, now: int) -> None:
+        """Let happen what time alone has brought since: holds and tickets that ran out."""
+        for token, hold in list(self.holds.items()):
+            if hold.end <= now:
+                del self.holds[token]
+                if not hold.headed:  # it may have been sent at the last moment
+                    self.moved(hold.end)
+        self.tickets = [one for one in self.tickets if one.due + micros(LAPSE) > now]
+
+    def moved(self, moment: int) -> None:
+        """The clock counts from that moment, if from no later one."""
+        self.basis = moment if self.basis is None else max(self.basis, moment)
+
+    def in_force(self, need: _Need | _Ticket, now: int) -> int:
+        """The interval for a request that asks now."""
+        longest = need.interval
+        if need.guess or not self.guess:
+            longest = max(longest, self.interval)
+        return max(longest, self.learned) if now < self.learned_until else longest
+
+    def free_at(self, need: _Need | _Ticket, now: int) -> tuple[int, bool]:
+        """When a request may start, and whether that is only the latest moment: a head or an end
+        may come before."""
+        interval = self.in_force(need, now)
+        free = max(0 if self.basis is None else self.basis + interval, self.blocked_until)
+        if self.paused:
+            return NEVER, True
+        unheaded = any(not hold.headed for hold in self.holds.values())
+        if len(self.holds) >= need.slots or (unheaded and max(interval, self.interval) > 0):
+            return max(free, min(hold.end for hold in self.holds.values())), True
+        return free, False
+
+    def clock(self, need: _Need, now: int) -> ScopeClock:
+        """What a request that may not start now is told."""
+        return ScopeClock(
+            self.name,
+            None if self.basis is None else (now - self.basis) / 1e6,
+            self.in_force(need, now) / 1e6,
+            max(0, self.blocked_until - now) / 1e6,
+            self.reason if self.blocked_until > now else "",
+            self.paused,
+        )
 
 
 class MemoryLedger:
-    """The ledger of this process. It lends its scopes to one scheduler, which uses them directly.
+    """A ledger for the gates of one process.
 
     >>> from gatekeeper.clock import VirtualClock
-    >>> ledger = MemoryLedger(VirtualClock())
-    >>> ledger.reserve_nowait([(("a.example",), 2.0), (("a.example",), 2.0)])
-    [Reservation(start_at=0.0, epoch=0), Reservation(start_at=2.0, epoch=0)]
+    >>> clock = VirtualClock()
+    >>> ledger = MemoryLedger(clock)
+    >>> page = (ScopeRequest("a.example", interval=2.0),)
+    >>> ledger.take_nowait([TakeRequest("me:1", page), TakeRequest("me:2", page)])[0]
+    Granted(token='me:1', seconds=20.0)
+    >>> ledger.end_nowait([End("me:1")])
+    >>> ledger.take_nowait([TakeRequest("me:2", page)])[0].seconds
+    2.0
     """
 
-    epoch = 0
-
-    def __init__(self, clock: Clock, rules: Rules | None = None) -> None:
+    def __init__(self, clock: Clock, *, hold: float = HOLD) -> None:
+        """`hold`: seconds that a hold lasts without being renewed."""
         self._clock = clock
-        self._rules = rules
-        self._scopes: dict[str, Scope] = {}
+        self._hold = hold
+        self._records: dict[str, ScopeRecord] = {}
+        self._scopes_of: dict[str, tuple[str, ...]] = {}
+        self._listeners: dict[str, LedgerListener] = {}
+        self._crowded = 1024
+        """Records at which those that say nothing any more are swept out."""
 
-    def lend(self, rules: Rules) -> dict[str, Scope]:
-        """Every scope by its name, for a scheduler; those made here follow its rules from now."""
-        self._rules = rules
-        return self._scopes
+    def listen(self, owner: str, listener: LedgerListener) -> None:
+        """Tell what concerns the tokens of that owner, and everybody."""
+        self._listeners[owner] = listener
 
-    def scope(self, name: str) -> Scope:
-        """The scope of that name, made if unknown."""
-        scope = self._scopes.get(name)
-        if scope is None:
-            settings = self._rules.for_host(name) if self._rules is not None else _PLAIN
-            scope = self._scopes[name] = Scope(name, settings)
-        return scope
+    # --- what a ledger does -----------------------------------------------------------------
 
-    def reserve_nowait(self, requests: Sequence[Request]) -> list[Reservation]:
-        """Book at once; see `Ledger.reserve`."""
-        now = self._clock.monotonic()
-        return [self._book(now, scopes, interval) for scopes, interval in requests]
+    async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
+        """Grant, or say when to ask again; see `Ledger`. So do the others; none waits."""
+        return self.take_nowait(requests)
 
-    async def reserve(self, requests: Sequence[Request]) -> list[Reservation]:
-        """Book; never waits."""
-        return self.reserve_nowait(requests)
+    def take_nowait(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
+        """What `take` does, at once."""
+        now = self._now()
+        return [self._take(token, scopes, now) for token, scopes in requests]
 
-    def _book(
-        self, now: float, names: tuple[str, ...], interval: float | tuple[float, ...]
-    ) -> Reservation:
-        scopes = [self.scope(name) for name in names]
-        each = interval if isinstance(interval, tuple) else (interval,) * len(scopes)
-        # The interval asked for now counts from the latest start, as in the scheduler.
-        start = now
-        for scope, seconds in zip(scopes, each, strict=True):
-            start = max(start, scope.promised_at(), scope.clock_at(seconds))
-        for scope, seconds in zip(scopes, each, strict=True):
-            scope.basis, scope.interval = start, seconds
-        return Reservation(start, self.epoch)
+    async def head(self, tokens: Sequence[str]) -> None:
+        """The heads of their responses are here."""
+        self.head_nowait(tokens)
 
-    async def block(self, scopes: Sequence[str], until: float, reason: str = "") -> None:
-        """No start before `until` (monotonic)."""
-        self.block_nowait(scopes, until, reason)
+    def head_nowait(self, tokens: Sequence[str]) -> None:
+        """What `head` does, at once."""
+        now = self._now()
+        for token in tokens:
+            for record in self._of(token, now):
+                hold = record.holds.get(token)
+                if hold is None or not hold.headed:
+                    record.moved(now)
+                if hold is not None:
+                    hold.headed = True
+                self._tell_first(record, now)
 
-    def block_nowait(self, scopes: Iterable[str], until: float, reason: str = "") -> None:
-        """Block without waiting; see `block`."""
-        for name in scopes:
-            self.scope(name).past().block(until, reason)
+    async def end(self, ends: Sequence[End]) -> None:
+        """Free the slots."""
+        self.end_nowait(ends)
 
-    async def snapshot(self) -> list[ClockState]:
-        """Every clock that lies ahead."""
-        now = self._clock.monotonic()
-        return [
-            ClockState(
-                scope.name,
-                scope.clock_at(),
-                scope.history.blocked_until if scope.history is not None else -INF,
-            )
-            for scope in self._scopes.values()
-            if scope.promised_at() > now
+    def end_nowait(self, ends: Sequence[End]) -> None:
+        """What `end` does, at once."""
+        now = self._now()
+        for end in ends:
+            self._report(end.reports, now)
+        for end in ends:
+            self._end(end, now)
+
+    async def renew(self, tokens: Sequence[str]) -> None:
+        """The holds last for a whole time to live from now."""
+        now = self._now()
+        for token in tokens:
+            for record in self._of(token, now):
+                hold = record.holds.get(token)
+                if hold is None:
+                    # It ran out, and its request is under way all the same.
+                    before = (record.basis, record.interval, record.guess)
+                    hold = record.holds[token] = _Hold(now, now, before)
+                    record.moved(now)
+                hold.end = now + micros(self._hold)
+
+    async def block(self, reports: Sequence[Report]) -> None:
+        """Take reports into account."""
+        self._report(reports, self._now())
+
+    async def pause(self, scopes: Sequence[str]) -> None:
+        """No request of these scopes until `resume`."""
+        self._pause(scopes, True)
+
+    async def resume(self, scopes: Sequence[str]) -> None:
+        """Requests again."""
+        self._pause(scopes, False)
+
+    # --- how --------------------------------------------------------------------------------
+
+    def _now(self) -> int:
+        return round(self._clock.monotonic() * 1e6)
+
+    def _record(self, name: str, now: int) -> ScopeRecord:
+        record = self._records.get(name)
+        if record is None:
+            if len(self._records) >= self._crowded:
+                self._sweep(now)
+            record = self._records[name] = ScopeRecord(name)
+        record.settle(now)
+        return record
+
+    def _of(self, token: str, now: int) -> list[ScopeRecord]:
+        return [self._record(name, now) for name in self._scopes_of.get(token, ())]
+
+    def _take(self, token: str, scopes: tuple[ScopeRequest, ...], now: int) -> Granted | NotBefore:
+        self._scopes_of[token] = tuple(one.scope for one in scopes)
+        asked = [
+            (self._record(scope, now), _Need(micros(interval), slots, guess))
+            for scope, interval, slots, guess in scopes
         ]
+        ttl = micros(self._hold)
+        if all(token in record.holds for record, _ in asked):
+            for record, _ in asked:
+                record.holds[token].end = now + ttl
+            return Granted(token, self._hold)
+        found = [(record, need, *self._due(token, record, need, now)) for record, need in asked]
+        if all(due <= now for _, _, due, _ in found):
+            for record, need in asked:
+                before = (record.basis, record.interval, record.guess)
+                record.holds[token] = _Hold(now, now + ttl, before)
+                record.basis, record.interval, record.guess = now, need.interval, need.guess
+                record.tickets = [one for one in record.tickets if one.token != token]
+                self._tell_first(record, now)
+            return Granted(token, self._hold)
+        return self._queue(token, found, now)
 
+    def _due(self, token: str, record: ScopeRecord, need: _Need, now: int) -> tuple[int, bool]:
+        """When it may start as far as this scope goes, and whether that may change."""
+        free, open_ended = record.free_at(need, now)
+        if free > now:
+            return free, open_ended
+        for ticket in record.tickets:
+            if ticket.token == token:
+                break
+            if ticket.due <= now:  # who was told to come now has a moment to do so
+                return ticket.due + micros(LAPSE), True
+        return now, False
 
-_log = logging.getLogger(__name__)
+    def _queue(
+        self, token: str, found: list[tuple[ScopeRecord, _Need, int, bool]], now: int
+    ) -> NotBefore:
+        """Wait in the closed scopes, and keep no open one meanwhile."""
+        ask_at = max(due for _, _, due, _ in found)
+        certain = not any(open_ended for _, _, _, open_ended in found)
+        clocks = []
+        for record, need, due, _ in found:
+            mine = next((one for one in record.tickets if one.token == token), None)
+            if due <= now:
+                if mine is not None:
+                    record.tickets.remove(mine)
+                    self._tell_first(record, now)
+                continue
+            clocks.append(record.clock(need, now))
+            if mine is None:
+                if len(record.tickets) >= MAX_TICKETS:
+                    ask_at = max(ask_at, due + len(record.tickets) * record.in_force(need, now))
+                    continue
+                mine = _Ticket(token, need)
+                record.tickets.append(mine)
+            first = record.tickets[0]
+            if mine is not first and not due < first.due < NEVER:
+                # Who is first is told of its moment, and so is the next then.
+                certain = False
+                behind = first.due if first.due < NEVER else now + micros(self._hold)
+                place = record.tickets.index(mine)
+                ask_at = max(ask_at, behind + place * micros(LAPSE))
+                if place > 1:
+                    ask_at = max(ask_at, now + micros(self._hold))
+        for record, _, _, _ in found:
+            for ticket in record.tickets:
+                if ticket.token == token:
+                    ticket.due = ask_at if certain else NEVER
+        return NotBefore(min(ask_at - now, micros(3600.0)) / 1e6, tuple(clocks))
 
-MAX_BATCH = 128
-MAX_CALLS = 16
-"""Calls of the ledger under way at once; what comes meanwhile goes with the next."""
-SLACK = 0.05
-"""Seconds by which a start may be used late at first. Starts are booked that much longer."""
-MAX_SLACK = 10.0
-RETRY_INITIAL = 0.1
-RETRY_MAX = 5.0
-
-
-Start = tuple[ScopeQueue, float | None, float]
-"""A queue, the start that was booked for it (None: it has to ask again), and until when that may
-be used (monotonic seconds)."""
-Deliver = Callable[[Sequence[Start], bool, float], None]
-"""Takes starts, whether all those delivered before are void, and the moment."""
-
-
-class RemoteLedger:
-    """Asks a ledger beyond this process, and stays right whatever it answers: a `Remote`.
-
-    The engine agrees first, then the ledger books a start, then the host's queue waits for that
-    start. A ledger that fails is asked again, later each time: nothing is granted without its
-    answer. What it booked for a request that then can't be sent is spent. It owns the tasks
-    that wait for answers, and hands each batch of those to `deliver`.
-    """
-
-    def __init__(self, ledger: Ledger, clock: Clock, deliver: Deliver) -> None:
-        self._ledger = ledger
-        self._clock = clock
-        self._deliver = deliver
-        self._wanted: list[tuple[ScopeQueue, Request]] = []
-        self._pushes: dict[str, tuple[float, str]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._calls = 0
-        self._pushing = False
-        self._scheduled = False
-        self._epoch: int | None = None
-        self._slack = SLACK
-        self._closed = False
-        self.failures: int = 0
-
-    def request(self, queue: ScopeQueue, intervals: tuple[float, ...]) -> None:
-        """Ask for a start of this queue, together with others that ask at the moment."""
-        names = (queue.scope.name, *(other.name for other in queue.scope.shared))
-        self._wanted.append((queue, (names, intervals)))
-        self._schedule()
-
-    def push(self, scope: Scope, until: float, reason: str) -> None:
-        """Tell the ledger that a clock moved on; merged by the later moment."""
-        known = self._pushes.get(scope.name)
-        if until > self._clock.monotonic() and (known is None or until > known[0]):
-            self._pushes[scope.name] = (until, reason)
-            self._schedule()
-
-    def _schedule(self) -> None:
-        if not self._scheduled and not self._closed:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._start_calls)
-
-    def _start_calls(self) -> None:
-        self._scheduled = False
-        if self._closed:
+    def _tell_first(self, record: ScopeRecord, now: int) -> None:
+        """The scope changed: whoever waits first is told when to ask."""
+        if not record.tickets:
             return
-        # What moved is told before anything is asked.
-        if self._pushes and not self._pushing:
-            self._pushing = True
-            self._spawn(self._push_all())
-        while self._wanted and self._calls < MAX_CALLS:
-            batch, self._wanted = self._wanted[:MAX_BATCH], self._wanted[MAX_BATCH:]
-            self._calls += 1
-            self._spawn(self._reserve(batch))
+        first = record.tickets[0]
+        free, open_ended = record.free_at(first, now)
+        moment = NEVER if open_ended else max(free, now)
+        if moment == first.due:
+            return
+        first.due = moment
+        listener = self._listeners.get(first.token.partition(":")[0])
+        if listener is not None:
+            seconds = min(free - now, micros(3600.0)) / 1e6
+            _soon(listener.opened, first.token, max(0.0, seconds))
 
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _end(self, end: End, now: int) -> None:
+        token = end.token
+        for record in self._of(token, now):
+            hold = record.holds.pop(token, None)
+            if end.outcome == "sent" and (hold is None or not hold.headed):
+                record.moved(now)
+            elif end.outcome == "undone" and hold is not None and record.basis == hold.start:
+                record.basis, record.interval, record.guess = hold.before
+            record.tickets = [one for one in record.tickets if one.token != token]
+            self._tell_first(record, now)
+        self._scopes_of.pop(token, None)
 
-    async def _reserve(self, batch: list[tuple[ScopeQueue, Request]]) -> None:
-        delay = RETRY_INITIAL
-        try:
-            while True:
-                slack = self._slack
-                try:
-                    asked = [(names, _padded(intervals, slack)) for _, (names, intervals) in batch]
-                    answers = [Reservation(*one) for one in await self._ledger.reserve(asked)]
-                    if len(answers) != len(batch):
-                        raise ValueError(f"{len(batch)} asked, {len(answers)} answered")
-                    break
-                except Exception as error:  # noqa: BLE001 - a ledger may raise anything
-                    self._failed("reserve", error)
-                    await self._clock.sleep(delay)
-                    delay = min(2 * delay, RETRY_MAX)
-        finally:
-            self._calls -= 1
-        self._answered(batch, answers, slack)
-        self._schedule()
+    def _report(self, reports: Iterable[Report], now: int) -> None:
+        for report in reports:
+            record = self._record(report.scope, now)
+            until = now + micros(report.seconds)
+            if report.seconds <= 0 and report.interval <= 0:
+                record.blocked_until, record.reason = 0, ""
+            elif until > record.blocked_until:
+                record.blocked_until, record.reason = until, report.reason
+            if report.interval > 0:
+                if now >= record.learned_until:
+                    record.learned = 0
+                record.learned = max(record.learned, micros(report.interval))
+                until = now + micros(report.interval_for)
+                record.learned_until = max(record.learned_until, until)
+            for listener in self._listeners.values():
+                _soon(listener.blocked, report)
+            self._tell_first(record, now)
 
-    def _answered(
-        self, batch: list[tuple[ScopeQueue, Request]], answers: list[Reservation], slack: float
-    ) -> None:
-        """Pass on what may be used: not what was booked in a book that was lost since, nor what
-        came too late."""
-        now, known = self._clock.monotonic(), self._epoch
-        epoch = max(answer.epoch for answer in answers)
-        if known is not None:
-            epoch = max(epoch, known)
-        self._epoch = epoch
-        starts: list[Start] = []
-        for (queue, _), answer in zip(batch, answers, strict=True):
-            good_until = answer.start_at + slack
-            if now > good_until:
-                # The way there takes long. What is booked next allows for that.
-                self._slack = min(MAX_SLACK, max(self._slack, 2 * (now - answer.start_at)))
-            usable = now <= good_until and answer.epoch == epoch
-            starts.append((queue, answer.start_at if usable else None, good_until))
-        self._deliver(starts, known is not None and epoch > known, now)
+    def _pause(self, scopes: Iterable[str], paused: bool) -> None:
+        now = self._now()
+        for name in scopes:
+            record = self._record(name, now)
+            record.paused = paused
+            for listener in self._listeners.values():
+                _soon(listener.paused, name, paused)
+            self._tell_first(record, now)
 
-    async def _push_all(self) -> None:
-        delay = RETRY_INITIAL
-        try:
-            while self._pushes:
-                name, (until, reason) = next(iter(self._pushes.items()))
-                del self._pushes[name]
-                try:
-                    await self._ledger.block((name,), until, reason)
-                    delay = RETRY_INITIAL
-                except Exception as error:  # noqa: BLE001 - a ledger may raise anything
-                    self._failed("block", error)
-                    later = self._pushes.get(name, (until, reason))
-                    self._pushes[name] = max(later, (until, reason))
-                    await self._clock.sleep(delay)
-                    delay = min(2 * delay, RETRY_MAX)
-        finally:
-            self._pushing = False
-
-    def _failed(self, what: str, error: Exception) -> None:
-        self.failures += 1
-        _log.warning("the ledger failed to %s, asking again: %s", what, error)
-
-    async def close(self) -> None:
-        """Ask nothing more; end the calls under way. What they booked is spent."""
-        self._closed = True
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def _sweep(self, now: int) -> None:
+        """Forget what says nothing any more: as long as a process runs, an interval that is asked
+        for later counts from the latest request, so a record stays for ten minutes at least."""
+        old = now - micros(600.0)
+        for name, record in list(self._records.items()):
+            record.settle(now)
+            if record.holds or record.tickets or record.paused:
+                continue
+            basis = -1 if record.basis is None else record.basis + record.interval
+            if max(basis, record.blocked_until, record.learned_until) < old:
+                del self._records[name]
+        self._crowded = 2 * len(self._records) + 1024
 
 
-def _padded(intervals: float | tuple[float, ...], slack: float) -> tuple[float, ...]:
-    """Booked a little longer than needed, since a start may be used a little late."""
-    each = intervals if isinstance(intervals, tuple) else (intervals,)
-    return tuple(seconds + slack if seconds > 0 else 0.0 for seconds in each)
-
-
-_PLAIN = ScopeSettings(default=0.0)
+def _soon(call: Any, *args: Any) -> None:
+    """Call in the next turn of the loop: who is told may ask again, and it is not done here."""
+    try:
+        asyncio.get_running_loop().call_soon(call, *args)
+    except RuntimeError:  # without a loop nobody waits
+        return

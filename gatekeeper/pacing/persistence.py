@@ -384,10 +384,9 @@ class ScopeMemory:
         rules: Rules,
         clock: Clock,
         storage: Storage | None = None,
-        scopes: dict[str, Scope] | None = None,
     ) -> None:
         self.rules = rules
-        self.scopes: dict[str, Scope] = {} if scopes is None else scopes
+        self.scopes: dict[str, Scope] = {}
         self.promises: Promises | None = None if storage is None else Promises(storage, clock, self)
         self.floor_until: float = -INF
         """After a crash: no unknown host is asked before that moment."""

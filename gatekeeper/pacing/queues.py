@@ -24,14 +24,19 @@ from heapq import heapify, heappop, heappush
 from math import floor
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
+import msgspec
+
 from gatekeeper.clock import SingleTimer
+from gatekeeper.pacing.ledger import Outcome, Report
 from gatekeeper.pacing.scopes import INF, RobotsInterval, Scope
 
 __all__ = [
     "PASSED",
     "REFETCH",
     "ROBOTS",
+    "Counters",
     "Expiring",
+    "InUse",
     "Offer",
     "OpenLeases",
     "QueuePlace",
@@ -115,20 +120,22 @@ class ScopeQueue:
 
     __slots__ = (
         "alive",
+        "ask_at",
+        "asked",
+        "asking",
         "away",
         "dead",
         "due",
-        "good_until",
         "heap",
+        "hold",
         "id",
         "only",
         "parked",
         "parked_in",
         "place",
-        "reserved_at",
-        "reserving",
         "scope",
         "special",
+        "token",
     )
 
     def __init__(self, scope: Scope, number: int) -> None:
@@ -150,12 +157,16 @@ class ScopeQueue:
         """It waits for more than its scope, or once did: `due_at` has to look."""
         self.away: int = 0
         """Waiters off to fetch robots.txt. No page goes before they are back."""
-        self.reserving: bool = False
+        self.asking: bool = False
         """An answer of the ledger is awaited."""
-        self.reserved_at: float | None = None
-        """A start that the ledger booked for the first waiter ..."""
-        self.good_until: float = INF
-        """... and until when it may be used: others count from it."""
+        self.asked: bool = False
+        """The ledger was asked under `token`, and may remember it."""
+        self.token: str = ""
+        """Under which the ledger is asked for the first waiter."""
+        self.ask_at: float = -INF
+        """When the ledger may be asked again."""
+        self.hold: Any = None
+        """What the ledger granted for the first waiter; used at once, or given up."""
 
     def add(self, waiter: Waiter) -> None:
         """Join, behind those of the same priority."""
@@ -213,23 +224,39 @@ class ScopeQueue:
         due = self.scope.due_at()
         if not self.special:
             return due
-        if self.reserving:
+        if self.asking:
             return INF
         if self.away:
             first = self.first()
             if first is None or first.priority != ROBOTS:
                 return INF  # the next lease is that of the robots fetch
-        return due if self.reserved_at is None else max(due, self.reserved_at)
+        return max(due, self.ask_at)
 
 
 class Remote(Protocol):
     """A ledger beyond this process, asked after the engine has agreed to a start."""
 
-    def request(self, queue: ScopeQueue, intervals: tuple[float, ...]) -> None:
-        """Ask for a start; the answer comes back through `Queues.reserved`."""
+    def holds(self, queue: ScopeQueue, interval: float, guess: bool, now: float) -> bool:
+        """Did the ledger grant this start, with that interval in seconds? Otherwise it is asked,
+        and the answer comes back through `Queues.answered`. `guess`: see `ScopeRequest`."""
 
-    def push(self, scope: Scope, until: float, reason: str) -> None:
-        """Tell the others: no start of this scope before that moment."""
+    def granted(self, queue: ScopeQueue) -> Any:
+        """The queue's hold, which belongs to a lease now."""
+
+    def adopt(self, scopes: tuple[str, ...]) -> Any:
+        """A hold for a request that an earlier process sent."""
+
+    def head(self, hold: Any) -> None:
+        """The head of its response is here, or the request has failed."""
+
+    def end(self, hold: Any, outcome: Outcome) -> None:
+        """The lease is over."""
+
+    def report(self, report: Report) -> None:
+        """Tell everybody what an answer means."""
+
+    def forget(self, queue: ScopeQueue) -> None:
+        """Nobody waits in the queue any more."""
 
 
 _ID_BITS = 24
@@ -248,6 +275,7 @@ class Queues:
         self.timer = timer
         self.waiting: int = 0
         """Waiters, in all queues."""
+        self.remote: Remote | None = None
         self.ready: deque[ScopeQueue] = deque()
         """Due by now, in the order in which they became so."""
         self._heap: list[int] = []
@@ -335,6 +363,11 @@ class Queues:
                 if queue is not None and not waiter.gone:
                     self.served(queue, waiter)
                     waiter.refuse(error())
+
+    def everybody(self) -> list[Waiter]:
+        """All who wait, in no order."""
+        queues = [queue for queue in self._queues if queue is not None]
+        return [one for queue in queues for one in queue.everybody() if not one.gone]
 
     # --- places -------------------------------------------------------------------------
 
@@ -426,6 +459,8 @@ class Queues:
         queue.place = _HELD
         # One that an answer may still come for is not given to another host.
         if queue.special or queue.parked is not None or len(self._spare) >= _MAX_SPARE:
+            if queue.token and self.remote is not None:
+                self.remote.forget(queue)
             self._queues[queue.id] = None
             self._free.append(queue.id)
         else:
@@ -497,23 +532,39 @@ class Queues:
             self.retire(queue)
         theirs.parked = deque(queue for queue in parked if queue.alive)
 
-    # --- starts that a ledger booked ----------------------------------------------------
+    # --- what a ledger answers ----------------------------------------------------------
 
-    def reserved(
-        self, queue: ScopeQueue, start_at: float | None, good_until: float, now: float
-    ) -> None:
-        """The ledger's answer: a start that may be used until a moment, or None to ask again.
-        `Engine.run` must follow."""
-        queue.reserving = False
-        if queue.scope.queue is queue:  # otherwise everybody left: the start is spent
-            queue.reserved_at, queue.good_until = start_at, good_until
-            self.look_again(queue.scope, now)
+    def answered(self, queue: ScopeQueue, hold: Any, ask_at: float, now: float) -> bool:
+        """The ledger's answer: a hold, or None and when to ask again. `Engine.run` must follow.
+        False: everybody has left."""
+        queue.asking = False
+        if queue.scope.queue is not queue:
+            return False
+        queue.hold, queue.ask_at = hold, ask_at
+        self.look_again(queue.scope, now)
+        return True
 
-    def void_reservations(self) -> None:
-        """The ledger lost what it had booked: no earlier start may be used."""
-        for queue in self._queues:
-            if queue is not None:
-                queue.reserved_at = None
+
+class Counters(msgspec.Struct):
+    """What `stats()` counts since the start."""
+
+    robots: int = 0
+    refused: int = 0
+    refetches: int = 0
+    cancelled: int = 0
+    timeouts: int = 0
+    expired: int = 0
+    given_back: int = 0
+    passed_on: int = 0
+    blocks: int = 0
+
+
+class InUse(Protocol):
+    """A connection."""
+
+    @property
+    def closed(self) -> bool:
+        """Nothing travels on it any more."""
 
 
 class Expiring(Protocol):

@@ -8,21 +8,23 @@ object of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Set
 from math import isnan
 
 import msgspec
 
 from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
-from gatekeeper.errors import ConfigError, GateClosed, LeaseTimeout, StorageError
+from gatekeeper.errors import ConfigError, GateClosed, LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine, Grant
 from gatekeeper.pacing.explain import ClockView, Need, explain, needs
-from gatekeeper.pacing.ledger import Ledger, MemoryLedger, RemoteLedger, Start
+from gatekeeper.pacing.ledger import Ledger, Report, ScopeClock
+from gatekeeper.pacing.ledger_calls import Hold, LedgerAnswers, LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
-from gatekeeper.pacing.queues import ROBOTS
+from gatekeeper.pacing.queues import ROBOTS, ScopeQueue
 from gatekeeper.pacing.rules import CONFIGURED, SHARED, Rules
 from gatekeeper.pacing.scopes import (
     DURABLE,
@@ -32,6 +34,9 @@ from gatekeeper.pacing.scopes import (
     UNKNOWN,
     RobotsInterval,
     Scope,
+    clock_of,
+    learn,
+    report_of,
 )
 from gatekeeper.pacing.waiting import (
     AT_ONCE,
@@ -115,13 +120,10 @@ class Scheduler:
         self._clock = clock
         self._pacing = config.pacing
         self._rules = Rules(config)
-        self._remote: RemoteLedger | None = None
-        scopes = None
-        if isinstance(ledger, MemoryLedger):
-            scopes = ledger.lend(self._rules)
-        elif ledger is not None:
-            self._remote = RemoteLedger(ledger, clock, self._reserved)
-        self._memory = ScopeMemory(self._rules, clock, storage, scopes)
+        self._remote: LedgerCalls | None = None
+        if ledger is not None:
+            self._remote = LedgerCalls(ledger, clock, self._answers())
+        self._memory = ScopeMemory(self._rules, clock, storage)
         self._timer = SingleTimer(clock, self._tick)
         self._drained = asyncio.Event()
         self._engine = Engine(
@@ -223,13 +225,78 @@ class Scheduler:
         if self._memory.promises is not None and self._open:
             self._timer.set_no_later(self._clock.monotonic() + HOUSEKEEPING)
 
-    def _reserved(self, starts: Sequence[Start], void: bool, now: float) -> None:
-        """The ledger's answers; `void`: what it booked before is not to be used any more."""
-        if void:
-            self._queues.void_reservations()
-        for queue, start_at, good_until in starts:
-            self._queues.reserved(queue, start_at, good_until, now)
-        self._engine.run(now)
+    # --- what others did, by the ledger -------------------------------------------------
+
+    def _answers(self) -> LedgerAnswers:
+        return LedgerAnswers(
+            deliver=self._deliver,
+            run=lambda: self._engine.run(self._clock.monotonic()),
+            heard=self._heard,
+            reported=self._reported,
+            paused=self._was_paused,
+            clocks=self._clocks,
+            lost=self._lost,
+        )
+
+    def _deliver(self, queue: ScopeQueue, hold: Hold | None, ask_at: float) -> None:
+        self._queues.answered(queue, hold, ask_at, self._clock.monotonic())
+
+    def _heard(self, clock: ScopeClock) -> None:
+        """A clock, a block or a pause that others brought about holds here as well, and is kept
+        where one of ours would be: should the ledger forget it, it is known here."""
+        scope = self._memory.known(clock.scope)
+        if scope is None:
+            return
+        now = self._clock.monotonic()
+        if clock.age is not None and now - clock.age > scope.basis:
+            scope.basis = now - clock.age
+            scope.interval = max(scope.interval, min(clock.interval, LONGEST))
+        blocked = clock.blocked > 0
+        if blocked:
+            scope.past().block(now + clock.blocked, clock.reason)
+        promises = self._memory.promises
+        if promises is not None and (blocked or scope.clock_at() > now + DURABLE):
+            promises.remember(scope, now)
+
+    def _reported(self, report: Report) -> None:
+        """Somebody was turned away; our own report comes back as well."""
+        scope = self._memory.known(report.scope)
+        if scope is None:
+            return
+        now = self._clock.monotonic()
+        learn(scope, report, now, self._pacing)
+        promises = self._memory.promises
+        if promises is not None:
+            promises.remember(scope, now)
+        self._engine.changed(scope, now)
+
+    def _was_paused(self, name: str, paused: bool) -> None:
+        scope = self._memory.known(name) if not paused else self._memory.host(name)
+        if scope is not None and (scope.history is not None or paused):
+            scope.past().paused = paused
+            with contextlib.suppress(StorageError):
+                self._changed(scope)
+
+    def _clocks(self) -> list[ScopeClock]:
+        now = self._clock.monotonic()
+        return [
+            clock_of(scope, now)
+            for scope in list(self._memory.scopes.values())
+            if scope.promised_at() > now or (scope.history is not None and scope.history.paused)
+        ]
+
+    def _lost(self, lost: bool) -> None:
+        """The ledger is out of reach: who waits is told so, and asks again later."""
+        now = self._clock.monotonic()
+        if not lost:
+            self._queues.look_at_all(now)
+            self._engine.run(now)
+            return
+        # Who only wants to know when a host is due, and who is off for a robots.txt, waits on.
+        for waiter in self._queues.everybody():
+            if isinstance(waiter, TaskWaiter) and not waiter.away:
+                self._queues.leave(waiter.scope, waiter, now)
+                waiter.refuse(LedgerLost("the ledger can't be reached"))
 
     # --- leases -------------------------------------------------------------------------
 
@@ -361,6 +428,8 @@ class Scheduler:
     def _join(self, waiter: TaskWaiter, now: float, end: float) -> None:
         """Wait for the host, until `end`. Raises where it would be in vain."""
         self._check_open()
+        if self._remote is not None and self._remote.away:
+            raise LedgerLost("the ledger can't be reached")
         if self._waiting >= self._pacing.max_waiters:
             raise LeaseTimeout(
                 waiter.url,
@@ -450,8 +519,16 @@ class Scheduler:
         if not isinstance(asked, RobotsInterval):
             self.refuse_unknown(scope.name)  # the storage may be why
             raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
-        grant, wait = self._engine.grant_dry(scope, asked, self._clock.monotonic(), url, ttl)
-        if wait > 0:
+        engine, now = self._engine, self._clock.monotonic()
+        seconds = engine.derive(scope, asked, now)
+        start = max(now, scope.promised_at(), scope.clock_at(seconds))
+        start = max([start, *(other.promised_at() for other in scope.shared)])
+        scope.interval = seconds
+        grant = engine.grant_at_any_time(scope, now, url, ttl)
+        for one in (scope, *scope.shared):
+            one.basis = start
+        grant.start_at = start
+        if (wait := start - now) > 0:
             self._dry_waits += 1
             self._dry_seconds += wait
         return grant
@@ -461,12 +538,16 @@ class Scheduler:
     def pause(self, host: str) -> None:
         """No lease of the host until `resume`; outlives a restart. Raises StorageError where that
         can't be made sure of; it is in force all the same. So do `resume` and `block`."""
-        self._memory.host(host).past().paused = True
-        self._changed(self._memory.host(host))
+        self._pause(host, True)
 
     def resume(self, host: str) -> None:
         """Leases again."""
-        self._memory.host(host).past().paused = False
+        self._pause(host, False)
+
+    def _pause(self, host: str, paused: bool) -> None:
+        self._memory.host(host).past().paused = paused
+        if self._remote is not None:
+            self._remote.pause(host, paused)
         self._changed(self._memory.host(host))
 
     def block(self, host: str, until_wall: float, reason: str = "operator") -> None:
@@ -480,10 +561,11 @@ class Scheduler:
         until = now + (until_wall - self._clock.wall())
         if until > now:
             scope.past().block(until, reason)
-            if self._remote is not None:
-                self._remote.push(scope, until, reason)
         elif scope.history is not None:
             scope.history.unblock()
+        if self._remote is not None:
+            block = report_of(scope, now) if until > now else Report(host)
+            self._remote.report(block)
         self._changed(scope)
 
     def _changed(self, scope: Scope) -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from gatekeeper.clock import utc
 from gatekeeper.config import PacingConfig
+from gatekeeper.pacing.ledger import Report, ScopeClock
 
 __all__ = [
     "DURABLE",
@@ -34,8 +35,11 @@ __all__ = [
     "Scope",
     "ScopeHistory",
     "ScopeSettings",
+    "clock_of",
     "interval_for",
     "jittered",
+    "learn",
+    "report_of",
 ]
 
 INF = float("inf")
@@ -571,6 +575,45 @@ def _for_now(
     if history.said > 0 and now < history.said_until:
         parts.append((history.said, f"RateLimit field: one in {history.said:.3g} s"))
     return parts
+
+
+def report_of(scope: Scope, now: float) -> Report:
+    """What a scope that was turned away, or blocked by the operator, means for everybody."""
+    history = scope.past()
+    taught, seconds = history.back_off, max(0.0, history.blocked_until - now)
+    if taught is None or not taught.slowed:
+        return Report(scope.name, seconds, history.reason)
+    return Report(scope.name, seconds, history.reason, taught.slowed, max(0.0, taught.try_at - now))
+
+
+def clock_of(scope: Scope, now: float) -> ScopeClock:
+    """What is known of a scope, for a ledger that has lost what it knew."""
+    age = None if scope.basis == -INF else now - scope.basis
+    history = scope.history
+    if history is None:
+        return ScopeClock(scope.name, age, scope.interval)
+    blocked = max(0.0, history.blocked_until - now)
+    return ScopeClock(scope.name, age, scope.interval, blocked, history.reason, history.paused)
+
+
+def learn(scope: Scope, report: Report, now: float, pacing: PacingConfig) -> None:
+    """Take what the answer to another process meant for everybody as an answer to this one."""
+    if not (report.seconds or report.interval):
+        if scope.history is not None:
+            scope.history.unblock()
+        return
+    history = scope.past()
+    if report.seconds > 0:
+        history.block(now + report.seconds, report.reason)
+        history.probing = True
+    known = 0.0 if history.back_off is None else history.back_off.slowed
+    if report.seconds > 0 and report.interval > known * _EVEN:
+        history.back_off = BackOff()
+        history.back_off.restore(
+            report.interval / 2.0, 0, now, report.interval_for, history.blocked_until, pacing
+        )
+    elif report.seconds <= 0 and report.interval > 0:
+        scope.interval = max(scope.interval, report.interval)
 
 
 def jittered(seconds: float, share: float, rng: random.Random) -> float:

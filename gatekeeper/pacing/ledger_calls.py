@@ -1,0 +1,427 @@
+"""What the scheduler asks and tells a ledger beyond this process, one flight at a time.
+
+The engine agrees first, then the ledger is asked, then the engine looks again and grants, with the
+ledger's hold. What one turn of the loop asks, tells and ends travels together; what comes while a
+flight is under way goes with the next. A ledger may raise anything: what it was told is told
+again, a question is asked again under the same token, and nothing is granted without its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, NamedTuple
+
+from gatekeeper.clock import Clock, SingleTimer
+from gatekeeper.errors import LedgerLost
+from gatekeeper.pacing.ledger import (
+    HOLD,
+    End,
+    Granted,
+    Ledger,
+    NotBefore,
+    Outcome,
+    Report,
+    ScopeClock,
+    ScopeRequest,
+    TakeRequest,
+)
+from gatekeeper.pacing.queues import ScopeQueue
+
+__all__ = ["Hold", "LedgerAnswers", "LedgerCalls"]
+
+MAX_BATCH = 1024
+"""Requests in one flight; a ledger may split them further."""
+RETRY_INITIAL = 0.1
+RETRY_MAX = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+_Call = tuple[Coroutine[Any, Any, Any], Callable[[bool, Any], None]]
+"""A call of the ledger, and what follows it: whether it succeeded, and its result or error."""
+
+
+class Hold:
+    """What the ledger granted for one request."""
+
+    __slots__ = ("good_until", "headed", "names", "renew_at", "scopes", "seconds", "token", "void")
+
+    def __init__(
+        self, token: str, scopes: tuple[ScopeRequest, ...], sent: float, seconds: float
+    ) -> None:
+        self.token = token
+        self.scopes = scopes
+        self.names = tuple(one.scope for one in scopes)
+        self.seconds = seconds
+        self.good_until = sent + seconds
+        """The hold may run out then (monotonic): counted from when it was asked for."""
+        self.renew_at = sent + seconds / 4
+        self.headed = False
+        self.void = False
+        """The scope was blocked or paused since: what was not sent yet must not be."""
+
+    def covers(self, scopes: tuple[ScopeRequest, ...]) -> bool:
+        """Was it asked for the same scopes, and for intervals that are no shorter?"""
+        return len(scopes) == len(self.scopes) and all(
+            mine.scope == other.scope and mine.interval >= other.interval
+            for mine, other in zip(self.scopes, scopes, strict=True)
+        )
+
+    def stale(self, now: float) -> bool:
+        """May a request that has not been sent yet not be sent any more?"""
+        return not self.headed and (self.void or now >= self.good_until)
+
+
+class LedgerAnswers(NamedTuple):
+    """What the scheduler does with what comes from the ledger. None of them may raise."""
+
+    deliver: Callable[[ScopeQueue, Hold | None, float], None]
+    """A queue got its hold, or None and the moment at which to ask again."""
+    run: Callable[[], None]
+    """Several queues have changed: grant what is due."""
+    heard: Callable[[ScopeClock], None]
+    reported: Callable[[Report], None]
+    paused: Callable[[str, bool], None]
+    clocks: Callable[[], list[ScopeClock]]
+    lost: Callable[[bool], None]
+
+
+class LedgerCalls:
+    """Asks a ledger beyond this process, and stays right whatever it answers: a `Remote`."""
+
+    def __init__(self, ledger: Ledger, clock: Clock, answers: LedgerAnswers) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._answers = answers
+        self.owner = secrets.token_hex(4)
+        """How the tokens of this scheduler begin."""
+        self._numbers = itertools.count()
+        self._asking: dict[str, ScopeQueue] = {}
+        """Queues that wait for the ledger, by the token under which they ask."""
+        self._opened: dict[str, float] = {}
+        """Told to ask again at that moment, while an answer was on the way."""
+        self._takes: dict[str, TakeRequest] = {}
+        self._heads: dict[str, None] = {}
+        self._ends: dict[str, End] = {}
+        self._reports: dict[str, Report] = {}
+        self._pauses: dict[str, bool] = {}
+        self._holds: dict[str, Hold] = {}
+        """Of leases that are open."""
+        self._renewals = SingleTimer(clock, self._renew_due)
+        self._renew: dict[str, None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self.away = False
+        """The ledger says that it can't be reached: nothing is granted."""
+        self._delivered: list[tuple[ScopeQueue, Hold]] = []
+        self.failures = 0
+        ledger.listen(self.owner, self)
+
+    # --- what the engine asks and tells -----------------------------------------------------
+
+    def holds(self, queue: ScopeQueue, interval: float, guess: bool, now: float) -> bool:
+        """Did the ledger grant this start? Otherwise it is asked, with others that ask now."""
+        scope, hold = queue.scope, queue.hold
+        scopes = (
+            ScopeRequest(scope.name, interval, scope.slots(), guess),
+            *(ScopeRequest(one.name, one.settings.default, one.slots()) for one in scope.shared),
+        )
+        if hold is not None:
+            if hold.covers(scopes) and not hold.stale(now):
+                return True
+            queue.hold = None
+            self.end(hold, "undone")
+        self._ask(queue, scopes)
+        return False
+
+    def _ask(self, queue: ScopeQueue, scopes: tuple[ScopeRequest, ...]) -> None:
+        token = queue.token
+        if not token:
+            token = queue.token = f"{self.owner}:{next(self._numbers):x}"
+        self._asking[token] = queue
+        queue.asking = queue.special = True
+        self._takes[token] = TakeRequest(token, scopes)
+        self._schedule()
+
+    def granted(self, queue: ScopeQueue) -> Hold:
+        """Its hold belongs to a lease from now on: it is renewed until that ends."""
+        hold: Hold = queue.hold
+        queue.hold = None
+        self._keep(hold)
+        return hold
+
+    def _keep(self, hold: Hold) -> None:
+        self._holds[hold.token] = hold
+        self._renewals.set_no_later(hold.renew_at)
+
+    def adopt(self, scopes: tuple[str, ...]) -> Hold:
+        """A request of an earlier process is under way: hold its scopes."""
+        now = self._clock.monotonic()
+        asked = tuple(map(ScopeRequest, scopes))
+        hold = Hold(f"{self.owner}:{next(self._numbers):x}", asked, now, HOLD)
+        hold.headed = True  # it was sent long ago
+        self._takes[hold.token] = TakeRequest(hold.token, asked)
+        self._keep(hold)
+        self._schedule()
+        return hold
+
+    def head(self, hold: Hold) -> None:
+        """The head of its response is here, or the request has failed."""
+        hold.headed = True
+        self._heads[hold.token] = None
+        self._schedule()
+
+    def end(self, hold: Hold, outcome: Outcome) -> None:
+        """The hold is over. Reports that the ledger has not confirmed yet go with it."""
+        self._holds.pop(hold.token, None)
+        reports = tuple(self._reports[name] for name in hold.names if name in self._reports)
+        self._ends[hold.token] = End(hold.token, outcome, reports)
+        self._schedule()
+
+    def report(self, report: Report) -> None:
+        """Tell everybody what an answer means; merged by the later end."""
+        if report.seconds > 0:
+            self._void(report.scope)
+        known = self._reports.get(report.scope)
+        if known is None or not (report.seconds or report.interval):
+            self._reports[report.scope] = report
+        else:
+            later = report if report.seconds >= known.seconds else known
+            self._reports[report.scope] = later._replace(
+                interval=max(report.interval, known.interval),
+                interval_for=max(report.interval_for, known.interval_for),
+            )
+        self._schedule()
+
+    def pause(self, scope: str, paused: bool) -> None:
+        """The operator's word."""
+        self._pauses[scope] = paused
+        self._schedule()
+
+    def forget(self, queue: ScopeQueue) -> None:
+        """Nobody waits in the queue any more."""
+        token, queue.token = queue.token, ""
+        if self._asking.pop(token, None) is None:
+            return
+        self._opened.pop(token, None)
+        if self._takes.pop(token, None) is None or queue.asked:
+            self._ends[token] = End(token, "undone")
+            self._schedule()
+
+    # --- what comes from the ledger ---------------------------------------------------------
+
+    def opened(self, token: str, seconds: float) -> None:
+        """A queue may ask again after so many seconds."""
+        queue = self._asking.get(token)
+        if queue is None:
+            return
+        moment = self._clock.monotonic() + seconds
+        if queue.asking:
+            self._opened[token] = moment  # the answer on the way may be older than this
+            return
+        self._answers.deliver(queue, None, moment)
+        self._answers.run()
+
+    def blocked(self, report: Report) -> None:
+        """Somebody was turned away: what was not sent yet must not be."""
+        if report.seconds > 0:
+            self._void(report.scope)
+        self._answers.reported(report)
+
+    def paused(self, scope: str, paused: bool) -> None:
+        """The operator paused or resumed a scope, here or elsewhere."""
+        if paused:
+            self._void(scope)
+        self._answers.paused(scope, paused)
+
+    def lost(self, lost: bool) -> None:
+        """The ledger can't be reached any more, or can be again."""
+        self.away = lost
+        self._answers.lost(lost)
+
+    def clocks(self) -> list[ScopeClock]:
+        """What this process knows."""
+        return self._answers.clocks()
+
+    def _void(self, scope: str) -> None:
+        for hold in self._holds.values():
+            if not hold.headed and scope in hold.names:
+                hold.void = True
+
+    # --- flights ----------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if self._task is None and not self._closed:
+            self._task = asyncio.get_running_loop().create_task(self._fly())
+
+    async def _fly(self) -> None:
+        """Flights, until nothing is left to be told or asked."""
+        delay = RETRY_INITIAL
+        try:
+            while self._takes or self._heads or self._ends or self._reports or self._told_more():
+                before = self.failures
+                await self._flight()
+                if self.failures == before:
+                    delay = RETRY_INITIAL
+                    continue
+                await self._clock.sleep(delay)
+                delay = min(2 * delay, RETRY_MAX)
+        finally:
+            self._task = None
+
+    def _told_more(self) -> bool:
+        return bool(self._pauses or self._renew)
+
+    async def _flight(self) -> None:
+        """Tell and ask all that is there, in the order in which it has to take effect."""
+        calls = [*self._tellings(), *self._questions()]
+        results = await asyncio.gather(*(call for call, _ in calls), return_exceptions=True)
+        for result, (_, then) in zip(results, calls, strict=True):
+            failed = isinstance(result, BaseException)
+            if failed and not self._closed:
+                self._failed(result)
+            then(not failed, result)
+        self._answers.run()
+        # What could not be used at once, for whatever reason, is free for others at once.
+        delivered, self._delivered = self._delivered, []
+        for queue, hold in delivered:
+            if queue.hold is hold:
+                queue.hold = None
+                self.end(hold, "undone")
+
+    def _tellings(self) -> list[_Call]:
+        """What others have to know before anything is asked."""
+        ledger, calls = self._ledger, list[_Call]()
+        for paused in (True, False):
+            if names := [name for name, word in self._pauses.items() if word is paused]:
+                call = ledger.pause(names) if paused else ledger.resume(names)
+                calls.append((call, partial(self._paused, names, paused)))
+        if reports := dict(self._reports):
+            calls.append((ledger.block(list(reports.values())), partial(self._reported, reports)))
+        if heads := list(self._heads):
+            calls.append((ledger.head(heads), partial(self._headed, heads)))
+        if ends := list(self._ends.values()):
+            calls.append((ledger.end(ends), partial(self._ended, ends)))
+        return calls
+
+    def _questions(self) -> list[_Call]:
+        sent, ledger, calls = self._clock.monotonic(), self._ledger, list[_Call]()
+        if renew := list(self._renew):
+            calls.append((ledger.renew(renew), partial(self._renewed, renew, sent)))
+        if takes := list(itertools.islice(self._takes.values(), MAX_BATCH)):
+            for token, _ in takes:
+                del self._takes[token]
+                if token in self._asking:
+                    self._asking[token].asked = True
+            calls.append((ledger.take(takes), partial(self._taken, takes, sent)))
+        return calls
+
+    def _failed(self, error: object) -> None:
+        self.failures += 1
+        level = logging.DEBUG if isinstance(error, LedgerLost) else logging.WARNING
+        _log.log(level, "the ledger failed, it is asked again: %s", error)
+
+    def _headed(self, told: list[str], ok: bool, _: object) -> None:
+        if ok:
+            for token in told:
+                self._heads.pop(token, None)
+
+    def _ended(self, ends: list[End], ok: bool, _: object) -> None:
+        if ok:
+            for end in ends:  # the last word about its token
+                self._ends.pop(end.token, None)
+                self._heads.pop(end.token, None)
+
+    def _paused(self, names: list[str], paused: bool, ok: bool, _: object) -> None:
+        for name in names:
+            if ok and self._pauses.get(name) is paused:
+                del self._pauses[name]
+
+    def _reported(self, reports: dict[str, Report], ok: bool, _: object) -> None:
+        for name, report in reports.items():
+            if ok and self._reports.get(name) is report:
+                del self._reports[name]
+
+    def _renewed(self, tokens: list[str], sent: float, ok: bool, _: object) -> None:
+        for token in tokens:
+            hold = self._holds.get(token)
+            if ok or hold is None:
+                self._renew.pop(token, None)
+            if ok and hold is not None:
+                hold.good_until = max(hold.good_until, sent + hold.seconds)
+                hold.renew_at = sent + hold.seconds / 4
+                self._renewals.set_no_later(hold.renew_at)
+
+    def _renew_due(self) -> None:
+        now, following = self._clock.monotonic(), float("inf")
+        for token, hold in self._holds.items():
+            if hold.renew_at > now:
+                following = min(following, hold.renew_at)
+            else:
+                self._renew[token] = None
+        self._renewals.set_no_later(following)
+        if self._renew:
+            self._schedule()
+
+    def _taken(self, takes: list[TakeRequest], sent: float, ok: bool, found: Any) -> None:
+        if ok and len(found) != len(takes):
+            self._failed(ValueError(f"{len(takes)} asked, {len(found)} answered"))
+            ok = False
+        now = self._clock.monotonic()
+        for number, request in enumerate(takes):
+            token = request.token
+            if not ok:
+                if token in self._asking or token in self._holds:
+                    self._takes.setdefault(token, request)
+                continue
+            self._answered(request, found[number], sent, now)
+
+    def _answered(
+        self, request: TakeRequest, answer: Granted | NotBefore, sent: float, now: float
+    ) -> None:
+        token = request.token
+        opened = self._opened.pop(token, None)
+        if isinstance(answer, NotBefore):
+            for clock in answer.clocks:
+                self._answers.heard(clock)
+            queue = self._asking.get(token)
+            if queue is not None:
+                ask_at = now + answer.seconds
+                queue.asking = False
+                self._answers.deliver(
+                    queue, None, ask_at if opened is None else min(ask_at, opened)
+                )
+            elif token in self._holds:
+                self._renew[token] = None  # it was adopted: hold it whatever others hold
+            return
+        queue = self._asking.pop(token, None)
+        hold = Hold(token, request.scopes, sent, answer.seconds)
+        if (queue is None or now >= hold.good_until) and token not in self._holds:
+            self._ends.setdefault(token, End(token, "undone"))
+        if queue is None:
+            return
+        queue.asking, queue.token, queue.asked = False, "", False
+        if now >= hold.good_until:
+            self._answers.deliver(queue, None, now)
+            return
+        self._delivered.append((queue, hold))
+        self._answers.deliver(queue, hold, now)
+
+    async def close(self) -> None:
+        """Ask nothing more. What is to be told goes with a last flight, if the ledger answers."""
+        self._renewals.hold()
+        self._takes.clear()
+        for token in self._asking:
+            self._ends.setdefault(token, End(token, "undone"))
+        self._asking.clear()
+        task, self._closed = self._task, True
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._heads or self._ends or self._reports or self._pauses:
+            await self._flight()

@@ -1,0 +1,324 @@
+"""What every ledger must do, whatever it keeps its records in: each test takes `ledger` and
+`clock`, of which `clock.tick(seconds)` moves the ledger's time on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from gatekeeper.pacing.ledger import (
+    LAPSE,
+    End,
+    Granted,
+    Ledger,
+    NotBefore,
+    Report,
+    ScopeClock,
+    ScopeRequest,
+    TakeRequest,
+)
+
+
+class Time(Protocol):
+    """The ledger's clock."""
+
+    async def tick(self, seconds: float) -> None: ...
+
+
+class Listener:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.opened_for: list[tuple[str, float]] = []
+        self.reports: list[Report] = []
+        self.pauses: list[tuple[str, bool]] = []
+        self.losses: list[bool] = []
+
+    def opened(self, token: str, seconds: float) -> None:
+        self.opened_for.append((token, seconds))
+
+    def blocked(self, report: Report) -> None:
+        self.reports.append(report)
+
+    def paused(self, scope: str, paused: bool) -> None:
+        self.pauses.append((scope, paused))
+
+    def lost(self, lost: bool) -> None:
+        self.losses.append(lost)
+
+    def clocks(self) -> list[ScopeClock]:
+        return []
+
+    async def heard(self, count: int = 1) -> None:
+        """Wait until so many openings came; a fleet's come over a wire."""
+        for _ in range(200):
+            if len(self.opened_for) >= count:
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"{self.opened_for}: {count} awaited")
+
+
+def asks(token: str, *scopes: ScopeRequest | str, interval: float = 1.0) -> TakeRequest:
+    return TakeRequest(
+        token,
+        tuple(ScopeRequest(one, interval) if isinstance(one, str) else one for one in scopes),
+    )
+
+
+async def take(
+    ledger: Ledger, token: str, *scopes: ScopeRequest | str, interval: float = 1.0
+) -> Granted | NotBefore:
+    return (await ledger.take([asks(token, *scopes, interval=interval)]))[0]
+
+
+async def granted(
+    ledger: Ledger, token: str, *scopes: ScopeRequest | str, interval: float = 1.0
+) -> bool:
+    return isinstance(await take(ledger, token, *scopes, interval=interval), Granted)
+
+
+async def wait_of(
+    ledger: Ledger, token: str, *scopes: ScopeRequest | str, interval: float = 1.0
+) -> float:
+    answer = await take(ledger, token, *scopes, interval=interval)
+    assert isinstance(answer, NotBefore), answer
+    return answer.seconds
+
+
+def near(seconds: float, wanted: float, slack: float = 0.25) -> bool:
+    """A ledger's own time may have gone on a little, if it is real."""
+    return wanted - slack <= seconds <= wanted + 1e-6
+
+
+class LedgerRules:
+    """Inherit, and give `ledger` and `time`."""
+
+    async def test_the_interval_counts_from_the_head(self, ledger: Ledger, time: Time) -> None:
+        assert await granted(ledger, "a:1", "h", interval=5.0)
+        await time.tick(2.0)
+        await ledger.head(["a:1"])
+        await ledger.end([End("a:1")])
+        assert near(await wait_of(ledger, "b:1", "h", interval=5.0), 5.0)
+        await time.tick(5.1)
+        assert await granted(ledger, "b:1", "h", interval=5.0)
+
+    async def test_a_slow_answer_keeps_everybody_out(self, ledger: Ledger, time: Time) -> None:
+        assert await granted(ledger, "a:1", "h")
+        for _ in range(3):
+            await time.tick(7.0)
+            await ledger.renew(["a:1"])
+            assert not await granted(ledger, "b:1", "h")
+
+    async def test_without_an_interval_the_slots_count(self, ledger: Ledger, time: Time) -> None:
+        two = ScopeRequest("h", 0.0, 2)
+        assert await granted(ledger, "a:1", two)
+        assert await granted(ledger, "b:1", two)
+        assert not await granted(ledger, "c:1", two)
+        await ledger.end([End("a:1")])
+        assert await granted(ledger, "c:1", two)
+
+    async def test_all_scopes_or_none(self, ledger: Ledger, time: Time) -> None:
+        assert await granted(ledger, "a:1", "h", "g")
+        assert not await granted(ledger, "b:1", "k", "g")
+        assert await granted(ledger, "c:1", "k")  # nothing of it was taken, or kept, by b
+
+    async def test_repeated_it_gets_the_same_answer(self, ledger: Ledger, time: Time) -> None:
+        assert await granted(ledger, "a:1", "h")
+        assert await granted(ledger, "a:1", "h")
+        await ledger.end([End("a:1")])
+        await ledger.end([End("a:1")])
+        assert near(await wait_of(ledger, "b:1", "h"), 1.0)
+
+    async def test_the_longer_interval_counts(self, ledger: Ledger, time: Time) -> None:
+        for token, first, second in (("a:1", 3.0, 1.0), ("a:2", 1.0, 3.0)):
+            host = f"h{token}"
+            assert await granted(ledger, token, host, interval=first)
+            await ledger.end([End(token)])
+            assert near(await wait_of(ledger, "b:1", host, interval=second), 3.0)
+
+    async def test_what_is_known_goes_before_a_guess(self, ledger: Ledger, time: Time) -> None:
+        assert await granted(ledger, "a:1", ScopeRequest("h", 30.0, 1, True))
+        await ledger.end([End("a:1")])
+        assert near(await wait_of(ledger, "c:1", ScopeRequest("h", 1.0, 1, True)), 30.0)
+        assert near(await wait_of(ledger, "b:1", ScopeRequest("h", 2.0)), 2.0)
+
+    async def test_a_hold_that_ran_out_unheaded_moves_the_clock(
+        self, ledger: Ledger, time: Time
+    ) -> None:
+        assert await granted(ledger, "a:1", "h", interval=60.0)
+        await time.tick(20.1)
+        # It may have been sent at the end of its hold: a whole interval from there.
+        assert near(await wait_of(ledger, "b:1", "h", interval=60.0), 60.0)
+
+    async def test_a_headed_hold_that_ran_out_frees_its_slot(
+        self, ledger: Ledger, time: Time
+    ) -> None:
+        assert await granted(ledger, "a:1", "h", interval=1.0)
+        await ledger.head(["a:1"])
+        await time.tick(5.0)
+        assert not await granted(ledger, "b:1", "h")
+        await time.tick(15.1)
+        assert await granted(ledger, "b:1", "h")
+
+    async def test_a_request_under_way_is_held_again_after_its_hold_ran_out(
+        self, ledger: Ledger, time: Time
+    ) -> None:
+        assert await granted(ledger, "a:1", "h")
+        await time.tick(25.0)
+        await ledger.renew(["a:1"])
+        assert not await granted(ledger, "b:1", "h")
+        await time.tick(5.0)
+        assert not await granted(ledger, "b:1", "h")
+
+    async def test_undone_the_clock_is_as_before(self, ledger: Ledger, time: Time) -> None:
+        assert await granted(ledger, "a:1", "h", interval=60.0)
+        await ledger.end([End("a:1", "undone")])
+        assert await granted(ledger, "b:1", "h", interval=60.0)
+        await ledger.end([End("b:1", "given back")])
+        assert near(await wait_of(ledger, "c:1", "h", interval=60.0), 60.0)
+
+    async def test_undone_after_somebody_else_started_changes_nothing(
+        self, ledger: Ledger, time: Time
+    ) -> None:
+        two = ScopeRequest("h", 0.0, 2)
+        assert await granted(ledger, "a:1", two)
+        await time.tick(0.01)
+        assert await granted(ledger, "b:1", two)
+        await ledger.end([End("a:1", "undone"), End("b:1")])
+        assert near(await wait_of(ledger, "c:1", "h", interval=9.0), 9.0)
+
+    async def test_a_block_holds_and_the_later_one_counts(self, ledger: Ledger, time: Time) -> None:
+        await ledger.block([Report("h", 50.0, "429")])
+        await ledger.block([Report("h", 20.0, "earlier")])
+        answer = await take(ledger, "a:1", "h")
+        assert isinstance(answer, NotBefore)
+        assert near(answer.seconds, 50.0)
+        assert answer.clocks[0].reason == "429"
+        await ledger.block([Report("h")])  # the operator lifts it
+        assert await granted(ledger, "a:1", "h")
+
+    async def test_a_report_blocks_before_the_end_frees(self, ledger: Ledger, time: Time) -> None:
+        """In one call, whichever way round they are named, and with the block told once more."""
+        block = Report("h", 60.0, "429")
+        assert await granted(ledger, "a:1", "h", interval=0.0)
+        await ledger.end([End("a:1", "sent", (block,))])
+        assert near(await wait_of(ledger, "b:1", "h", interval=0.0), 60.0)
+        await ledger.block([block])
+        assert near(await wait_of(ledger, "b:1", "h", interval=0.0), 60.0)
+
+    async def test_an_interval_that_an_answer_taught_holds_for_everybody(
+        self, ledger: Ledger, time: Time
+    ) -> None:
+        await ledger.block([Report("h", 0.0, "", 8.0, 100.0)])
+        assert await granted(ledger, "a:1", "h")
+        await ledger.end([End("a:1")])
+        assert near(await wait_of(ledger, "b:1", "h"), 8.0)
+        await time.tick(101.0)
+        assert await granted(ledger, "b:1", "h")
+        await ledger.end([End("b:1")])
+        assert near(await wait_of(ledger, "c:1", "h"), 1.0)
+
+    async def test_a_pause_holds_until_the_resume(self, ledger: Ledger, time: Time) -> None:
+        await ledger.pause(["h"])
+        await time.tick(5000.0)
+        answer = await take(ledger, "a:1", "h")
+        assert isinstance(answer, NotBefore)
+        assert answer.clocks[0].paused
+        await ledger.resume(["h"])
+        assert await granted(ledger, "a:1", "h")
+
+    async def test_who_asked_first_is_told_first(self, ledger: Ledger, time: Time) -> None:
+        listener = Listener()
+        ledger.listen("b", listener)
+        other = Listener()
+        ledger.listen("c", other)
+        assert await granted(ledger, "a:1", "h")
+        assert not await granted(ledger, "b:1", "h")
+        assert not await granted(ledger, "c:1", "h")
+        await ledger.head(["a:1"])
+        await ledger.end([End("a:1")])
+        await listener.heard()
+        token, seconds = listener.opened_for[-1]
+        assert token == "b:1"
+        assert near(seconds, 1.0)
+        await time.tick(1.01)
+        # The second comes too early, and finds that the scope is kept for the first.
+        assert not await granted(ledger, "c:1", "h")
+        assert await granted(ledger, "b:1", "h")
+        assert not other.opened_for
+
+    async def test_a_ticket_lapses(self, ledger: Ledger, time: Time) -> None:
+        assert await granted(ledger, "a:1", "h")
+        await ledger.end([End("a:1")])
+        assert not await granted(ledger, "b:1", "h")  # and never comes back
+        assert not await granted(ledger, "c:1", "h")
+        await time.tick(1.0 + LAPSE + 0.02)
+        assert await granted(ledger, "c:1", "h")
+
+    async def test_a_ticket_keeps_no_scope_while_another_one_is_closed(
+        self, ledger: Ledger, time: Time
+    ) -> None:
+        assert await granted(ledger, "a:1", "h", interval=1.0)
+        await ledger.end([End("a:1")])
+        assert await granted(ledger, "a:2", "g", interval=100.0)
+        await ledger.end([End("a:2")])
+        both = (ScopeRequest("h", 1.0), ScopeRequest("g", 100.0))
+        assert not await granted(ledger, "b:1", *both)
+        await time.tick(1.01)
+        assert await granted(ledger, "c:1", "h")
+
+    async def test_a_contested_scope_costs_two_calls_a_grant(
+        self, ledger: Ledger, time: Time
+    ) -> None:
+        tokens = [f"m{number}:1" for number in range(8)]
+        listeners = {token: Listener() for token in tokens}
+        for token, listener in listeners.items():
+            ledger.listen(token.partition(":")[0], listener)
+        calls = 0
+        for token in tokens:
+            calls += 1
+            if await granted(ledger, token, "h"):
+                current = token
+        for following in tokens[1:]:
+            await ledger.head([current])
+            await ledger.end([End(current)])
+            await listeners[following].heard()
+            await time.tick(1.01)
+            calls += 1
+            assert await granted(ledger, following, "h")
+            current = following
+        assert calls == 2 * len(tokens) - 1
+
+    async def test_everybody_hears_of_blocks_and_pauses(self, ledger: Ledger, time: Time) -> None:
+        listener = Listener()
+        ledger.listen("b", listener)
+        assert await granted(ledger, "b:1", "warm")  # whatever has to be set up is
+        await ledger.block([Report("h", 60.0, "429", 2.0, 100.0)])
+        await ledger.pause(["k"])
+        for _ in range(200):
+            if listener.reports and listener.pauses:
+                break
+            await asyncio.sleep(0.005)
+        assert [one.scope for one in listener.reports] == ["h"]
+        assert near(listener.reports[0].seconds, 60.0)
+        assert listener.reports[0].interval == 2.0
+        assert listener.pauses == [("k", True)]
+
+    async def test_what_a_denial_tells_of_the_clock(self, ledger: Ledger, time: Time) -> None:
+        assert await granted(ledger, "a:1", "h", interval=30.0)
+        await ledger.end([End("a:1")])
+        await time.tick(10.0)
+        answer = await take(ledger, "b:1", "h", interval=1.0)
+        assert isinstance(answer, NotBefore)
+        (clock,) = answer.clocks
+        assert clock.age is not None
+        assert 10.0 <= clock.age < 10.5
+        assert clock.interval == 30.0
+
+    async def test_many_in_one_call(self, ledger: Ledger, time: Time) -> None:
+        answers: Sequence[Granted | NotBefore] = await ledger.take(
+            [asks(f"a:{number}", f"h{number % 300}") for number in range(600)]
+        )
+        assert sum(isinstance(one, Granted) for one in answers) == 300
+        assert all(isinstance(one, Granted) for one in answers[:300])
