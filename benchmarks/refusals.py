@@ -118,6 +118,8 @@ SCENES = (
     Scene("60 a minute, no Retry-After", 0.5, 1.0, lambda: window(60, 60.0), None),
     Scene("60 a minute, Retry-After 1", 0.5, 1.0, lambda: window(60, 60.0)),
     Scene("1,000 an hour, Retry-After 600", 1.0, 1 / 3.6, lambda: window(1000, 3600.0), 600.0),
+    Scene("1,000 an hour, Retry-After 60", 1.0, 1 / 3.6, lambda: window(1000, 3600.0), 60.0),
+    Scene("1,000 an hour, no Retry-After", 1.0, 1 / 3.6, lambda: window(1000, 3600.0), None),
     Scene("0.01 % at random", 1.0, 1.0, lambda: at_random(0.0001)),
     Scene("0.1 % at random", 1.0, 1.0, lambda: at_random(0.001)),
     Scene("1 % at random", 1.0, 1.0, lambda: at_random(0.01)),

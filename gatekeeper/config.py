@@ -155,7 +155,7 @@ class PacingConfig(_Section, frozen=True):
     backoff_floor: Positive = 0.1
     """After a 429 or 503 the interval of a host doubles: from this where it has none."""
     backoff_answers: Count = 100
-    """Good answers after which it halves, once the refused interval is tried again ..."""
+    """Good answers after which it halves: to twice the refused one, in a trial further ..."""
     backoff_quiet: Positive = 300.0
     """... or seconds without a refusal, whichever comes first."""
     backoff_retry: Positive = 3_600.0

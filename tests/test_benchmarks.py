@@ -80,6 +80,21 @@ def test_a_site_with_a_fixed_limit_is_met_a_few_times_a_day_and_well_used(title:
     assert day.share > 0.6
 
 
+HOURLY = [scene.title for scene in SCENES if scene.title.startswith("1,000 an hour")]
+
+
+@pytest.mark.parametrize("title", HOURLY)
+def test_a_site_that_counts_by_the_hour_is_met_at_most_once_an_hour(title: str) -> None:
+    """A trial of the usual rate goes well for many minutes before the count is full."""
+    (scene,) = [scene for scene in SCENES if scene.title == title]
+    first, second = simulate(scene, 2)
+    assert first.refused <= 40
+    assert second.refused <= 6
+    if "600" in title:
+        assert first.refused <= 24
+        assert second.share > 0.8
+
+
 def test_a_fault_once_in_ten_thousand_costs_little() -> None:
     (scene,) = [scene for scene in SCENES if scene.title == "0.01 % at random"]
     (day,) = simulate(scene)

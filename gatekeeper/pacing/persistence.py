@@ -217,6 +217,7 @@ class Promises:
             record.retry_wait,
             record.blocked_until + shift,
             self._memory.rules.pacing,
+            record.safe_interval,
         )
         return back_off
 

@@ -59,16 +59,20 @@ class BackOff:
     asked. So the rate is found by trying (each number is a setting of `[pacing]`):
 
     * A refusal doubles the interval in force, from at least the host's own interval, or from
-      `backoff_floor` where it has none; the interval that was refused is remembered.
-    * After `backoff_retry` the refused interval is tried again. While that goes well, the
-      interval in force halves for every `backoff_answers` good answers or `backoff_quiet`
-      seconds without a refusal, whichever comes first, until it is the host's own once more;
-      when that has gone well for `backoff_quiet` seconds, all is forgotten.
-    * A trial refused within `backoff_quiet` seconds is put off for twice as long as the one
-      before, up to `backoff_retry_max`. What is refused later than that counts as new.
+      `backoff_floor` where it has none. The interval that was refused is remembered, unless
+      nothing was served for `backoff_initial` or longer: then the site refuses everything for a
+      while, which says nothing of the interval.
+    * The interval in force halves for every `backoff_answers` good answers or `backoff_quiet`
+      seconds without a refusal, whichever comes first, down to twice the remembered one.
+    * After `backoff_retry` that one is tried again, and while that goes well the interval in force
+      halves further, until it is the host's own once more. A site may count by the hour or by the
+      day: all is forgotten when the trial has lasted as long as the wait before it.
+    * A trial that is refused sooner is put off for twice as long as the one before, up to
+      `backoff_retry_max`. A refusal outside a trial, `forgive_after` seconds after the last one,
+      shows that what had been learnt is not so (a fault, or another limit): the waits begin anew.
 
     A single 429 costs a factor of two for an hour; a site with a fixed limit is met a few times
-    on the first day and once a day from then on.
+    on the first day and once or twice a day from then on.
 
     `usual` is everywhere the interval without this, in seconds: what the text, the operator and
     the host's latency ask for. One is made at the first refusal.
@@ -81,10 +85,12 @@ class BackOff:
 
     __slots__ = (
         "_usual",
+        "calm_from",
         "forgotten",
         "good",
         "guessed",
         "refused",
+        "served",
         "since",
         "slowed",
         "status",
@@ -103,13 +109,17 @@ class BackOff:
         """Of the last refusal; 0: an earlier version did not keep it."""
         self.when: float = -INF
         """The moment of the last refusal."""
+        self.calm_from: float = -INF
+        """The end of the block that it brought."""
+        self.served: bool = True
+        """There was a good answer since then."""
         self.wait: float = 0.0
         """Seconds from a refusal to the trial."""
         self.try_at: float = INF
         self.trial: float = INF
         """When the trial began; inf: it has not."""
         self.since: float = -INF
-        """In a trial: the beginning, or the last halving."""
+        """The last refusal's end, the beginning of the trial, or the last halving."""
         self.good: int = 0
         """Good answers since then."""
         self.guessed: bool = False
@@ -141,21 +151,28 @@ class BackOff:
         if first:
             self.wait = min(pacing.backoff_retry, pacing.backoff_retry_max)
         elif counts and self.trial < INF:
-            soon = now - self.trial < pacing.backoff_quiet
-            again = 2.0 * self.wait if soon else pacing.backoff_retry
+            again = 2.0 * self.wait if now < self._believed_at(pacing) else pacing.backoff_retry
             self.wait = min(again, pacing.backoff_retry_max)
+        elif counts and now >= self.calm_from + pacing.forgive_after:
+            self.wait = min(pacing.backoff_retry, pacing.backoff_retry_max)
+        level = self.refused
         if counts:
-            self.refused = max(usual, self.slowed) or pacing.backoff_floor
-            self.guessed = guessed
-        self._double(pacing)
+            level = max(usual, self.slowed) or pacing.backoff_floor
+            soon = now - self.when < pacing.backoff_initial
+            if first or self.served or self.trial < INF or soon:
+                self.refused = level
+            self.guessed, self.served = guessed, False
+        self._slow_to(2.0 * level, pacing)
         self.status, self.when, self.forgotten = status, now, False
+        self.since = self.calm_from = max(now, until)
         # A long block is no good conduct: the pace after it is at first the slower one.
         self.try_at = max(now + self.wait, until + pacing.backoff_quiet)
 
     def answered(self, usual: float, now: float, pacing: PacingConfig) -> None:
         """A good answer to a request that was sent since the last refusal."""
         self._settle(usual, now, pacing)
-        if self.trial == INF or not self.slowed:
+        self.served = True
+        if not self._eases():
             return
         self.good += 1
         if self.good >= pacing.backoff_answers:
@@ -167,7 +184,7 @@ class BackOff:
             self.guessed = False
             self.refused = min(self.refused, usual or pacing.backoff_floor)
             if self.trial == INF:
-                self._double(pacing)
+                self._slow_to(2.0 * self.refused, pacing)
 
     def restore(
         self,
@@ -177,13 +194,16 @@ class BackOff:
         wait: float,
         until: float,
         pacing: PacingConfig,
+        slowed: float = 0.0,
     ) -> None:
-        """As an earlier process kept it: what was learnt since that refusal is learnt anew."""
-        self.refused = refused
-        self.status = status
-        self.when = when
+        """As an earlier process kept it: what was learnt since that refusal is learnt anew.
+
+        `slowed`: the interval that was in force then.
+        """
+        self.refused, self.status, self.when = refused, status, when
         self.wait = min(wait or pacing.backoff_retry, pacing.backoff_retry_max)
-        self._double(pacing)
+        self._slow_to(max(2.0 * refused, slowed), pacing)
+        self.since = self.calm_from = max(when, until)
         self.try_at = max(when + self.wait, until + pacing.backoff_quiet)
 
     # --- what follows -------------------------------------------------------------------
@@ -215,11 +235,8 @@ class BackOff:
             pace = f"{self.slowed:.3g} s instead of none"
         less = self.slowed / 2.0
         goal = "the usual rate" if self._usual_enough(less, pacing) else f"one in {less:.3g} s"
-        by = self.try_at
-        if self.trial < INF:
-            by = self.since + pacing.backoff_quiet
-        again = f"{goal} is tried again at {_clock(by - now, wall)}"
-        if self.trial < INF:
+        again = f"{goal} is tried again at {_clock(self._eases_by(pacing) - now, wall)}"
+        if self._eases():
             again += f", or after {pacing.backoff_answers - self.good} good answers"
         what = f"a {self.status}" if self.status else "a refusal"
         return f"{pace} since {what} at {_clock(self.when - now, wall)}; {again}"
@@ -227,24 +244,39 @@ class BackOff:
     def _settle(self, usual: float, now: float, pacing: PacingConfig) -> None:
         """Let happen what time alone has brought since the last look."""
         self._usual = usual
+        while self.trial == INF and now >= (by := self._eases_by(pacing)):
+            if by == self.try_at:
+                self.trial = by
+            self._halve(by, pacing)
         if self.trial == INF:
-            if now < self.try_at:
-                return
-            self.trial = self.try_at
-            self._halve(self.try_at, pacing)
-        while not self.forgotten and now >= self.since + pacing.backoff_quiet:
-            if self.slowed:
-                self._halve(self.since + pacing.backoff_quiet, pacing)
-            else:
-                self.forgotten = True
+            return
+        while self.slowed and now >= (by := self._eases_by(pacing)):
+            self._halve(by, pacing)
+        self.forgotten = not self.slowed and now >= self._believed_at(pacing)
 
-    def _double(self, pacing: PacingConfig) -> None:
-        self.slowed = max(self.refused, min(2.0 * self.refused, pacing.backoff_max))
-        self.trial = INF
-        self.good = 0
+    def _eases(self) -> bool:
+        """Does good conduct shorten the interval in force now?"""
+        return self.slowed > (2.0 * self.refused * _EVEN if self.trial == INF else 0.0)
+
+    def _eases_by(self, pacing: PacingConfig) -> float:
+        """When time alone shortens it next."""
+        if not self._eases():
+            return self.try_at
+        by = self.since + pacing.backoff_quiet
+        return by if self.trial < INF else min(by, self.try_at)
+
+    def _believed_at(self, pacing: PacingConfig) -> float:
+        """When a trial that goes well for so long has shown that nothing is refused any more."""
+        return max(self.trial + self.wait, self.since + pacing.backoff_quiet)
+
+    def _slow_to(self, seconds: float, pacing: PacingConfig) -> None:
+        self.slowed = max(self.refused, min(seconds, pacing.backoff_max))
+        self.trial, self.good = INF, 0
 
     def _halve(self, at: float, pacing: PacingConfig) -> None:
         less = self.slowed / 2.0
+        if self.trial == INF:
+            less = max(less, 2.0 * self.refused)
         self.slowed = 0.0 if self._usual_enough(less, pacing) else less
         self.since = at
         self.good = 0

@@ -110,17 +110,49 @@ def test_it_is_tried_again_after_one_two_four_hours_up_to_a_day() -> None:
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 24.0, 24.0]
 
 
-def test_a_trial_that_went_well_for_long_enough_begins_the_waits_anew() -> None:
+def test_a_trial_that_went_well_for_as_long_as_the_wait_before_begins_the_waits_anew() -> None:
+    """Not sooner: a site that counts by the hour serves the first minutes of each trial."""
+    for lasts, then in ((299.0, 4 * HOUR), (2 * HOUR - 1.0, 4 * HOUR), (2 * HOUR, HOUR)):
+        host = Host(1.0)
+        host.refuse()
+        host.at(HOUR + 299.0)
+        host.refuse()
+        assert host.back_off.wait == 2 * HOUR
+        host.at(host.now + 2 * HOUR + lasts)
+        host.good(99)
+        host.refuse()
+        assert host.back_off.wait == then
+
+
+def test_a_refusal_outside_a_trial_long_after_the_last_begins_the_waits_anew() -> None:
+    """That the slower pace is refused as well: so it is no limit that lies between the two."""
+    for calm, then in ((1799.0, 4 * HOUR), (1801.0, HOUR)):
+        host = Host(1.0)
+        for _ in range(3):
+            host.refuse()
+            host.at(host.back_off.try_at)
+        host.refuse()
+        host.good()
+        host.back_off.wait = 4 * HOUR
+        host.at(host.now + calm)
+        host.refuse()
+        assert host.back_off.wait == then
+
+
+def test_a_site_that_refuses_everything_for_a_while_is_slowed_no_longer_than_that() -> None:
+    """Where a minute's rest does not help, the interval is not what it minds."""
     host = Host(1.0)
-    host.refuse()
-    host.at(HOUR + 299.0)
-    host.refuse()
-    assert host.back_off.wait == 2 * HOUR
-    host.at(host.now + 2 * HOUR + 299.0)
-    host.good(99)
-    host.at(host.now + 1.0)
-    host.refuse()
-    assert host.back_off.wait == HOUR
+    for _ in range(5):
+        host.refuse(wait=60.0)
+        host.now += 60.0
+    assert host.interval == 32.0
+    assert host.back_off.refused == 1.0
+    host.good(200)
+    assert host.interval == 8.0
+    host.now += 600.0
+    assert host.interval == 2.0
+    host.now = host.back_off.try_at
+    assert host.interval == 1.0
 
 
 def test_a_trial_halves_by_good_answers_or_by_time() -> None:
@@ -136,8 +168,9 @@ def test_a_trial_halves_by_good_answers_or_by_time() -> None:
     assert host.at(HOUR + 299.0) == 4.0
     assert host.at(HOUR + 300.0) == 2.0
     assert host.at(HOUR + 600.0) == 1.0
+    host.at(2 * HOUR - 1.0)
     assert not host.back_off.forgotten
-    host.at(HOUR + 900.0)
+    host.at(2 * HOUR)
     assert host.back_off.forgotten
 
 
@@ -279,35 +312,52 @@ class Model:
     def __init__(self, usual: float) -> None:
         self.base = usual or 0.1
         self.level = self.refused = 0
-        self.wait = self.try_at = self.began = self.since = 0.0
+        self.wait = self.try_at = self.began = self.since = self.when = self.calm = 0.0
         self.good = 0
-        self.known = self.trial = False
+        self.known = self.trial = self.served = False
 
     def pass_to(self, now: float) -> None:
         if not self.known:
             return
-        if not self.trial and now >= self.try_at:
-            self.trial, self.began, self.since, self.good = True, self.try_at, self.try_at, 0
-            self.level -= 1
-        while self.trial and self.known and now >= self.since + 300.0:
-            self.since, self.good = self.since + 300.0, 0
-            self.known = self.level > 0
-            self.level -= self.known
+        while not self.trial:
+            eases = self.level > self.refused + 1
+            by = min(self.since + 300.0, self.try_at) if eases else self.try_at
+            if now < by:
+                return
+            self.trial, self.began = by == self.try_at, by
+            self.ease(by)
+        while self.level and now >= self.since + 300.0:
+            self.ease(self.since + 300.0)
+        self.known = self.level > 0 or now < self.believed
+
+    def ease(self, now: float) -> None:
+        self.level, self.since, self.good = self.level - 1, now, 0
+
+    @property
+    def believed(self) -> float:
+        return max(self.began + self.wait, self.since + 300.0)
 
     def refuse(self, now: float, until: float) -> None:
-        if not self.known:
+        first = not self.known
+        if first:
             self.wait, self.level = HOUR, 0
         elif self.trial:
-            self.wait = min(2 * self.wait, DAY) if now - self.began < 300.0 else HOUR
+            self.wait = min(2 * self.wait, DAY) if now < self.believed else HOUR
+        elif now >= self.calm + 1800.0:
+            self.wait = HOUR
+        if first or self.trial or self.served or now - self.when < 60.0:
+            self.refused = self.level
         self.level += 1
-        self.known, self.trial = True, False
-        self.try_at = max(now + self.wait, until + 300.0)
+        self.known, self.trial, self.served, self.good = True, False, False, 0
+        self.when, self.calm = now, max(now, until)
+        self.since, self.try_at = self.calm, max(now + self.wait, until + 300.0)
 
     def answer(self, now: float) -> None:
-        if self.known and self.trial and self.level:
+        self.served = True
+        if self.known and self.level > (0 if self.trial else self.refused + 1):
             self.good += 1
             if self.good == 100:
-                self.level, self.since, self.good = self.level - 1, now, 0
+                self.ease(now)
 
 
 @settings(deadline=None, max_examples=300)
