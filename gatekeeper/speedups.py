@@ -1,9 +1,8 @@
 """The switch for everything that exists for speed alone.
 
 Behind it stand the decision cache, the compiled rules and first-match shortcuts of a policy, the
-URL cache of a polite session, the responses that the sidecar writes inline, and all use of
-private names of aiohttp and yarl. Each has a plain way beside it that gives the same answers;
-the whole test suite passes with the switch off.
+URL cache of a polite session, and the responses that the sidecar writes inline. Each has a plain
+way beside it that gives the same answers; the whole test suite passes with the switch off.
 """
 
 from __future__ import annotations

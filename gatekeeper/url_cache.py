@@ -9,12 +9,11 @@ before. Behind the switch of `speedups`; without it each text is parsed by yarl.
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 from yarl import URL
 
 from gatekeeper import speedups
-from gatekeeper.library_internals import keep_authority_parts, parts_of_authority
 
 __all__ = ["CachedAuthority", "UrlCache", "url_of"]
 
@@ -40,7 +39,7 @@ def url_of(text: str) -> URL:
 class CachedAuthority:
     """Scheme, host and port that were parsed before."""
 
-    __slots__ = ("origin", "parts", "root", "scheme_and_authority")
+    __slots__ = ("origin", "root", "scheme_and_authority")
 
     def __init__(self, origin: str, root: URL) -> None:
         self.origin: str = origin
@@ -48,8 +47,6 @@ class CachedAuthority:
         self.root: URL = root
         """The URL of its `/`: other URLs differ in what follows."""
         self.scheme_and_authority: tuple[str, str] = root.scheme, root.raw_authority
-        self.parts: dict[str, Any] = parts_of_authority(root)
-        """What yarl works out of the authority, the same for each of its URLs."""
 
 
 _NONE = CachedAuthority("", URL())
@@ -98,8 +95,6 @@ class UrlCache:
         ):
             return url_of(text)
         self.last = url = authority.root.with_path(path, encoded=True)
-        if authority.parts:
-            keep_authority_parts(url, authority.parts)
         self.text = text
         self.authority = authority
         self.path = path

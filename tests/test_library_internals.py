@@ -1,10 +1,16 @@
-"""Interim answers (1xx): a flood of them ends with its connection, and holds nobody up."""
+"""Interim answers (1xx): a flood of them ends with its connection, and holds nobody up; private
+names of aiohttp and yarl stand in one module."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import importlib
+import inspect
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -242,3 +248,53 @@ def test_it_holds_on_uvloop_which_keeps_the_method_of_the_class_before() -> None
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+def _private(tree: ast.AST, *, of_self: bool) -> set[str]:
+    """Names `_x` that are looked up on `self` and `super()`, or on anything else."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and re.fullmatch(r"_[a-z]\w*", node.attr)
+        and bool(re.fullmatch(r"self|cls|super\(\)", ast.unparse(node.value))) is of_self
+    }
+
+
+def _modules() -> dict[str, ast.Module]:
+    root = Path(interim.__file__).parent
+    return {
+        ".".join(("gatekeeper", *path.relative_to(root).with_suffix("").parts)): ast.parse(
+            path.read_text(encoding="utf-8")
+        )
+        for path in root.rglob("*.py")
+        if path.stem not in ("__init__", "__main__", "library_internals")
+    }
+
+
+def test_private_names_of_other_packages_stand_in_this_module_alone() -> None:
+    modules = _modules()
+    ours = {name for tree in modules.values() for name in _private(tree, of_self=True)} | {
+        node.name
+        for tree in modules.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    found = {
+        (module, name)
+        for module, tree in modules.items()
+        for name in _private(tree, of_self=False) - ours
+    }
+    for module, tree in modules.items():
+        for node in tree.body:
+            if not isinstance(node, ast.ClassDef) or not node.bases:
+                continue
+            made = getattr(importlib.import_module(module), node.name)
+            inherited = {
+                name
+                for base in made.__mro__[1:]
+                if base.__module__.partition(".")[0] in ("aiohttp", "yarl")
+                for name in _private(ast.parse(inspect.getsource(base)), of_self=True)
+            }
+            found |= {(module, name) for name in _private(node, of_self=True) & inherited}
+    assert found == set()

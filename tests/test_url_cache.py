@@ -102,22 +102,6 @@ def test_it_knows_the_parts_of_the_last_plain_url() -> None:
     assert first is not second
 
 
-def test_what_yarl_works_out_of_an_authority_is_worked_out_once() -> None:
-    """Should a newer yarl remember it in another way, this says so; all else still holds."""
-    cache = UrlCache()
-    cache.read("http://a.example:81/")
-    found = dict(cache.read("http://a.example:81/b")._cache)
-    assert cache.authority.parts.items() <= found.items()
-    assert cache.authority.parts["host_port_subcomponent"] == "a.example:81"
-
-
-def test_a_yarl_that_remembers_otherwise_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gatekeeper.url_cache.parts_of_authority", lambda root: {})
-    cache = UrlCache()
-    cache.read("http://a.example:81/")
-    assert seen(cache.read("http://a.example:81/b")) == seen(URL("http://a.example:81/b"))
-
-
 def test_authorities_are_forgotten_before_they_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

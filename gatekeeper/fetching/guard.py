@@ -45,7 +45,7 @@ from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, Verdict
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.guard_policy import Guard, GuardStats, Kind, Refusal
 from gatekeeper.fetching.limits import PlaceQueue, watching
-from gatekeeper.library_internals import close_pooled, limit_interim
+from gatekeeper.library_internals import DialConnector, close_pooled, limit_interim
 from gatekeeper.robots import product_token
 from gatekeeper.url_cache import UrlCache
 
@@ -235,7 +235,7 @@ class GuardedResolver(AbstractResolver):
 _connect = aiohttp.TCPConnector.connect  # each request goes this way: no super() for it
 
 
-class GuardedConnector(aiohttp.TCPConnector):
+class GuardedConnector(DialConnector):
     """A TCPConnector that dials nothing the guard refuses. Made by `guarded_connector`.
 
     A refused request raises Denied (an aiohttp.ClientError), whichever of the three stages
@@ -308,8 +308,8 @@ class GuardedConnector(aiohttp.TCPConnector):
         self.clear_dns_cache()
         close_pooled(self)
 
-    async def _create_connection(
-        self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
+    async def dialled(
+        self, req: ClientRequest, dial: Coroutine[Any, Any, ResponseHandler]
     ) -> ResponseHandler:
         """Where no pooled connection serves: dial, and keep a record of the attempt."""
         attempt = _Attempt(req.url.raw_host or "", proxied=req.proxy is not None)
@@ -318,7 +318,7 @@ class GuardedConnector(aiohttp.TCPConnector):
         if told is not None:
             told(True)
         try:
-            protocol = await super()._create_connection(req, traces, timeout)
+            protocol = await dial
             limit_interim(protocol)
             return protocol
         except aiohttp.ClientConnectorError as error:

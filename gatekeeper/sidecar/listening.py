@@ -21,8 +21,8 @@ from aiohttp import web
 
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
+from gatekeeper.library_internals import fail_broken_body, read_inline
 from gatekeeper.sidecar.exchange import FORWARD_AUTH, Problem
-from gatekeeper.sidecar.inline_responses import InlineParser, InlineResponses, aiohttp_fits
 from gatekeeper.sidecar.security import UNIX
 
 __all__ = [
@@ -337,7 +337,13 @@ FIRST_REQUEST = 20.0
 """Seconds that a new connection has for its first request's head (T9: slow-loris)."""
 _IDLE = 75.0
 """Seconds that a connection may idle, or take for a further request's head."""
+_BEGINNING = 100
+"""Octets kept of a request, which tell for whom it was."""
 _FOR_A_PROXY = re.compile(rb"\s*[A-Z]+ " + re.escape(FORWARD_AUTH.encode()) + rb"[ /?]")
+_data_received = web.RequestHandler.data_received
+
+Inline = Callable[[Any, Any, str | None, asyncio.Transport], bytes | None]
+"""The response to aiohttp's message and payload from an address, or None; see `Service.inline`."""
 
 
 def _nothing() -> None:
@@ -357,45 +363,61 @@ class Server(web.Server):
         *,
         header: int,
         connections: int = 100_000,
-        inline: InlineResponses | None = None,
+        inline: Inline | None = None,
         on_lost: Callable[[], object] = _nothing,
     ) -> None:
         """`inline` answers what it can where it is read, `handler` everything else; `on_lost`
         is called for each connection that is gone."""
+        self.options: dict[str, Any] = {
+            "access_log": None,
+            "max_line_size": header,
+            "max_field_size": header,
+            "keepalive_timeout": _IDLE,
+        }
         super().__init__(
-            handler,
-            handler_cancellation=True,
-            access_log=None,
-            max_line_size=header,
-            max_field_size=header,
-            keepalive_timeout=_IDLE,
+            handler, request_factory=self._request, handler_cancellation=True, **self.options
         )
-        self.parses_inline: bool = aiohttp_fits()
-        self.inline = inline
-        self.on_lost = on_lost
-        self.most = connections
-        self.full = 0
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.inline: Inline | None = inline
+        self.on_lost: Callable[[], object] = on_lost
+        self.most: int = connections
+        self.full: int = 0
         """Connections turned away."""
 
     def __call__(self) -> web.RequestHandler:
         """One connection's protocol."""
-        return _Protocol(self, loop=self._loop, **self._kwargs)
+        return _Protocol(self)
+
+    def _request(
+        self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
+    ) -> web.BaseRequest:
+        protocol.begin()
+        return web.BaseRequest(message, payload, protocol, writer, task, self.loop)
 
 
 class _Protocol(web.RequestHandler):
     """A connection: bounded in number and patience, with problem documents for errors."""
 
-    __slots__ = ("_first", "_inline", "_remote")
+    __slots__ = ("_begun", "_first", "_latest", "_remote", "_server", "_unread")
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server, loop=server.loop, **server.options)
+        self._server = server
+        self._begun = self._latest = b""
+        """How the request began that is being read; what came last."""
+        self._unread: tuple[bytes, ...] = ()
+        """How a request may have begun that nobody could read."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, or turn it away with 503 when there are too many."""
         super().connection_made(transport)
-        server = cast("Server", self._manager)
-        self._inline = server.inline
+        server = self._server
         self._remote = _address(transport)
-        if server.parses_inline:
-            self._parser = cast("Any", InlineParser(self._parser, self._answered, self._broken))
-        self._first = asyncio.get_running_loop().call_later(FIRST_REQUEST, self._too_slow)
+        if server.inline is not None:
+            read_inline(self, self._answer, keepalive=_IDLE)
+        # aiohttp's own timer gives the first request as long as any other.
+        self._first: asyncio.TimerHandle | None
+        self._first = server.loop.call_later(FIRST_REQUEST, self.force_close)
         if len(server.connections) > server.most:
             if not server.full:
                 _log.error("%d connections are open; further ones get 503", server.most)
@@ -405,49 +427,44 @@ class _Protocol(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection and its timer."""
-        self._first.cancel()
-        on_lost = cast("Server", self._manager).on_lost
+        self._forget_first()
         super().connection_lost(exc)
-        on_lost()
+        self._server.on_lost()
 
-    def _broken(self, error: Exception) -> None:
-        """What came is no HTTP: who reads the body before it learns that, instead of waiting."""
-        request = self._current_request
-        if request is not None and not request.content.is_eof():
-            request.content.set_exception(web.RequestPayloadError(str(error)))
+    def data_received(self, data: bytes) -> None:
+        """Read what came, and keep how it begins."""
+        self._latest = data[:_BEGINNING]
+        if len(self._begun) < _BEGINNING:
+            self._begun += self._latest
+        _data_received(self, data)
+        if self._begun:
+            fail_broken_body(self)
+
+    def begin(self) -> None:
+        """A request goes the usual way, or stands for what nobody could read."""
+        self._unread = (self._latest, self._begun)
+        self._begun = b""
+        self._forget_first()
+
+    def _forget_first(self) -> None:
+        if self._first is not None:
+            self._first.cancel()
+            self._first = None
+
+    def _answer(self, message: Any, payload: Any, transport: asyncio.Transport) -> bytes | None:
+        """The response to a request that needs no waiting."""
+        inline = self._server.inline
+        answer = inline(message, payload, self._remote, transport) if inline is not None else None
+        if answer is not None:
+            self._begun = b""
+            if self._first is not None:
+                self._forget_first()
+        return answer
 
     def log_exception(self, *args: Any, **options: Any) -> None:
         """Log an error of ours; what a client's body is made of is none."""
         if not isinstance(options.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*args, **options)
-
-    def _answered(self, message: Any, payload: Any) -> bool:
-        """Answer it here, if nothing stands before it and the client reads its answers."""
-        waiter, transport, inline = self._waiter, self.transport, self._inline
-        if inline is None or waiter is None or waiter.done() or self._paused:
-            return False
-        if transport is None or transport.is_closing():
-            return False
-        answer = inline(message, payload, self._remote, transport)
-        if answer is None:
-            return False
-        transport.write(answer)
-        # The rest is what aiohttp's own loop does after an answer.
-        self._request_count += 1
-        self._next_keepalive_close_time = self._loop.time() + _IDLE
-        return True
-
-    def _too_slow(self) -> None:
-        # aiohttp's own timer runs from the first answer of its own on; before it nothing does.
-        if self._request_count == 0:
-            self.force_close()
-        elif self._keepalive_handle is None:
-            now = self._loop.time()
-            end, waiter = self._next_keepalive_close_time, self._waiter
-            if waiter is not None and not waiter.done() and now >= end:
-                self.force_close()  # all was answered at once, and nothing came since
-            else:
-                self._first = self._loop.call_at(max(end, now + 1.0), self._too_slow)
 
     def handle_error(
         self,
@@ -464,8 +481,7 @@ class _Protocol(web.RequestHandler):
             self.log_exception("a request failed", exc_info=exc)
         else:
             # T7: what a visitor can make unreadable is a refusal; of a 400 nginx makes a 500.
-            beginnings = getattr(self._parser, "unread", ())
-            status = 403 if any(map(_FOR_A_PROXY.match, beginnings)) else 400
+            status = 403 if any(map(_FOR_A_PROXY.match, self._unread)) else 400
             detail = "this is no HTTP request that can be read"
             problem = Problem(status, "bad-request", detail)
         response = problem.response()

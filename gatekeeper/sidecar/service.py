@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from gatekeeper import speedups, urls
 from gatekeeper.clock import Clock, SystemClock, deadline
@@ -33,6 +33,7 @@ from gatekeeper.errors import (
     StorageError,
 )
 from gatekeeper.gate import GateInternals, internals
+from gatekeeper.library_internals import body_read
 from gatekeeper.sidecar.exchange import (
     METHODS,
     Call,
@@ -42,9 +43,9 @@ from gatekeeper.sidecar.exchange import (
     Role,
     Router,
     add_request_id,
+    response_bytes,
     retry_after,
 )
-from gatekeeper.sidecar.inline_responses import InlineResponses
 from gatekeeper.sidecar.leases import LeaseBook, LeaseTable
 from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, tracing
 from gatekeeper.sidecar.metrics import Metrics, gate_samples
@@ -57,6 +58,7 @@ from gatekeeper.sidecar.waiting import OpenStreams
 if TYPE_CHECKING:
     from gatekeeper.fetching.outcomes import Retrieval
     from gatekeeper.gate import Gatekeeper
+    from gatekeeper.sidecar.listening import Inline
     from gatekeeper.sidecar.metrics import Sample
     from gatekeeper.sidecar.security import Certificates
 
@@ -141,8 +143,8 @@ class Service:
         self._tracing = tracing(version)
         self.handle: RequestHandler = self._answer
         """Answers one request; every error becomes a problem document."""
-        self.inline = InlineResponses(self) if speedups.ON else None
-        """Answers what needs no waiting; None where each request has a span."""
+        self.inline: Inline | None = self._inline if speedups.ON else None
+        """Answers what needs no waiting, where it is read; None where each request has a span."""
         if self._tracing is not None:
             self.inline = None
             self.handle = self._tracing.around(self._answer, self.router)
@@ -298,6 +300,44 @@ class Service:
         self.metrics.answered(where, _method(request), response.status)
         add_request_id(response, request_id)
         return response
+
+    def _inline(
+        self, message: Any, payload: Any, remote: str | None, transport: asyncio.Transport
+    ) -> bytes | None:
+        """The response as octets to a request that waits for nothing: a warm check, a lease that
+        is free, a report. It costs half of what the usual way does.
+
+        None changes nothing: the request goes the usual way, and so does whatever is odd about
+        one, since a refusal is explained in one place.
+        """
+        if (
+            message.should_close
+            or message.version != HttpVersion11
+            or message.upgrade
+            or message.compression
+            or not payload.is_eof()
+        ):
+            return None
+        path, _, query = message.path.partition("?")
+        try:
+            route, params = self.router.find(message.method, path)
+            if route.inline is None or message.method != route.method:
+                return None
+            client = self.admission.admit_by(message.headers, remote, transport, route.needs)
+            body = body_read(payload)
+            if body is None or not self.clients.passes(client):
+                return None
+            call = InlineCall(message.headers, body, query, params, client, self.new_id())
+            response = route.inline(self, call)
+        except Problem:
+            return None
+        except Exception:  # noqa: BLE001 - it is logged
+            _log.exception("a request was not answered inline")
+            return None
+        if response is None:
+            return None
+        self.metrics.answered(route.path, route.method, route.status)
+        return response_bytes(route.status, response, call.id)
 
     def _samples(self) -> Iterable[Sample]:
         yield from gate_samples(self.gate.stats(), self.host_states)

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from gatekeeper.sidecar import inline_responses
-from gatekeeper.sidecar import listening as serving
+from gatekeeper import library_internals, speedups
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.security import Tokens
 from gatekeeper.wire import Decisions
@@ -300,7 +299,7 @@ async def test_an_error_of_ours_goes_the_usual_way_and_is_logged(
     connection = await both.connect()
 
     assert (await connection.ask(CHECK)).split()[1] == b"500"
-    assert "not answered at once" in caplog.text
+    assert "not answered inline" in caplog.text
 
 
 async def test_a_connection_in_use_is_not_taken_for_idle(doors: Any) -> None:
@@ -318,41 +317,48 @@ async def test_a_connection_in_use_is_not_taken_for_idle(doors: Any) -> None:
 async def test_a_first_request_answered_at_once_is_not_too_slow(doors: Any) -> None:
     both = await doors()
     connection = await both.connect()
-    await connection.ask(CHECK)
     [protocol] = both._open[0][1].server.connections
-    protocol._too_slow()  # as the timer of the first request does
+    timer = protocol._first
+    assert not timer.cancelled()
+    await connection.ask(CHECK)
 
-    assert (await connection.ask(CHECK)).split()[1] == b"200"
+    assert timer.cancelled()
+    assert both.inline[-1] is not None
 
 
 async def test_an_idle_connection_is_closed_though_aiohttp_saw_no_request(doors: Any) -> None:
     both = await doors()
     connection = await both.connect()
     await connection.ask(CHECK)
-    before = len(both.inline)
     [protocol] = both._open[0][1].server.connections
-    if protocol._keepalive_handle is not None:  # the first question may go the usual way
-        protocol._keepalive_handle.cancel()
-        protocol._keepalive_handle = None
-    await connection.ask(CHECK)
-    assert len(both.inline) > before
-    protocol._too_slow()  # as the timer of the first request does
-    assert not protocol.transport.is_closing()
+    while protocol._waiter is None:
+        await asyncio.sleep(0)
     protocol._next_keepalive_close_time = 0.0  # so long ago was the last answer
-    protocol._too_slow()
+    protocol._process_keepalive()  # as the timer does
 
     assert protocol.transport is None or protocol.transport.is_closing()
 
 
-def test_this_aiohttp_is_one_that_a_sieve_fits() -> None:
-    assert inline_responses.aiohttp_fits()
+@pytest.mark.parametrize("missing", ["_waiter", "_next_keepalive_close_time"])
+async def test_an_aiohttp_of_another_kind_has_all_go_the_usual_way(
+    doors: Any, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    has = hasattr
+    monkeypatch.setattr(
+        library_internals, "hasattr", lambda one, name: name != missing and has(one, name), False
+    )
+    both = await doors()
+    connection = await both.connect()
+
+    assert (await connection.ask(CHECK)).split()[1] == b"200"
+    assert both.inline == []
 
 
-async def test_an_aiohttp_that_it_does_not_fit_has_all_go_the_usual_way(
+async def test_without_speedups_all_go_the_usual_way(
     doors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "aiohttp_fits", lambda: False)
     both = await doors()
+    monkeypatch.setattr(speedups, "ON", False)
     connection = await both.connect()
 
     assert (await connection.ask(CHECK)).split()[1] == b"200"
