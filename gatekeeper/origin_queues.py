@@ -394,49 +394,12 @@ class QueueLease(Protocol):
     """The payload of the URL."""
 
 
-class DistantGate(Protocol):
-    """What the queue asks of a gate in another process: it answers in a round trip, and can't
-    call back. `at_a_glance` is False."""
-
-    @property
-    def at_a_glance(self) -> bool:
-        """Whether it says without waiting what is known and whose turn it is."""
+class GrantingGate(Protocol):
+    """What the queue asks of every gate."""
 
     @property
     def clock(self) -> Clock:
         """Where the gate reads the time."""
-
-    def look(self, url: str, *, priority: int = 0) -> Coroutine[Any, Any, QueueLease]:
-        """The turn, if it is now; raises Denied, Deferred, or LeaseTimeout, which says in
-        `retry_at` when it comes."""
-
-    def acquire(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        user_agent: str | None = None,
-        owned: bool = True,
-    ) -> Coroutine[Any, Any, QueueLease]:
-        """See `QueueGate.acquire`; LeaseTimeout as from `look`."""
-
-
-class QueueGate(Protocol):
-    """What the queue asks of a gate of this process."""
-
-    @property
-    def clock(self) -> Clock:
-        """Where the gate reads the time."""
-
-    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """The decision if it is known; never waits."""
-
-    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
-        """The decision, asking for robots.txt if need be."""
-
-    def take(self, url: str) -> QueueLease | None:
-        """The turn, if it can be had at once and that is known at a glance."""
 
     def acquire(
         self,
@@ -451,6 +414,31 @@ class QueueGate(Protocol):
 
         `owned` False: it belongs to no task and is in no context before it is entered.
         """
+
+
+class DistantGate(GrantingGate, Protocol):
+    """What the queue asks of a gate in another process: it answers in a round trip, and can't
+    call back. `at_a_glance` is False; a LeaseTimeout says in `retry_at` when the turn comes."""
+
+    @property
+    def at_a_glance(self) -> bool:
+        """Whether it says without waiting what is known and whose turn it is."""
+
+    def look(self, url: str, *, priority: int = 0) -> Coroutine[Any, Any, QueueLease]:
+        """The turn, if it is now; raises Denied, Deferred, or LeaseTimeout."""
+
+
+class QueueGate(GrantingGate, Protocol):
+    """What the queue asks of a gate of this process."""
+
+    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """The decision if it is known; never waits."""
+
+    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
+        """The decision, asking for robots.txt if need be."""
+
+    def take(self, url: str) -> QueueLease | None:
+        """The turn, if it can be had at once and that is known at a glance."""
 
     def when_due(
         self, host: str, callback: Callable[[], object], *, priority: float = 0
@@ -514,6 +502,7 @@ class OriginQueue:
     """The URLs of one origin."""
 
     __slots__ = (
+        "_unwatch",
         "announced",
         "asked",
         "backlog",
@@ -524,7 +513,6 @@ class OriginQueue:
         "state",
         "turn_held",
         "turns_by_waiting",
-        "unwatch",
         "waiting",
     )
 
@@ -547,7 +535,17 @@ class OriginQueue:
         """The URL that waits in the scheduler, and the task that does so."""
         self.turn_held: HeldTurn | None = None
         """A turn that was had, for the next `get`."""
-        self.unwatch: Callable[[], None] | None = None
+        self._unwatch: Callable[[], None] | None = None
+
+    def watched(self, unwatch: Callable[[], None] | None) -> None:
+        """The scheduler says when its host is due, until `unwatch` is called; None: it has."""
+        self._unwatch = unwatch
+
+    def unwatch(self) -> None:
+        """Be told no more."""
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
 
     def rank(self) -> float:
         """That of the URL which is next."""
@@ -612,9 +610,7 @@ class OriginQueues:
 
     def forget(self, queued: OriginQueue) -> None:
         """It is empty."""
-        if queued.unwatch is not None:
-            queued.unwatch()
-            queued.unwatch = None
+        queued.unwatch()
         queued.state = QueueState.EMPTY
         self._queues.pop(queued.origin, None)
 

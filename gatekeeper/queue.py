@@ -584,7 +584,7 @@ class QueueWaits:
         queued.state = QueueState.WATCHED
 
         def due() -> None:
-            queued.unwatch = None
+            queued.watched(None)
             if queued.state is QueueState.WATCHED and not self._closed:
                 self._queues.ready(queued, announced=True)
 
@@ -594,7 +594,7 @@ class QueueWaits:
             self.back_off(queued)
             return
         if queued.state is QueueState.WATCHED:
-            queued.unwatch = unwatch
+            queued.watched(unwatch)
 
     # --- waiting in the scheduler -------------------------------------------------------
 

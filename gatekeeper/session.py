@@ -23,8 +23,9 @@ from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config, as_config
 from gatekeeper.errors import ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.fetcher import send_once
-from gatekeeper.fetching.guard import Guard, Refusal, guarded_connector
+from gatekeeper.fetching.guard import Guard, GuardedConnector, Refusal, refuse_proxy
 from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.gate.decider import refused_request
 from gatekeeper.library_internals import wrap_requests
 from gatekeeper.middleware import RequestDeadline, RequestDeadlines
 from gatekeeper.storage.base import Storage
@@ -159,6 +160,29 @@ def plain_session(
     )
 
 
+def guarded_connector(
+    config: Config | None = None,
+    *,
+    resolver: AbstractResolver | None = None,
+    guard: Guard | None = None,
+    **options: Any,
+) -> GuardedConnector:
+    """The guard for any aiohttp session; needs a running loop, as every connector does.
+
+    `guard` shares one judge between several connectors, in place of one made of `config`;
+    `options` go to aiohttp.TCPConnector. A session given this connector needs
+    `trust_env=False` (aiohttp's default): a proxy raises ConfigError unless guard.mode is
+    "url-only". Raises ConfigError for options that would lead round the guard.
+
+    >>> async def main() -> None:
+    ...     async with aiohttp.ClientSession(connector=guarded_connector()) as session:
+    ...         await session.get("http://169.254.169.254/")   # raises Denied
+    """
+    if "socket_factory" in options:
+        raise ConfigError("socket_factory is the guard's; leave it out of the connector's options")
+    return GuardedConnector(guard or Guard(config), resolver, deny=refused_request, **options)
+
+
 def _signed(user_agent: str, headers: Any) -> list[tuple[str, str]]:
     """The headers of every request, with who we are. Raises ConfigError for two answers."""
     given = list(headers.items() if hasattr(headers, "items") else headers or ())
@@ -183,15 +207,7 @@ def _refuse_ways_round(config: Config, arguments: dict[str, Any]) -> None:
         )
     if arguments.get("trust_env"):
         raise ConfigError("trust_env would send requests past the guard; leave it False")
-    _refuse_proxy(config, arguments.get("proxy"))
-
-
-def _refuse_proxy(config: Config, proxy: object) -> None:
-    if proxy is not None and config.guard.mode != "url-only":
-        raise ConfigError(
-            'behind a proxy the guard can only judge URLs: set guard.mode = "url-only" '
-            "to accept that, or leave the proxy out"
-        )
+    refuse_proxy(config.guard.mode, arguments.get("proxy"))
 
 
 def _keep_to_the_gate(
@@ -224,7 +240,7 @@ def _keep_to_the_gate(
             **arguments: Any,
         ) -> Coroutine[Any, Any, ClientResponse]:
             if proxy is not None:
-                _refuse_proxy(gate.config, proxy)
+                refuse_proxy(gate.config.guard.mode, proxy)
                 arguments["proxy"] = proxy
             total, unhurried = usual_total, usual_unhurried
             if timeout is not _NOT_GIVEN:

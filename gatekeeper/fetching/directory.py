@@ -46,6 +46,7 @@ __all__ = [
     "Flight",
     "HeldUp",
     "OnChange",
+    "OnRetrieval",
     "OriginAnswer",
     "Record",
     "Standing",
@@ -91,6 +92,7 @@ log: Final = logging.getLogger("gatekeeper.fetching")
 
 OnChange = Callable[[str, RobotsTxt | None, RobotsTxt | None], object]
 """Called with the origin, the old text and the new one; None where there is no file."""
+OnRetrieval = Callable[[str, Retrieval, float], object]
 
 _LARGE: Final = 65_536
 """Octets of a text from which on it is parsed in a thread."""
@@ -146,18 +148,21 @@ class Directory:
         storage: Storage | None = None,
         on_evict: Callable[[str], object] | None = None,
         on_learnt: Callable[[Record], object] = lambda _record: None,
+        on_retrieval: OnRetrieval = lambda _origin, _retrieval, _seconds: None,
         faults: LocalFaults | None = None,
         warm: dict[str, Record] | None = None,
     ) -> None:
         """`on_evict(origin)` is called when a record in `warm` or handed out goes cold,
-        `on_learnt` with each record that a retrieval came to. They must be short and must not
-        raise. `faults` hears from others, too, who answers; None: it is the directory's own.
-        `warm` may be an empty dictionary of the caller's."""
+        `on_learnt` with each record that a retrieval came to, `on_retrieval` after each one with
+        the origin, what it came to, and its seconds with the wait for turns. They must be short
+        and must not raise. `faults` hears from others, too, who answers, and has `plan_probes`
+        called when in doubt; None: it is the directory's own. `warm` may be an empty dictionary
+        of the caller's."""
         self._fetcher = fetcher
         self._config = config
         self._clock = clock
         self._storage = storage
-        self._faults = faults or LocalFaults(rng)
+        self._faults = faults or LocalFaults(rng, on_doubt=self.plan_probes)
         self.warm: dict[str, Record] = {} if warm is None else warm
         self._soft_expiry = SoftExpiry(self.warm, clock)
         self._cache = RecordCache(
@@ -187,18 +192,12 @@ class Directory:
         self._overloaded = 0
         self._storage_errors = 0
         self._open = False
-        self.on_retrieval: Callable[[str, Retrieval, float], object] | None = None
-        """Told of each retrieval: origin, what it came to, seconds with the wait for turns.
-        It must be short and must not raise."""
-        if getattr(fetcher, "known", self) is None:
-            # A redirect that ends at another origin's /robots.txt consults its record.
-            fetcher.known = self.known  # type: ignore[attr-defined]
+        self._on_retrieval = on_retrieval
 
     async def open(self) -> None:
         """Begin to answer, in this loop. The storage, if any, is opened by its owner."""
         self._loop = asyncio.get_running_loop()  # kept: to ask for it is a system call
         self._open = True
-        self._faults.on_doubt = self._plan_probes
 
     async def close(self) -> None:
         """End every flight; those who wait get GateClosed. Idempotent."""
@@ -408,8 +407,7 @@ class Directory:
     async def _take_in(self, origin: str, retrieval: Retrieval, now: float) -> Record:
         """Make a record of a retrieval that began at `now`."""
         self._counts[retrieval.outcome.row.name] += 1
-        if self.on_retrieval is not None:
-            self.on_retrieval(origin, retrieval, self._clock.monotonic() - now)
+        self._on_retrieval(origin, retrieval, self._clock.monotonic() - now)
         log.debug("robots.txt of %s: %s %s", origin, retrieval.outcome.row.name, retrieval.detail)
         # `text` is only held: `apply` finds it among the texts in use.
         text = await self._read_ahead(retrieval.body)
@@ -444,8 +442,8 @@ class Directory:
 
     # -- is it us?
 
-    def _plan_probes(self) -> None:
-        """Have `_send_probes` called when somebody is to be probed."""
+    def plan_probes(self) -> None:
+        """Probe somebody at the moment that `faults` name, if they name one."""
         if self._next_probe is not None:
             self._next_probe.cancel()
             self._next_probe = None
@@ -469,7 +467,7 @@ class Directory:
                 continue
             task = self._probes[origin] = self._loop.create_task(self._probe(origin))
             task.add_done_callback(partial(self._probed, origin))
-        self._plan_probes()
+        self.plan_probes()
 
     def _probed(self, origin: str, _task: asyncio.Task[None]) -> None:
         del self._probes[origin]

@@ -87,14 +87,14 @@ class LocalFaults:
         rng: random.Random,
         on_change: Callable[[bool], object] = lambda _on: None,
         on_answer: Callable[[], object] = lambda: None,
+        on_doubt: Callable[[], object] = lambda: None,
     ) -> None:
         """`on_change` is called when a fault begins (True) and when it is over, `on_answer` at
-        the first answer in a while."""
+        the first answer in a while, `on_doubt` when there is somebody to be probed."""
         self._rng = rng
         self._on_change = on_change
         self._on_answer = on_answer
-        self.on_doubt: Callable[[], object] = lambda: None
-        """Told when there is somebody to be probed."""
+        self._on_doubt = on_doubt
         self.heard: dict[str, float] = {}
         """Origin -> when it last answered."""
         self.last_answer: float = float("-inf")
@@ -228,7 +228,7 @@ class LocalFaults:
             if first and self._pause > _NEXT_PROBE:
                 self._pause = _NEXT_PROBE
                 self._set_probe(now)
-                self.on_doubt()
+                self._on_doubt()
         return False
 
     def retry_at(self, now: float) -> float:
@@ -311,7 +311,7 @@ class LocalFaults:
                 return self._begin(now)
             if self._judge_at is None:  # an answer may be about to come: it is no fault then
                 self._judge_at = quiet_at
-                self.on_doubt()
+                self._on_doubt()
         few = {one.group for one in self._suspects.values() if one.lately}
         if self._pending is None:
             hints = {one.group for one in self._hints.values() if one.lately}
@@ -320,7 +320,7 @@ class LocalFaults:
             self._pending = self._witnesses(now)
             self._handed_out = False
             if self._pending:
-                self.on_doubt()
+                self._on_doubt()
         if self._pending:
             return False
         self._pending = None
@@ -366,7 +366,7 @@ class LocalFaults:
         for _, one in suspects:
             for undo in reversed(one.undo):
                 undo()
-        self.on_doubt()
+        self._on_doubt()
         return True
 
     def _failed_again(self, origin: str) -> None:

@@ -555,7 +555,7 @@ class Fetcher:
         self._rng = rng
         self._take_turn = take_turn or HostTurns(clock, config.pacing.default_interval)
         self._refuse = refuse
-        self.known = known
+        self._known = known
         self._slots = Slots(
             clock, config.fetch.max_concurrent, max_in_flight=config.pacing.max_in_flight
         )
@@ -725,7 +725,7 @@ class _Redirects:
 
     def _consult(self, target: Target) -> Retrieval | None:
         """Another origin's own robots.txt: what is fresh of it need not be asked for again."""
-        known = self._fetcher.known
+        known = self._fetcher._known
         if known is None or target.path != _PATH or target.origin == self._origin:
             return None
         fresh = known(target.origin)

@@ -41,12 +41,11 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import Config
-from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, Verdict
-from gatekeeper.errors import AddressRefused, ConfigError, Denied, InvalidURL
+from gatekeeper.decision import BLOCKED_NOTE, Decision
+from gatekeeper.errors import AddressRefused, ConfigError, Denied
 from gatekeeper.fetching.guard_policy import Guard, GuardStats, Kind, Refusal
 from gatekeeper.fetching.limits import PlaceQueue, watching
 from gatekeeper.library_internals import DialConnector, close_pooled, limit_interim
-from gatekeeper.robots import product_token
 from gatekeeper.url_cache import UrlCache
 
 if TYPE_CHECKING:
@@ -66,7 +65,6 @@ __all__ = [
     "RememberingResolver",
     "SystemResolver",
     "dialling",
-    "guarded_connector",
     "refuse_proxy",
     "system_resolver",
 ]
@@ -232,14 +230,18 @@ class GuardedResolver(AbstractResolver):
             await self._inner.close()
 
 
+Deny = Callable[[str, str, str], Decision]
+"""The decision about a request that the guard refuses: of its URL, its User-Agent header, and the
+note of the refusal."""
+
 _connect = aiohttp.TCPConnector.connect  # each request goes this way: no super() for it
 
 
 class GuardedConnector(DialConnector):
-    """A TCPConnector that dials nothing the guard refuses. Made by `guarded_connector`.
+    """A TCPConnector that dials nothing the guard refuses. Needs a running loop.
 
-    A refused request raises Denied (an aiohttp.ClientError), whichever of the three stages
-    refused it. `guard` is the judge, with its `stats()`.
+    A refused request raises Denied (an aiohttp.ClientError) with what `deny` makes of it,
+    whichever of the three stages refused it. `guard` is the judge, with its `stats()`.
     """
 
     def __init__(
@@ -247,12 +249,15 @@ class GuardedConnector(DialConnector):
         guard: Guard,
         resolver: AbstractResolver | None,
         *,
+        deny: Deny,
         url_cache: UrlCache | None = None,
         **options: Any,
     ) -> None:
-        """`url_cache` is what reads the URLs of the requests, if anything of ours does."""
+        """`resolver` None: the system's. `url_cache` is what reads the URLs of the requests, if
+        anything of ours does. `options` go to aiohttp.TCPConnector."""
         self.guard = guard
         self._url_cache = url_cache or UrlCache()
+        self._deny = deny
         self._guarded_resolver = GuardedResolver(guard, resolver)
         self._judged_by = guard.version
         super().__init__(
@@ -335,24 +340,8 @@ class GuardedConnector(DialConnector):
                 told(False)
 
     def _denied(self, request: ClientRequest, note: str = BLOCKED_NOTE) -> Denied:
-        """One class and one word for every refusal (T2), and one note for all that was looked
-        up; the log has the rest."""
-        url = str(request.url)
-        try:
-            origin = urls.parse(url).origin
-        except InvalidURL:
-            origin = ""
-        header = request.headers.get("User-Agent", "")
-        decision = Decision(
-            verdict=Verdict.DENY,
-            reason=Reason.BLOCKED,
-            url=urls.mask(url),
-            origin=origin,
-            user_agent=product_token(header) or header,
-            note=note,
-            id=self.guard.next_id(),  # T20
-        )
-        denied = Denied(decision)
+        """One note for all that was looked up (T2); the log has the rest."""
+        denied = Denied(self._deny(str(request.url), request.headers.get("User-Agent", ""), note))
         denied.__cause__ = AddressRefused()
         return denied
 
@@ -362,38 +351,11 @@ class GuardedConnector(DialConnector):
         await self._guarded_resolver.close()
 
 
-def guarded_connector(
-    config: Config | None = None,
-    *,
-    resolver: AbstractResolver | None = None,
-    guard: Guard | None = None,
-    url_cache: UrlCache | None = None,
-    **options: Any,
-) -> GuardedConnector:
-    """The guard for any aiohttp session; needs a running loop, as every connector does.
-
-    `guard` shares one judge between several connectors, in place of one made of `config`;
-    `url_cache` is what reads the URLs of the session's requests, if one does;
-    `options` go to aiohttp.TCPConnector. A session given this connector needs
-    `trust_env=False` (aiohttp's default): a proxy raises ConfigError unless guard.mode is
-    "url-only". Raises ConfigError for options that would lead round the guard.
-
-    >>> async def main() -> None:
-    ...     async with aiohttp.ClientSession(connector=guarded_connector()) as session:
-    ...         await session.get("http://169.254.169.254/")   # raises Denied
-    """
-    if "socket_factory" in options:
-        raise ConfigError("socket_factory is the guard's; leave it out of the connector's options")
-    return GuardedConnector(guard or Guard(config), resolver, url_cache=url_cache, **options)
-
-
-def refuse_proxy(config: Config | str, proxy: object) -> None:
+def refuse_proxy(mode: str, proxy: object) -> None:
     """T19: behind a proxy only URLs can be judged, and the operator has to know that.
 
-    `config` may be the guard's mode itself. Raises ConfigError for a proxy without
-    guard.mode = "url-only".
+    `mode` is the guard's. Raises ConfigError for a proxy unless that is "url-only".
     """
-    mode = config if isinstance(config, str) else config.guard.mode
     if proxy is not None and mode != "url-only":
         raise ConfigError(
             'behind a proxy the guard can only judge URLs: set guard.mode = "url-only" '

@@ -346,13 +346,11 @@ class Guard:
         config: Config | None = None,
         *,
         is_local: Callable[[_Address], bool] | None = None,
-        next_id: Callable[[], str] = str,
     ) -> None:
         """Raises ConfigError for an entry of guard.allow or guard.deny that can't be read.
 
         `is_local` says whether an address is one of this machine's; asked only about
-        addresses at the port of a listener on all interfaces. `next_id` names the decision of
-        a refusal, where a gate stands behind the guard (T20).
+        addresses at the port of a listener on all interfaces.
         """
         self.version: int = 0
         """Goes up when other settings are put in force."""
@@ -365,7 +363,6 @@ class Guard:
         self._refused: Counter[str] = Counter()
         self._dialled = 0
         self.adjust(as_config(config).guard)
-        self.next_id = next_id
 
     def adjust(self, settings: GuardConfig) -> None:
         """Judge by these settings from now on. Raises ConfigError, having changed nothing.

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, State, Verdict
+from gatekeeper.errors import InvalidURL
 from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.outcomes import OutcomeRow
 from gatekeeper.fetching.records import Moment, Record, Standing
@@ -32,12 +33,12 @@ from gatekeeper.gate.decision_cache import (
 from gatekeeper.http_fields import utc
 from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN, RobotsInterval
-from gatekeeper.robots import Match, Policy, RobotsTxt, Rule
+from gatekeeper.robots import Match, Policy, RobotsTxt, Rule, product_token
 from gatekeeper.robots.compiled import ROBOTS_FILE
 from gatekeeper.robots.normal import is_robots_txt
-from gatekeeper.urls import Target, mask
+from gatekeeper.urls import Target, mask, parse
 
-__all__ = ["ON_THE_WAY", "Decider", "DecisionIds"]
+__all__ = ["ON_THE_WAY", "Decider", "DecisionIds", "refused_request"]
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +98,24 @@ def _judge(policy: Policy, match: Match, otherwise: Reason, walls: Sequence[floa
                 reason, retry_at = Reason.OUTSIDE_VISIT_TIME, policy.next_visit(moment)
                 return _Judged(Verdict.DEFER, reason, match.rule, match.conflict, retry_at)
     return _Judged(verdict, reason, match.rule, match.conflict)
+
+
+def refused_request(url: str, header: str, note: str, decision_id: str = "") -> Decision:
+    """DENY for a request that the guard refused at the socket: of its URL, its User-Agent header,
+    and the note of the refusal. One class and one word for all of them (T2)."""
+    try:
+        origin = parse(url).origin
+    except InvalidURL:
+        origin = ""
+    return Decision(
+        verdict=Verdict.DENY,
+        reason=Reason.BLOCKED,
+        url=mask(url),
+        origin=origin,
+        user_agent=product_token(header) or header,
+        note=note,
+        id=decision_id,
+    )
 
 
 class Decider:
@@ -422,31 +441,17 @@ class Decider:
 
     def invalid(self, raw: str, problem: str, agent: str) -> Decision:
         """DENY for text that is no URL, where an exception would lose the decisions of others."""
-        self._counts[Verdict.DENY, Reason.INVALID_URL] += 1
-        return Decision(
-            verdict=Verdict.DENY,
-            reason=Reason.INVALID_URL,
-            url=mask(raw),
-            origin="",
-            user_agent=agent,
-            note=problem,
-            id=self._ids(),
-        )
+        return self._simple(Verdict.DENY, Reason.INVALID_URL, raw, None, agent, note=problem)
 
     def failed(self, raw: str, agent: str, error: Exception, moment: Moment) -> Decision:
         """DEFER for a URL that an error of ours kept from being decided; it is logged."""
         _log.error("no decision about %s", mask(raw, query=False), exc_info=error)
-        self._counts[Verdict.DEFER, Reason.INTERNAL] += 1
-        return Decision(
-            verdict=Verdict.DEFER,
-            reason=Reason.INTERNAL,
-            url=mask(raw),
-            origin="",
-            user_agent=agent,
-            note=f"an error of gatekeeper's own ({type(error).__name__}); its log says more",
-            retry_at=utc(moment.wall_time + _AFTER_AN_ERROR),
-            id=self._ids(),
-        )
+        note = f"an error of gatekeeper's own ({type(error).__name__}); its log says more"
+        return self._defer(Reason.INTERNAL, raw, None, agent, moment, _AFTER_AN_ERROR, note)
+
+    def refused(self, url: str, header: str, note: str) -> Decision:
+        """`refused_request`, with an id (T20). It is counted by the guard."""
+        return refused_request(url, header, note, self._ids())
 
     def robots_file(self, raw: str, target: Target, agent: str) -> Decision | None:
         """ALLOW where the URL is a /robots.txt, whatever is known of its origin; else None."""
@@ -456,35 +461,20 @@ class Decider:
 
     def unknown(self, raw: str, target: Target, agent: str, moment: Moment) -> Decision:
         """DEFER: nothing usable is known of the origin, and nobody may wait for its file."""
-        decision = self._simple(Verdict.DEFER, Reason.UNKNOWN, raw, target, agent)
-        return replace(decision, retry_at=utc(moment.wall_time + _SOON))
+        return self._defer(Reason.UNKNOWN, raw, target, agent, moment, _SOON)
 
     def held_back(
         self, raw: str, target: Target, agent: str, held: str, whose: str, moment: Moment
     ) -> Decision:
         """DEFER: the file needs a turn of a host whose turn the asker itself holds, or the task
         that started it. `held` is the URL of that lease, `whose` says in words who holds it."""
-        decision = self._simple(
-            Verdict.DEFER,
-            Reason.OWN_LEASE,
-            raw,
-            target,
-            agent,
-            note=f"robots.txt would wait for {held}, {whose}",
-        )
-        return replace(decision, retry_at=utc(moment.wall_time + _SOON))
+        note = f"robots.txt would wait for {held}, {whose}"
+        return self._defer(Reason.OWN_LEASE, raw, target, agent, moment, _SOON, note)
 
     def unkept(self, raw: str, target: Target, agent: str, why: str, moment: Moment) -> Decision:
         """DEFER: the clock that a turn would start can't be written to the state file."""
-        decision = self._simple(
-            Verdict.DEFER,
-            Reason.STORAGE,
-            raw,
-            target,
-            agent,
-            note=f"the clock of {target.host} can't be kept: {why}",
-        )
-        return replace(decision, retry_at=utc(moment.wall_time + _AFTER_A_FULL_DISK))
+        note = f"the clock of {target.host} can't be kept: {why}"
+        return self._defer(Reason.STORAGE, raw, target, agent, moment, _AFTER_A_FULL_DISK, note)
 
     def what_if(
         self, raw: str, target: Target, agent: str, policy: Policy, row: OutcomeRow, wall: float
@@ -512,25 +502,41 @@ class Decider:
             conflict=judged.conflict,
         )
 
+    def _defer(
+        self,
+        reason: Reason,
+        raw: str,
+        target: Target | None,
+        agent: str,
+        moment: Moment,
+        seconds: float,
+        note: str | None = None,
+    ) -> Decision:
+        """DEFER for so many seconds."""
+        at = utc(moment.wall_time + seconds)
+        return self._simple(Verdict.DEFER, reason, raw, target, agent, note=note, retry_at=at)
+
     def _simple(
         self,
         verdict: Verdict,
         reason: Reason,
         raw: str,
-        target: Target,
+        target: Target | None,
         agent: str,
         *,
         state: State | None = None,
         note: str | None = None,
+        retry_at: datetime | None = None,
     ) -> Decision:
         self._counts[verdict, reason] += 1
         return Decision(
             verdict=verdict,
             reason=reason,
-            url=_shown(raw),
-            origin=target.origin,
+            url=mask(raw) if target is None else _shown(raw),
+            origin="" if target is None else target.origin,
             user_agent=agent,
             state=state,
+            retry_at=retry_at,
             note=note,
             id=self._ids(),
         )

@@ -27,10 +27,10 @@ from gatekeeper.config import Config, HostRule, agent_named, as_config, host_nam
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, NotYet, Reason, Verdict
 from gatekeeper.errors import GateClosed
-from gatekeeper.fetching.directory import Directory, DirectoryStats, HeldUp
+from gatekeeper.fetching.directory import Directory, DirectoryStats, HeldUp, OnRetrieval
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.guard import Guard, GuardStats, HostAddresses, guarded_connector
+from gatekeeper.fetching.guard import Guard, GuardedConnector, GuardStats, HostAddresses
 from gatekeeper.fetching.outcomes import OutcomeRow, Retrieval
 from gatekeeper.fetching.records import Record
 from gatekeeper.gate.decider import Decider, DecisionIds
@@ -124,7 +124,7 @@ class Gatekeeper:
         self._rng = rng or random.Random()
         self._storage = storage or _storage_of(config, self._clock)
         ids = DecisionIds()
-        self._guard = Guard(config, next_id=ids) if session is None else None
+        self._guard = Guard(config) if session is None else None
         self._dns = HostAddresses.of(config, self._clock, self._guard, resolver)
         self._overrides = HostRules(config.host)
         self._warm: dict[str, Record] = {}
@@ -152,13 +152,14 @@ class Gatekeeper:
             recall=self._known_of,
             holder=self._holder,
         )
-        self._faults = LocalFaults(self._rng, self._on_fault, self._on_answer)
+        self._faults = LocalFaults(self._rng, self._on_fault, self._on_answer, self._on_doubt)
         self._url_cache = UrlCache()
         self._middleware = partial(
             gate_middleware_with(self, self._wait, self._take, self._url_cache, self._unreached),
             UNLIMITED,
         )
         self._opened: _Opened | None = None
+        self._listeners: list[OnRetrieval] = []
         self._stack = AsyncExitStack()
         # The authority of the last question to `allowed`, with the slash behind it, where that
         # slash is, and what the cache has of it. At first one that no URL begins with.
@@ -193,6 +194,7 @@ class Gatekeeper:
                 rng=self._rng,
                 take_turn=self._pacing.robots_turn,
                 refuse=self._refuse_hop,
+                known=self._fresh_of,
             )
             directory = Directory(
                 fetcher,
@@ -201,6 +203,7 @@ class Gatekeeper:
                 rng=self._rng,
                 storage=self._storage,
                 on_learnt=self._pacing.learnt,
+                on_retrieval=self._on_retrieval,
                 faults=self._faults,
                 warm=self._warm,
             )
@@ -498,6 +501,11 @@ class Gatekeeper:
     def _holder(self) -> Callable[[HeldUp | None], None]:
         return self._open.directory.holder()
 
+    def _adjusted(self, config: Config) -> None:
+        """`config` is in force from now on."""
+        self.config = config
+        self._decider.adjust(config)
+
     def _on_fault(self, on: bool) -> None:
         """A fault of our own network began, or is over."""
         if on:
@@ -509,14 +517,26 @@ class Gatekeeper:
         if self._opened is not None:
             self._opened.leases.uplink.wake()
 
+    def _on_doubt(self) -> None:
+        if self._opened is not None:
+            self._opened.directory.plan_probes()
+
+    def _on_retrieval(self, origin: str, retrieval: Retrieval, seconds: float) -> None:
+        for listener in self._listeners:
+            listener(origin, retrieval, seconds)
+
+    def _fresh_of(self, origin: str) -> Retrieval | None:
+        """What is fresh about the origin of another /robots.txt to which a redirect leads."""
+        return self._open.directory.known(origin)
+
     def _refuse_hop(self, url: str) -> object | None:
         return None if self._guard is None else self._guard.refuses_url(url)
 
     def _connector(self) -> aiohttp.TCPConnector:
-        return guarded_connector(
-            self.config,
-            resolver=self._resolver if self._dns is None else self._dns.resolver,
-            guard=self._guard,
+        return GuardedConnector(
+            self._guard or Guard(self.config),
+            self._resolver if self._dns is None else self._dns.resolver,
+            deny=self._decider.refused,
             url_cache=self._url_cache,
             # No limit of its own: the turns and the fetch slots are the bound, and waiting in
             # a connection pool would be waiting that no clock knows of.
@@ -667,14 +687,13 @@ class GateInternals:
         """Ask the origin for its file if need be."""
         await self._gate._open.questions.learn(origin)
 
-    def on_retrieval(self, callback: Callable[[str, Retrieval, float], object]) -> None:
+    def on_retrieval(self, callback: OnRetrieval) -> None:
         """Have `callback(origin, retrieval, seconds)` called after each robots.txt fetch.
 
-        `seconds` include the wait for turns, `retrieval.took` is the network alone. One
-        callback: a later one replaces it. It must be short and must not raise. It is called
-        in the context of whoever was the first to ask. Raises GateClosed.
+        `seconds` include the wait for turns, `retrieval.took` is the network alone. It must be
+        short and must not raise. It is called in the context of whoever was the first to ask.
         """
-        self._gate._open.directory.on_retrieval = callback
+        self._gate._listeners.append(callback)
 
     async def hold(self, url: str, seconds: float, *, user_agent: str | None = None) -> Lease:
         """A lease that an earlier process gave out and that is still out, open for `seconds`.
@@ -745,8 +764,7 @@ class GateInternals:
         if guard is not None and config.guard != old.guard:
             guard.adjust(config.guard)
             opened.directory.void_refusals()
-        gate.config = config
-        self._decider.adjust(config)
+        gate._adjusted(config)
 
     @property
     def storage_failing(self) -> str | None:

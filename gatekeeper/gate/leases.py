@@ -11,7 +11,6 @@ from contextvars import Context
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
-from weakref import ref
 
 import aiohttp
 import msgspec
@@ -293,8 +292,7 @@ class Lease(msgspec.Struct, eq=False):
         if connection is None:
             self._freed()
         else:
-            # Weakly: to drop a response without a word frees its connection as well.
-            self._grant.held_by = ref(connection)
+            self._grant.hold_while(connection)
             connection.add_callback(self._freed if then is not None else self.end)
             if self.owner is not None:
                 hold_in_context(self)
@@ -312,12 +310,12 @@ class Lease(msgspec.Struct, eq=False):
                 then()
             return
         self._then = then
-        self._grant.held_by = ref(connection)
+        self._grant.hold_while(connection)
         connection.add_callback(self._unused)
 
     def _unused(self) -> None:
         """The connection is free: the block may still be open."""
-        self._grant.held_by = None
+        self._grant.hold_while(None)
         if self._left:
             self._freed()
             return

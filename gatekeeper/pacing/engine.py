@@ -25,6 +25,7 @@ import logging
 import random
 from collections.abc import Callable, Set
 from typing import Any, cast
+from weakref import ref
 
 import msgspec
 
@@ -95,11 +96,10 @@ class Grant(msgspec.Struct, eq=False):
     reported: bool = False
     open: bool = True
     """The slots are held."""
-
     refusals: int = 0
     """How often the host had turned us away when this was granted."""
     held_by: Callable[[], InUse | None] | None = None
-    """Weakly, what the request travels on: while that is in use, no end comes by itself."""
+    """A weak reference, see `hold_while`."""
     hold: Any = None  # a `Hold`, where a ledger beyond this process granted it
 
     def __repr__(self) -> str:
@@ -112,15 +112,14 @@ class Grant(msgspec.Struct, eq=False):
         return self.told or self.reported
 
     @property
-    def host(self) -> str:
-        """The host that may be asked."""
-        return self.scope.name
-
-    @property
     def in_use(self) -> bool:
         """The request is known to be under way."""
         connection = None if self.held_by is None else self.held_by()
         return connection is not None and not connection.closed
+
+    def hold_while(self, connection: InUse | None) -> None:
+        """While that connection is in use no end comes by itself; to drop it frees it, too."""
+        self.held_by = None if connection is None else ref(connection)
 
     @property
     def stale(self) -> bool:
@@ -635,7 +634,7 @@ class Engine:
             try:
                 grant.release()
             except GatekeeperError:
-                _log.exception("the end of a lease of %s was not kept", grant.host)
+                _log.exception("the end of a lease of %s was not kept", grant.scope.name)
 
     def _serve(self, queue: ScopeQueue, now: float) -> None:
         """Offer one lease; whatever comes of it, the queue is then in its next place."""

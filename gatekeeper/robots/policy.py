@@ -247,12 +247,7 @@ class Policy:
             return first.suspects()
         return None
 
-    @property
-    def decides_path(self) -> Callable[[str], int] | None:
-        """`decider` for an origin that is not known."""
-        return self.decider("")
-
-    def decider(self, origin: str) -> Callable[[str], int] | None:
+    def decider(self, origin: str = "") -> Callable[[str], int] | None:
         """Which rule decides a path of the origin, as a number; None where two readings have a
         say.
 

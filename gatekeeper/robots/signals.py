@@ -47,7 +47,6 @@ __all__ = [
     "parse_x_robots_tag",
     "split_content_usage",
     "usage_labels",
-    "usage_of_signal",
 ]
 
 
@@ -224,9 +223,6 @@ _SIGNAL = re.compile(r"[ \t]*+([A-Za-z0-9_-]++)[ \t]*+=[ \t]*+([A-Za-z0-9_-]++)[
 _YES_OR_NO = frozenset({"search", "ai-input", "ai-train"})
 
 # SIG-12: what a Content-Signal says in the words of AIPREF. `ai-input` has no label there.
-_SIGNAL_CATEGORIES = {"ai-train": "train-ai", "search": "search"}
-_SIGNAL_VALUES = {"yes": "y", "no": "n"}
-
 CATEGORIES = frozenset({"train-ai", "search"})
 """The labels of the vocabulary (SIG-01)."""
 _MAX_ODD_USAGE = 1_024
@@ -357,15 +353,6 @@ def combine_signals(views: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return combined
 
 
-def usage_of_signal(signal: Mapping[str, str]) -> dict[str, str]:
-    """A Content-Signal in the categories of Content-Usage, to be combined with it (SIG-12)."""
-    return {
-        category: _SIGNAL_VALUES[signal[key]]
-        for key, category in _SIGNAL_CATEGORIES.items()
-        if signal.get(key) in _SIGNAL_VALUES
-    }
-
-
 def absolute_url(value: str) -> str | None:
     """The value of a Sitemap (VND-13) or License line (SIG-15), if it is an absolute URL.
 
@@ -406,7 +393,7 @@ def _pair(text: str) -> dict[str, str]:
     if found is None:
         return {}
     key, answer = found[1].lower(), found[2].lower()
-    if key in _YES_OR_NO and answer not in _SIGNAL_VALUES:
+    if key in _YES_OR_NO and answer not in ("yes", "no"):
         return {}
     return {key: answer}
 

@@ -18,9 +18,7 @@ __all__ = [
     "by_request_rate",
     "by_rule_of_thumb",
     "effective_interval",
-    "in_window",
     "may_visit",
-    "next_change",
     "next_visit",
     "parse_crawl_delay",
     "parse_request_rate",
@@ -44,7 +42,6 @@ _RATE = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 
-_MINUTE = timedelta(minutes=1)
 _DAY = timedelta(days=1)
 
 # V2-31: without a rate, the slower of ten seconds and twice the time the retrieval took.
@@ -122,11 +119,6 @@ def parse_request_rate(value: str) -> RequestRate | None:
     return RequestRate(documents, seconds, window)
 
 
-def in_window(window: Window, at: datetime) -> bool:
-    """Whether that moment lies in the window. Raises ValueError for a naive datetime."""
-    return _holds(window, _utc(at).time())
-
-
 def may_visit(windows: Sequence[Window], at: datetime) -> bool:
     """Whether a visit is welcome then: no window at all means any time (V2-24).
 
@@ -145,20 +137,6 @@ def next_visit(windows: Sequence[Window], at: datetime) -> datetime:
     if may_visit(windows, moment):
         return moment
     return min(_next(window.start, moment) for window in windows)
-
-
-def next_change(rates: Iterable[RequestRate], at: datetime) -> datetime | None:
-    """When another rate can come into force: the next edge of a window, in UTC (GK-02).
-
-    None where no rate has a window. Raises ValueError for a naive datetime.
-    """
-    moment = _utc(at)
-    edges: list[datetime] = []
-    for rate in rates:
-        if rate.window is not None:
-            edges.append(_next(rate.window.start, moment))
-            edges.append(_next(rate.window.end, moment - _MINUTE) + _MINUTE)
-    return min(edges, default=None)
 
 
 def rate_in_force(rates: Iterable[RequestRate], at: datetime) -> RequestRate | None:

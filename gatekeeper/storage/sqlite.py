@@ -179,7 +179,7 @@ class SqliteStorage:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(told)
 
-        self._writer.on_trouble = tell
+        self._writer.watch(tell)
 
     def forget_clock(self, scope: str) -> None:
         """Nothing is owed to that scope any more."""

@@ -87,9 +87,7 @@ class Writer:
         self._path = path
         self._config = config
         self._clock = clock
-        self.on_trouble: Callable[[], None] | None = None
-        """Called, in whichever thread met it, when promises begin not to be kept; to return
-        at once and call nothing of this object."""
+        self._on_trouble: Callable[[], None] = lambda: None
         self._wake = threading.Condition(threading.Lock())
         # Guarded by _wake:
         self._pending = Pending(
@@ -212,12 +210,16 @@ class Writer:
         """Are promises refused, and not even those that can't be refused find room?"""
         return self.failing is not None and (self._unproven or not self._journal.spared)
 
+    def watch(self, told: Callable[[], None]) -> None:
+        """Have `told` called when promises begin not to be kept, in whichever thread met it; it
+        has to return at once and to call nothing of this object."""
+        self._on_trouble = told
+
     def _in_trouble(self, error: OSError) -> None:
         """Under the lock: the journal does not take what it should."""
         self._trouble, before = error.strerror or str(error), self._trouble
         if before is None:
-            if self.on_trouble is not None:
-                self.on_trouble()
+            self._on_trouble()
             _log.error(
                 "%s: promises can't be kept (%s): %s",
                 self._path,

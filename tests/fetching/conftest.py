@@ -13,8 +13,9 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.guard import Guard, guarded_connector
+from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.outcomes import Retrieval, Validators
+from gatekeeper.session import guarded_connector
 from tests.internet import FakeInternet
 
 

@@ -24,8 +24,9 @@ class Book:
         self.undone: list[str] = []
         self.changes: list[bool] = []
         self.doubts = 0
-        self.faults = LocalFaults(random.Random(1), self.changes.append)
-        self.faults.on_doubt = self.doubt
+        self.faults = LocalFaults(
+            random.Random(1), on_change=self.changes.append, on_doubt=self.doubt
+        )
 
     def doubt(self) -> None:
         self.doubts += 1

@@ -341,10 +341,10 @@ def test_the_memory_of_logged_refusals_is_bounded(monkeypatch) -> None:
 
 
 def test_a_proxy_needs_the_url_only_mode() -> None:
-    refuse_proxy(Config(), None)
-    refuse_proxy(Config(guard=GuardConfig(mode="url-only")), "http://proxy:3128")
+    refuse_proxy("full", None)
+    refuse_proxy("url-only", "http://proxy:3128")
     with pytest.raises(ConfigError, match="url-only"):
-        refuse_proxy(Config(), "http://proxy:3128")
+        refuse_proxy("full", "http://proxy:3128")
 
 
 def test_refusals_can_be_told_apart_only_inside() -> None:

@@ -17,8 +17,9 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from gatekeeper.config import Config, GuardConfig
 from gatekeeper.decision import BLOCKED_NOTE, Reason
 from gatekeeper.errors import AddressRefused, ConfigError, Denied
-from gatekeeper.fetching.guard import Guard, GuardedResolver, Kind, guarded_connector
+from gatekeeper.fetching.guard import Guard, GuardedResolver, Kind
 from gatekeeper.fetching.guard_policy import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE
+from gatekeeper.session import guarded_connector
 from tests.internet import Fail, FakeInternet, has_ipv6
 
 PUBLIC, INNER = "127.1.9.1", "127.66.0.1"

@@ -24,7 +24,12 @@ async def directory_on(net: FakeInternet, **sections: Any) -> AsyncIterator[Dire
     config = Config.from_dict(sections)
     async with net.session() as session:
         fetcher = Fetcher(
-            session, user_agent="testbot/1.0", config=config, clock=net.clock, rng=random.Random(1)
+            session,
+            user_agent="testbot/1.0",
+            config=config,
+            clock=net.clock,
+            rng=random.Random(1),
+            known=lambda origin: directory.known(origin),  # noqa: PLW0108 - it is made below
         )
         directory = Directory(fetcher, config=config, clock=net.clock, rng=random.Random(2))
         await directory.open()

@@ -168,7 +168,7 @@ def test_the_robots_txt_itself_is_allowed_and_no_path_beside_it(
     assert match.allowed is expected
     if path in {"/robots.txt", "/robots%2Etxt"}:
         assert match.rule is None
-    decide = policy.decides_path
+    decide = policy.decider()
     assert decide is not None
     assert (decide(path) == compiled.ROBOTS_FILE) is (path in {"/robots.txt", "/robots%2Etxt"})
 

@@ -26,7 +26,6 @@ from gatekeeper.robots.signals import (
     parse_robots_tag,
     parse_tdm_reservation,
     parse_x_robots_tag,
-    usage_of_signal,
 )
 
 # --- Content-Usage ---------------------------------------------------------------------
@@ -112,11 +111,6 @@ def test_of_several_signals_no_wins() -> None:
         "search": "no",
         "use": "full",
     }
-
-
-def test_a_signal_speaks_in_the_words_of_content_usage() -> None:
-    signal = {"search": "yes", "ai-train": "no", "ai-input": "no", "use": "full"}
-    assert usage_of_signal(signal) == {"search": "y", "train-ai": "n"}
 
 
 # --- the site's own data ---------------------------------------------------------------

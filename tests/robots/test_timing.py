@@ -14,9 +14,7 @@ from gatekeeper.robots.timing import (
     RequestRate,
     Window,
     effective_interval,
-    in_window,
     may_visit,
-    next_change,
     next_visit,
     parse_crawl_delay,
     parse_request_rate,
@@ -178,7 +176,7 @@ def test_an_absurd_rate_is_held_to_a_year() -> None:
     ],
 )
 def test_the_end_minute_belongs_to_a_window(clock: str, inside: bool) -> None:
-    assert in_window(EARLY, at(clock)) is inside
+    assert may_visit([EARLY], at(clock)) is inside
 
 
 @pytest.mark.parametrize(
@@ -186,20 +184,20 @@ def test_the_end_minute_belongs_to_a_window(clock: str, inside: bool) -> None:
     [("21:59", False), ("22:00", True), ("00:00", True), ("01:59:59", True), ("02:00", False)],
 )
 def test_a_window_may_go_past_midnight(clock: str, inside: bool) -> None:
-    assert in_window(NIGHT, at(clock)) is inside
+    assert may_visit([NIGHT], at(clock)) is inside
 
 
 def test_a_window_of_one_minute() -> None:
     window = Window(time(7), time(7))
-    assert in_window(window, at("07:00:30"))
-    assert not in_window(window, at("07:01"))
+    assert may_visit([window], at("07:00:30"))
+    assert not may_visit([window], at("07:01"))
 
 
 def test_the_windows_of_the_draft_tile_the_day() -> None:
     windows = [parse_visit_time(text) for text in ("1300-1659", "1700-0459", "0500-1259")]
     for minute in range(24 * 60):
         moment = at("00:00") + timedelta(minutes=minute, seconds=30)
-        assert sum(in_window(window, moment) for window in windows if window) == 1
+        assert sum(may_visit([window], moment) for window in windows if window) == 1
 
 
 def test_several_windows_are_a_union() -> None:
@@ -251,14 +249,13 @@ def test_nothing_is_welcome_before_the_next_visit(windows: list[Window], naive: 
 def test_moments_of_any_zone_are_read_as_utc() -> None:
     tokyo = timezone(timedelta(hours=9))
     moment = datetime(2026, 3, 10, 15, 30, tzinfo=tokyo)  # 06:30 UTC
-    assert in_window(EARLY, moment)
+    assert may_visit([EARLY], moment)
     assert next_visit([EARLY], moment).tzinfo is UTC
 
 
 def test_a_moment_without_a_zone_is_refused() -> None:
     naive = datetime(2026, 3, 10, 6)
     for ask in (
-        lambda: in_window(EARLY, naive),
         lambda: may_visit([], naive),
         lambda: next_visit([], naive),
         lambda: effective_interval(None, [], rule_of_thumb=False, at=naive),
@@ -306,23 +303,6 @@ def test_the_rule_of_thumb_speaks_where_the_text_is_silent(
 
 def test_the_rule_of_thumb_is_silent_where_the_text_speaks() -> None:
     assert effective_interval(1.0, [], rule_of_thumb=True, at=NOW, took=60.0) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("clock", "changes"),
-    [
-        ("03:00", at("06:00")),
-        ("05:59:30", at("06:00")),
-        ("06:00", at("00:00", day=11)),
-        ("12:00", at("00:00", day=11)),
-    ],
-)
-def test_the_rate_changes_at_the_edge_of_a_window(clock: str, changes: datetime) -> None:
-    assert next_change([_MINUTELY, _SLOW_MORNING], at(clock)) == changes
-
-
-def test_a_rate_without_a_window_never_changes() -> None:
-    assert next_change([_MINUTELY], NOW) is None
 
 
 def test_values_compare_and_print() -> None:
