@@ -233,28 +233,6 @@ class ScopeQueue:
         return max(due, self.ask_at)
 
 
-class Counters(msgspec.Struct):
-    """What `stats()` counts since the start."""
-
-    robots: int = 0
-    refused: int = 0
-    refetches: int = 0
-    cancelled: int = 0
-    timeouts: int = 0
-    expired: int = 0
-    given_back: int = 0
-    passed_on: int = 0
-    blocks: int = 0
-
-
-class InUse(Protocol):
-    """A connection on which a granted request travels."""
-
-    @property
-    def closed(self) -> bool:
-        """Nothing travels on it any more."""
-
-
 class Remote(Protocol):
     """A ledger beyond this process, asked after the engine has agreed to a start."""
 
