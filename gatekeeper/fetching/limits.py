@@ -229,10 +229,9 @@ class RetrievalDeadline:
 
 _SWEEP_FROM: Final = 10_000
 _PATIENCE: Final = 0.25
-_BREATH: Final = 0.01
-"""Seconds in which a burst of retrievals may begin."""
-_LEAST_BURST: Final = 2
-_BURST: Final = 64
+_IN_ONE_ITERATION: Final = 4
+"""Retrievals that begin, and that go on the network, during one iteration of the loop; those of
+origins that answered before are not counted."""
 SLOW_FACTOR: Final = 19
 """Places in the slow lane for each in the fast one."""
 
@@ -302,10 +301,16 @@ class PlaceQueue:
     Who answered before goes before strangers, and these before who failed (`precedence`); of
     strangers by turns the latest and the first, since a list of dead ones may stand before one
     who lives.
+
+    With `per_iteration` only so many of the latter two go in during one iteration of the event
+    loop, and everybody else has the loop in between.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, per_iteration: int | None = None) -> None:
         self.free: int = most
+        self._per_iteration = per_iteration
+        self._went_in = 0
+        """During this iteration."""
         self._waiting: tuple[deque[asyncio.Future[None]], ...] = (deque(), deque(), deque())
         self._latest = False
         """Whether the latest stranger goes next."""
@@ -342,7 +347,18 @@ class PlaceQueue:
 
     def _may(self, rank: int) -> bool:
         """Whether one of that rank may be given a place now; it is given if so."""
+        if rank == ANSWERED or self._per_iteration is None:
+            return True
+        if self._went_in >= self._per_iteration:
+            return False
+        self._went_in += 1
+        if self._went_in == 1:
+            asyncio.get_running_loop().call_soon(self._next_iteration)
         return True
+
+    def _next_iteration(self) -> None:
+        self._went_in = 0
+        self._hand_out()
 
     def _hand_out(self) -> None:
         for rank, waiting in enumerate(self._waiting):
@@ -361,8 +377,8 @@ class Slots(PlaceQueue):
     A retrieval that has not come to its end within a quarter of a second leaves its slot to
     another and goes on in a slow lane, which has nineteen times as many places; only when that
     is full too does it keep its slot. Otherwise two hundred silent hosts would be a wall of ten
-    seconds before everybody else. And a few begin at a time, the fewer the later the event loop
-    is: a list of thousands, each of which fails at once, would leave it no time for the pages.
+    seconds before everybody else. And a few begin during one iteration of the event loop: a list
+    of thousands, each of which fails at once, would leave it no time for the pages.
 
     A retrieval has its host's turn before it waits for a slot. Of the requests that may be in
     flight at once (`pacing.max_in_flight`) those on the network hold half at most, and those
@@ -379,37 +395,14 @@ class Slots(PlaceQueue):
     ) -> None:
         self._most = most
         self._in_flight = max_in_flight
-        super().__init__(min(most, _half(max_in_flight)))
+        super().__init__(min(most, _half(max_in_flight)), per_iteration=_IN_ONE_ITERATION)
         self.free: int
         self.slow_free: int = self._slow(max_in_flight)
-        self._entries = PlaceQueue(_quarter(max_in_flight))
+        self._entries = PlaceQueue(_quarter(max_in_flight), per_iteration=_IN_ONE_ITERATION)
         self.alarm: SharedTimer = SharedTimer(clock)
         self.patience = patience
         self.taken = 0
         """Retrievals on the network now, in both lanes."""
-        self._burst = _BURST
-        self._begun = 0
-        """How many began since the last breath."""
-
-    def _may(self, rank: int) -> bool:
-        if rank == ANSWERED:
-            return True
-        if self._begun >= self._burst:
-            return False
-        self._begun += 1
-        if self._begun == 1:
-            due = self.alarm.clock.monotonic() + _BREATH
-            self.alarm.clock.call_at(due, self._breathe, due)
-        return True
-
-    def _breathe(self, due: float) -> None:
-        late = self.alarm.clock.monotonic() - due
-        if late > _BREATH / 2:
-            self._burst = max(_LEAST_BURST, self._burst // 2)
-        elif self._begun >= self._burst:
-            self._burst = min(_BURST, self._burst * 2)
-        self._begun = 0
-        self._hand_out()
 
     def __call__(self) -> Slot:
         """Wait for a slot, hold it for the block."""

@@ -30,7 +30,7 @@ __all__ = [
     "TaskWaiter",
 ]
 
-_LET_IN = 250
+_LET_IN = 50
 """Tasks let in, or taken out at once, during one iteration of the loop."""
 AT_ONCE = 1000
 """Waiters told in one iteration of the loop that their time is over, or taken out later."""
