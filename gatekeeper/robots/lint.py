@@ -23,10 +23,16 @@ if TYPE_CHECKING:
     from gatekeeper.robots.parser import RobotsTxt
 
 __all__ = [
+    "BAD_ESCAPE",
     "CODES",
     "MAX_FINDINGS",
+    "ODD_BLANK",
+    "REGULAR",
+    "TOKEN",
     "Finding",
+    "field_without_colon",
     "findings",
+    "spelling",
 ]
 
 MAX_FINDINGS = 1_000
@@ -43,6 +49,10 @@ class Finding(msgspec.Struct, frozen=True):
     code: str
     severity: Severity
     message: str
+    column: int = 0
+    """The first character that it is about, counting from 1; 0: nothing in particular."""
+    end_column: int = 0
+    """The character behind the last one; the same as `column` for a place between two."""
 
 
 class Code(msgspec.Struct, frozen=True):
@@ -236,11 +246,11 @@ def _place(finding: Finding) -> tuple[int, str]:
     return finding.line, finding.code
 
 
-_TOKEN = re.compile(r"[A-Za-z_-]+\Z|\*\Z")
+TOKEN = re.compile(r"[A-Za-z_-]+\Z|\*\Z")
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]{1,9})?\Z")
 
 # U+FFFD is what a non-breaking space of another encoding shows as.
-_ODD_BLANK = re.compile(
+ODD_BLANK = re.compile(
     "[\u00a0\u00ad\u1680\u2000-\u200f\u2028\u2029\u202f\u205f\u2060\u3000\ufeff\ufffd]"
 )
 _FIELD_AND_VALUE = re.compile(r"[ \t]*+([A-Za-z-]++)[ \t]++(?=[/*]|[^ \t]++[ \t]*+(?:#|\Z))")
@@ -293,7 +303,7 @@ def check_agent(report: FindingList, line: TextLine) -> None:
         report.add(line.number, "odd-blank", quoted(line.value))
     elif "," in line.value or ";" in line.value:
         report.add(line.number, "agent-list", quoted(line.value))
-    elif not _TOKEN.match(line.value):
+    elif not TOKEN.match(line.value):
         report.add(line.number, "odd-agent", quoted(line.value))
 
 
@@ -303,7 +313,7 @@ def odd_blank(text: str) -> bool:
     >>> odd_blank("bot\u00a0"), odd_blank("a bot")
     (True, False)
     """
-    return _ODD_BLANK.search(text) is not None
+    return ODD_BLANK.search(text) is not None
 
 
 def field_without_colon(text: str) -> str | None:
@@ -356,12 +366,10 @@ def _slip(a: str, b: str) -> bool:
     )
 
 
-_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _DOT_SEGMENT = re.compile(r"[^*?]*/\.\.?/")
 # Habits that mean nothing here; `*.*` is one of shells, and does what it looks like.
-_REGULAR = re.compile(
-    r"\\|(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\[\^?[A-Za-z0-9]-[A-Za-z0-9]|\A\^"
-)
+REGULAR = re.compile(r"\\|(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\[\^?[A-Za-z0-9]-[A-Za-z0-9]|\A\^")
 _REGULAR_V2 = re.compile(r"(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\A\^")
 _BEGINS_V2 = ("/", "*", "?", "[", "\\")
 _EVERYTHING = frozenset({"/", "*", "/*"})
@@ -410,9 +418,9 @@ def _check_value(report: FindingList, rule: Rule, dialect: Dialect) -> None:
         report.add(rule.line, "blank-in-value", quoted(value))
     if not value.isascii():
         report.add(rule.line, "unescaped-non-ascii", quoted(value))
-    if "%" in value and _BAD_ESCAPE.search(value):
+    if "%" in value and BAD_ESCAPE.search(value):
         report.add(rule.line, "bad-escape", quoted(value))
-    if (_REGULAR_V2 if dialect is Dialect.V2 else _REGULAR).search(value):
+    if (_REGULAR_V2 if dialect is Dialect.V2 else REGULAR).search(value):
         report.add(rule.line, "regular-expression", quoted(value))
     if is_robots_txt(value):
         report.add(rule.line, "robots-txt-rule")
@@ -540,13 +548,13 @@ def findings(robots: RobotsTxt) -> tuple[Finding, ...]:
     >>> [(f.line, f.code) for f in findings(RobotsTxt.parse("User-agent: *\\nDissalow: /"))]
     [(1, 'group-without-rules'), (2, 'misspelt-field')]
     """
-    return lint(
-        robots.octets,
-        robots.groups,
-        truncated=robots.truncated,
-        bom=robots.bom,
-        dialect=robots.forced,
+    from gatekeeper.robots.fixes import located  # noqa: PLC0415 - it knows our codes
+
+    text = robots.octets
+    found = lint(
+        text, robots.groups, truncated=robots.truncated, bom=robots.bom, dialect=robots.forced
     )
+    return located(found, text) if found else ()
 
 
 def lint(

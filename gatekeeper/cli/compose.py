@@ -1,0 +1,63 @@
+"""`gatekeeper compose FRAGMENT...`: one robots.txt from several sources."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gatekeeper.cli.common import (
+    DENIED,
+    NAME,
+    OK,
+    Subparsers,
+    add_command,
+    json_text,
+    load,
+    log_to_stderr,
+)
+from gatekeeper.cli.texts import is_url, read_text, replace_file
+from gatekeeper.robots import Fragment, compose
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Put `compose` among the commands."""
+    parser = add_command(
+        subparsers,
+        "compose",
+        summary="make one robots.txt from several sources, and name their conflicts",
+        example=f"{NAME} compose shop.txt blog.txt -o robots.txt",
+        run=run,
+    )
+    parser.add_argument(
+        "fragments",
+        nargs="+",
+        metavar="FRAGMENT",
+        help="a file; `# compose: owner=NAME prefix=/x/` in its head says of which paths it speaks",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="where to write; else to stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit 0 with the file written, 1 with problems told and nothing written."""
+    log_to_stderr()
+    if any(is_url(name) for name in args.fragments):
+        args.parser.error(
+            "a fragment is a file; fetch others first, so that you know what is in it"
+        )
+    settings = load(args)
+    texts = [read_text(settings, name) for name in args.fragments]
+    composed = compose(Fragment(text.name, text.body) for text in texts)
+    if args.json:
+        print(json_text(composed))
+    for problem in composed.problems:
+        print(f"{problem.message} [{problem.code}]", file=sys.stderr)
+    if composed.text is None:
+        return DENIED
+    if args.output is not None:
+        replace_file(Path(args.output), composed.text.encode())
+    elif not args.json:
+        print(composed.text, end="")
+    return OK

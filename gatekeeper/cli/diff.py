@@ -1,0 +1,102 @@
+"""`gatekeeper diff OLD NEW`: the verdicts that change between two files."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gatekeeper.cli.common import (
+    BOM,
+    DENIED,
+    NAME,
+    OK,
+    Subparsers,
+    add_command,
+    json_text,
+    load,
+    log_to_stderr,
+    paint,
+    standard_input_lines,
+    url_of_line,
+)
+from gatekeeper.cli.texts import Text, read_text
+from gatekeeper.robots import Change, Difference, RobotsTxt, Ruling, diff
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Put `diff` among the commands."""
+    parser = add_command(
+        subparsers,
+        "diff",
+        summary="show which verdicts change between two robots.txt, each with both deciding lines",
+        example=f"{NAME} diff https://example.org robots.txt --exit-code",
+        run=run,
+    )
+    parser.add_argument("old", metavar="OLD", help="a file, a URL, or - for stdin")
+    parser.add_argument("new", metavar="NEW", help="a file, a URL, or - for stdin")
+    parser.add_argument(
+        "--agents",
+        metavar="NAME",
+        nargs="+",
+        help="product tokens; unless given, all that either file names, and * for the rest",
+    )
+    parser.add_argument(
+        "--urls",
+        metavar="FILE",
+        help="URLs or paths, one a line, that are judged beside those that the rules show; - is "
+        "stdin",
+    )
+    parser.add_argument("--exit-code", action="store_true", help="exit 1 if a verdict changes")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit 0; with --exit-code 1 if any verdict changes; 2 for what can't be read."""
+    log_to_stderr()
+    if [args.old, args.new, args.urls].count("-") > 1:
+        args.parser.error("standard input can be read once")
+    settings = load(args)
+    old, new = read_text(settings, args.old), read_text(settings, args.new)
+    urls = _urls(args.urls) if args.urls is not None else []
+    found = diff(_robots(old), _robots(new), agents=args.agents, urls=urls)
+    if args.json:
+        print(json_text(found))
+    else:
+        _print(old.name, new.name, found)
+    return DENIED if found.changes and args.exit_code else OK
+
+
+def _robots(text: Text) -> RobotsTxt:
+    """The file; where there is none, one that says nothing."""
+    return RobotsTxt.parse(b"") if text.robots is None else text.robots
+
+
+def _urls(name: str) -> list[str]:
+    if name == "-":
+        return list(standard_input_lines())
+    lines = Path(name).read_bytes().removeprefix(BOM).splitlines()
+    return [url for line in lines if (url := url_of_line(line)) is not None]
+
+
+def _print(old: str, new: str, found: Difference) -> None:
+    agents: tuple[str, ...] | None = None
+    for change in found.changes:
+        if change.agents != agents:
+            agents = change.agents
+            print(", ".join("everybody else" if agent == "*" else agent for agent in agents))
+        print("\n".join(_lines(old, new, change)))
+    changed = len(found.changes)
+    print(f"{old} -> {new}: {changed} change{'' if changed == 1 else 's'} of a verdict")
+    if not found.complete:
+        print("there may be more: not every pair of lines could be compared")
+
+
+def _lines(old: str, new: str, change: Change) -> list[str]:
+    return [f"  {change.url}", _told("-", old, change.old), _told("+", new, change.new)]
+
+
+def _told(sign: str, name: str, ruling: Ruling) -> str:
+    verdict = paint("allow", "green") if ruling.allowed else paint("deny ", "red")
+    why = f"line {ruling.rule.line}: {ruling.rule.text.strip()}" if ruling.rule else "no rule"
+    return f"    {sign} {verdict} {name}, {why}"

@@ -1,0 +1,205 @@
+"""`gatekeeper test FILE|URL --expect CASES.toml`: does a robots.txt say what it should?"""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gatekeeper.cli.common import (
+    DENIED,
+    NAME,
+    OK,
+    Subparsers,
+    add_command,
+    json_text,
+    load,
+    log_to_stderr,
+    paint,
+)
+from gatekeeper.cli.texts import is_url, read_text
+from gatekeeper.errors import GatekeeperError
+from gatekeeper.robots import RobotsTxt, Rule
+
+if TYPE_CHECKING:
+    from gatekeeper.cli.settings import Settings
+    from gatekeeper.robots import Policy
+
+__all__ = ["add_parser", "run"]
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One `[[case]]`: what is expected of a URL."""
+
+    url: str
+    """Absolute, or a path with its query."""
+    allowed: bool
+    agent: str = "*"
+    """A product token; `*` is a robot that the file does not name."""
+    line: int | None = None
+    """The line that decides, counting from 1; 0: no rule does; None: any."""
+
+
+class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of cases."""
+
+    case: list[Case]
+
+
+class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A case, and what the file says."""
+
+    where: str
+    """`cases.toml, case 3`, or the sitemap."""
+    case: Case
+    allowed: bool
+    rule: Rule | None
+    passed: bool
+
+
+class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`--json`: how many cases there were, and those that differ."""
+
+    source: str
+    cases: int
+    differing: list[CaseResult]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Put `test` among the commands."""
+    parser = add_command(
+        subparsers,
+        "test",
+        summary="hold a robots.txt against a list of what shall be allowed and what shall not",
+        example=f"{NAME} test robots.txt --expect cases.toml --sitemap sitemap.xml",
+        run=run,
+    )
+    parser.add_argument("source", metavar="FILE|URL", help="a file, a URL, or - for stdin")
+    parser.add_argument(
+        "--expect",
+        metavar="CASES.toml",
+        action="append",
+        default=[],
+        help="[[case]] tables with url (absolute or a path) and allowed; agent (default *) and "
+        "line, if wanted (repeatable)",
+    )
+    parser.add_argument(
+        "--sitemap",
+        metavar="FILE|URL",
+        action="append",
+        default=[],
+        help="every URL in it must be allowed (repeatable); one at a URL is fetched politely",
+    )
+    parser.add_argument(
+        "--agents", metavar="NAME", nargs="+", default=["*"], help="to whom --sitemap applies"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit 0 if all is as expected, 1 if something differs, 2 if there is nothing to test."""
+    log_to_stderr()
+    if not args.expect and not args.sitemap:
+        args.parser.error("nothing is expected: give --expect or --sitemap")
+    settings = load(args)
+    cases = [each for name in args.expect for each in _cases(name)]
+    text = read_text(settings, args.source)
+    for name in args.sitemap:
+        cases += _of_sitemap(settings, name, args.agents)
+    robots = RobotsTxt.parse(b"") if text.robots is None else text.robots
+    differing = _differing(settings, text.name, robots, cases)
+    if args.json:
+        print(json_text(CaseReport(source=text.name, cases=len(cases), differing=differing)))
+    else:
+        _print(text.name, len(cases), differing)
+    return DENIED if differing else OK
+
+
+def _cases(name: str) -> list[tuple[str, Case]]:
+    """Raises GatekeeperError for what is no file of cases."""
+    try:
+        text = tomllib.loads(Path(name).read_text("utf-8-sig"))
+        cases = msgspec.convert(text, Cases).case
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise GatekeeperError(f"{name}: no TOML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise GatekeeperError(
+            f'{name}: {error}; a case has url = "/path", allowed = true or false, and if wanted '
+            'agent = "NAME" and line = 3'
+        ) from error
+    if not cases:
+        raise GatekeeperError(f"{name}: there is no [[case]] in it")
+    return [(f"{name}, case {number}", case) for number, case in enumerate(cases, 1)]
+
+
+def _of_sitemap(settings: Settings, name: str, agents: list[str]) -> Iterator[tuple[str, Case]]:
+    from gatekeeper.cli.sitemaps import read_sitemap  # noqa: PLC0415 - not every test has one
+
+    urls = read_sitemap(settings, name)
+    if not urls:
+        raise GatekeeperError(f"{name}: there is no URL in it")
+    for url in urls:
+        if not is_url(url):
+            raise GatekeeperError(f"{name}: {url!r} is no URL; sitemaps hold absolute ones")
+        yield from ((name, Case(url, True, agent)) for agent in agents)
+
+
+def _differing(
+    settings: Settings, source: str, robots: RobotsTxt, cases: list[tuple[str, Case]]
+) -> list[CaseResult]:
+    given = settings.config.robots
+    policies: dict[str, Policy] = {}
+    origin = source.removesuffix("/robots.txt") if is_url(source) else ""
+    found = []
+    for where, case in cases:
+        policy = policies.get(case.agent)
+        if policy is None:
+            policy = policies[case.agent] = robots.policy(
+                case.agent, conflicts=given.conflicts, v2_semantics=given.v2_semantics
+            )
+        try:
+            match = policy.match(case.url)
+        except GatekeeperError as error:
+            raise GatekeeperError(f"{where}: {error}") from error
+        if origin and match.origin not in {"", origin}:
+            raise GatekeeperError(
+                f"{where}: {case.url} is not of {origin}, and another host's robots.txt decides it"
+            )
+        line = match.rule.line if match.rule is not None else 0
+        if match.allowed != case.allowed or case.line not in {None, line}:
+            result = CaseResult(
+                where=where, case=case, allowed=match.allowed, rule=match.rule, passed=False
+            )
+            found.append(result)
+    return found
+
+
+def _print(source: str, cases: int, differing: list[CaseResult]) -> None:
+    rows = [(r.case.agent, r.case.url, _expected(r), _got(r), r.where) for r in differing]
+    if rows:
+        head = ("agent", "URL", "expected", "is", "from")
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        for row in (head, *rows):
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            print("  ".join(cells).rstrip())
+    said = paint(f"{len(differing)} differ", "red") if differing else paint("all as it is", "green")
+    print(f"{source}: {cases} case{'' if cases == 1 else 's'}, {said}")
+
+
+def _expected(result: CaseResult) -> str:
+    case = result.case
+    verdict = "allow" if case.allowed else "deny"
+    if case.line is None:
+        return verdict
+    return f"{verdict} by line {case.line}" if case.line else f"{verdict} by no rule"
+
+
+def _got(result: CaseResult) -> str:
+    verdict = "allow" if result.allowed else "deny"
+    rule = result.rule
+    return (
+        f"{verdict} by line {rule.line}: {rule.text.strip()}" if rule else f"{verdict} by no rule"
+    )

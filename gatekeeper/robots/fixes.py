@@ -1,0 +1,344 @@
+"""Where in its line a finding stands, and the change of a file that mends it.
+
+Only what is certain is changed. Most changes leave every verdict as it is, and are made only if
+that can be seen (`_KEEPING`); the others give a line that is lost now the one meaning that it can
+have (`_RESTORING`). Everything else is left to the author.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from gatekeeper.robots import signals, timing
+from gatekeeper.robots.lines import octets, shown
+from gatekeeper.robots.lint import (
+    BAD_ESCAPE,
+    ODD_BLANK,
+    REGULAR,
+    TOKEN,
+    Finding,
+    field_without_colon,
+    spelling,
+)
+from gatekeeper.robots.model import Dialect, Rule
+from gatekeeper.robots.normal import rfc_pattern
+from gatekeeper.robots.parser import RobotsTxt
+
+__all__ = ["FIXABLE", "Repair", "located", "repaired"]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
+_NOT_UTF8 = re.compile("\ufffd+")
+_BLANKS = re.compile(r"[ \t]+")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
+_INNER_DOLLAR = re.compile(r"\$(?!\Z)")
+_STAR = re.compile(r"\*")
+
+
+class _Parts(NamedTuple):
+    """Where in a line its parts stand: (start, end), counting from 0."""
+
+    line: tuple[int, int]
+    """Without blanks at both ends."""
+    record: tuple[int, int]
+    """Field and value, without a comment."""
+    field: tuple[int, int]
+    value: tuple[int, int]
+
+
+def _parts(text: str) -> _Parts:
+    record = text.partition("#")[0]
+    head, colon, rest = record.partition(":")
+    whole = _stripped(text, 0, len(text))
+    if not colon:
+        inner = _stripped(text, 0, len(record))
+        return _Parts(whole, inner, inner, (inner[1], inner[1]))
+    field = _stripped(text, 0, len(head))
+    value = _stripped(text, len(head) + 1, len(head) + 1 + len(rest))
+    end = value[1] if value[1] > value[0] else len(head) + 1
+    return _Parts(whole, (field[0], end), field, value)
+
+
+def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
+    while start < end and text[start] in " \t":
+        start += 1
+    while end > start and text[end - 1] in " \t":
+        end -= 1
+    return start, end
+
+
+_WHERE: dict[str, str] = {
+    **dict.fromkeys(("no-colon", "blank-inside-group", "html", "truncated"), "line"),
+    **dict.fromkeys(("unknown-field", "misspelt-field"), "field"),
+    **dict.fromkeys(
+        (
+            *("odd-agent", "agent-list", "robots-txt-rule", "unmatchable-rule"),
+            *("bad-version", "experimental-version", "newer-version", "bad-crawl-delay"),
+            *("bad-request-rate", "bad-visit-time", "bad-sitemap", "bad-license", "bad-host"),
+            *("bad-clean-param", "bad-content-usage", "unknown-usage-label"),
+            "bad-content-signal",
+        ),
+        "value",
+    ),
+}
+"""The part of the line that a code is about; of others the whole record."""
+_WITHIN: dict[str, re.Pattern[str]] = {
+    "odd-blank": ODD_BLANK,
+    "blank-in-value": _BLANKS,
+    "unescaped-non-ascii": _NOT_ASCII,
+    "bad-escape": BAD_ESCAPE,
+    "dollar-inside": _INNER_DOLLAR,
+    "literal-star": _STAR,
+    "regular-expression": REGULAR,
+}
+"""What is looked for in the value."""
+_ANYWHERE = {"control": _CONTROL, "not-utf8": _NOT_UTF8}
+"""What is looked for in the whole line."""
+_BEFORE_THE_FIRST = frozenset({"bom", "encoding"})
+"""They are about octets in front of the first line."""
+
+
+def located(findings: Iterable[Finding], text: str) -> tuple[Finding, ...]:
+    """The findings with their columns. `text`: the file as it was decoded, octets in a str."""
+    lines = text.split("\n")
+    return tuple(
+        _located(finding, shown(lines[finding.line - 1]))
+        if 0 < finding.line <= len(lines)
+        else finding
+        for finding in findings
+    )
+
+
+def _located(finding: Finding, text: str) -> Finding:
+    start, end = _span(finding.code, text)
+    return msgspec.structs.replace(finding, column=start + 1, end_column=end + 1)
+
+
+def _span(code: str, text: str) -> tuple[int, int]:
+    """From where to where, counting from 0."""
+    if code in _BEFORE_THE_FIRST:
+        return 0, 0
+    if code in _ANYWHERE:
+        found = _ANYWHERE[code].search(text)
+        return found.span() if found else (0, len(text))
+    parts = _parts(text)
+    start, end = parts.value
+    value = text[start:end]
+    if code in _WITHIN:
+        found = _WITHIN[code].search(value)
+        return (start + found.start(), start + found.end()) if found else parts.value
+    where: tuple[int, int] = getattr(parts, _WHERE.get(code, "record"))
+    return where if where[1] > where[0] else parts.record
+
+
+# --- changes ---------------------------------------------------------------------------------
+
+
+class Repair(msgspec.Struct, frozen=True):
+    """What came of mending a file."""
+
+    body: bytes
+    """The file as it should be; what was handed in, if nothing was changed."""
+    applied: tuple[Finding, ...]
+    """The findings that are no more."""
+
+
+def _misspelt(text: str) -> list[str] | None:
+    parts = _parts(text)
+    meant = spelling(text[slice(*parts.field)].lower())
+    if meant is None or not _makes_sense(meant, text[slice(*parts.value)]):
+        return None
+    return [text[: parts.field[0]] + _written(meant) + text[parts.field[1] :]]
+
+
+def _makes_sense(field: str, value: str) -> bool:
+    """The value is one that the field takes, so that nothing else can have been meant."""
+    if field in {"allow", "disallow"}:
+        return not value or value.startswith(("/", "*"))
+    if field == "user-agent":
+        return TOKEN.match(value) is not None
+    if field == "crawl-delay":
+        return timing.parse_crawl_delay(value) is not None
+    return field == "sitemap" and signals.absolute_url(value) is not None
+
+
+def _written(field: str) -> str:
+    """As people write it: `User-agent`, `Disallow`."""
+    return field.capitalize()
+
+
+def _with_colon(text: str) -> list[str] | None:
+    field = field_without_colon(text)
+    if field is None:
+        return None
+    start = _parts(text).line[0]
+    end = start + len(field)
+    rest = text[end:].lstrip(" \t")
+    if not _makes_sense(field, rest.partition("#")[0].strip(" \t")):
+        return None
+    return [f"{text[:end]}: {rest}"]
+
+
+def _without_odd_blanks(text: str) -> list[str] | None:
+    start, end = _parts(text).value
+    value = text[start:end]
+    bare = re.sub(f"^(?:{ODD_BLANK.pattern})+|(?:{ODD_BLANK.pattern})+$", "", value)
+    if not TOKEN.match(bare):
+        return None
+    return [text[:start] + bare + text[end:]]
+
+
+def _agents_apart(text: str) -> list[str] | None:
+    parts = _parts(text)
+    start, end = parts.value
+    names = [name.strip(" \t") for name in re.split("[,;]", text[start:end])]
+    if not all(TOKEN.match(name) for name in names):
+        return None
+    first, *others = names
+    field = text[slice(*parts.field)]
+    return [text[:start] + first + text[end:], *(f"{field}: {name}" for name in others)]
+
+
+def _percent(found: re.Match[str]) -> str:
+    return "".join(f"%{octet:02X}" for octet in found[0].encode())
+
+
+def _escaped(text: str) -> list[str] | None:
+    start, end = _parts(text).value
+    value = _NOT_ASCII.sub(_percent, text[start:end])
+    return [text[:start] + value + text[end:]]
+
+
+def _percent_escaped(text: str) -> list[str] | None:
+    start, end = _parts(text).value
+    return [text[:start] + BAD_ESCAPE.sub("%25", text[start:end]) + text[end:]]
+
+
+_Fix = Callable[[str], list[str] | None]
+"""The lines that shall stand in place of one; None: it is not certain how to mend it."""
+_RESTORING: dict[str, _Fix] = {
+    "misspelt-field": _misspelt,
+    "no-colon": _with_colon,
+    "odd-blank": _without_odd_blanks,
+    "agent-list": _agents_apart,
+}
+_KEEPING: dict[str, _Fix] = {
+    "unescaped-non-ascii": _escaped,
+    "bad-escape": _percent_escaped,
+    "missing-blank-line": lambda text: ["", text],
+    "blank-inside-group": lambda _: [],
+    "duplicate-rule": lambda _: [],
+}
+_BLANK_LINES = frozenset({"missing-blank-line", "blank-inside-group"})
+_WHOLE = frozenset({"bom", "encoding"})
+
+FIXABLE = frozenset({*_RESTORING, *_KEEPING, *_WHOLE})
+"""The codes of findings that may be mended."""
+_ROUNDS = 8
+"""One change may uncover the next: a misspelt agent and the blank line before it."""
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|\Z)")
+_MARKS = (b"\xef\xbb\xbf", b"\xef\xbb", b"\xef")
+
+
+def repaired(body: bytes, *, ignore: Collection[str] = (), dialect: str = "auto") -> Repair:
+    """The file with every finding mended of which it is certain how; `ignore`: codes let alone.
+
+    Lines in which nothing is changed keep every octet; a new line ends as the one that it came of.
+    A file beyond the limit is left as it is.
+
+    >>> repaired(b"User agent: *\\nDissallow: /x\\nDisallow /y # all\\n").body
+    b'User-agent: *\\nDisallow: /x\\nDisallow: /y # all\\n'
+    """
+    applied: list[Finding] = []
+    for _ in range(_ROUNDS):
+        robots = RobotsTxt.parse(body, dialect=dialect)
+        if robots.truncated:
+            break
+        findings = [
+            finding
+            for finding in robots.findings
+            if finding.code in FIXABLE and finding.code not in ignore
+        ]
+        body, done = _Round(body, robots).apply(findings)
+        if not done:
+            break
+        applied += done
+    return Repair(body, tuple(applied))
+
+
+class _Round:
+    """Changes of a file as it is; each line is changed once at most."""
+
+    def __init__(self, body: bytes, robots: RobotsTxt) -> None:
+        self._body = body
+        self._robots = robots
+        self._lines = _LINE.findall(body)
+        groups = robots.groups
+        # In other dialects order and blank lines have a meaning, and escapes another one.
+        self._plain = all(group.dialect is Dialect.RFC9309 for group in groups)
+        self._rules: dict[int, Rule] = {}
+        self._again: set[int] = set()
+        """The lines of rules that stand in their group before, in the same words."""
+        for group in groups:
+            seen: set[tuple[str, str]] = set()
+            for rule in group.rules:
+                meaning = rule.field.lower(), rfc_pattern(octets(rule.value))
+                if meaning in seen:
+                    self._again.add(rule.line)
+                seen.add(meaning)
+                self._rules[rule.line] = rule
+
+    def apply(self, findings: Iterable[Finding]) -> tuple[bytes, list[Finding]]:
+        """The file, and what was mended."""
+        findings = list(findings)
+        done = [finding for finding in findings if finding.code in _WHOLE]
+        if done:  # by itself: every line may read differently then
+            return self._unmarked(), done
+        changed: set[int] = set()
+        for finding in findings:
+            if finding.line in changed or not 0 < finding.line <= len(self._lines):
+                continue
+            if self._change(finding):
+                changed.add(finding.line)
+                done.append(finding)
+        return b"".join(self._lines), done
+
+    def _unmarked(self) -> bytes:
+        if self._robots.bom != "utf-8":
+            return self._robots.octets.encode("latin-1")
+        return self._body.removeprefix(next(m for m in _MARKS if self._body.startswith(m)))
+
+    def _change(self, finding: Finding) -> bool:
+        """Change its line, and keep the number of every other one."""
+        line = self._lines[finding.line - 1]
+        raw = line.rstrip(b"\r\n")
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError:
+            return False
+        new = (_RESTORING | _KEEPING)[finding.code](text)
+        if new is None or new == [text]:
+            return False
+        if finding.code in _KEEPING and not self._keeps(finding, new):
+            return False
+        ending = line[len(raw) :]
+        joined = (ending or b"\n").join(each.encode() for each in new)
+        self._lines[finding.line - 1] = joined + ending if new else b""
+        return True
+
+    def _keeps(self, finding: Finding, new: list[str]) -> bool:
+        """Every verdict stays what it is."""
+        if not self._plain:
+            return False
+        if finding.code in _BLANK_LINES:
+            return True
+        if finding.code == "duplicate-rule":
+            return finding.line in self._again
+        rule = self._rules.get(finding.line)
+        if rule is None:
+            return False
+        value = new[0][slice(*_parts(new[0]).value)]
+        return rfc_pattern(octets(value)) == rfc_pattern(octets(rule.value))

@@ -1,0 +1,416 @@
+"""`lint`, `test`, `diff` and `compose`: what the owner of a site runs."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gatekeeper.cli import main
+from gatekeeper.cli.sitemaps import SitemapText, sitemap_urls
+from gatekeeper.errors import GatekeeperError
+from gatekeeper.robots.lint import CODES
+from tests.internet import FakeInternet, Page
+from tests.test_imports import HEAVY, brought_in
+
+BAD = "User-agent: *\nDisalow: /x\nDisallow: /a b\n"
+ROBOTS = "User-agent: *\nDisallow: /private\nCrawl-delay: 0.01\n"
+SCHEMA = Path(__file__).parents[1] / "vectors" / "sarif-2.1.0.json"
+
+
+@pytest.fixture
+async def site(internet: FakeInternet) -> str:
+    internet.site("127.0.0.1").robots(ROBOTS)
+    return f"http://127.0.0.1:{internet.listener().port()}"
+
+
+async def command(*arguments: str) -> int:
+    who = ("--user-agent", "examplebot/1.0 (+https://a.test)")
+    return await asyncio.to_thread(main, [*arguments, *who, "--allow-address", "127.0.0.0/8"])
+
+
+def written(folder: Path, **files: str) -> list[str]:
+    paths = []
+    for name, text in files.items():
+        path = folder / f"{name}.txt"
+        path.write_text(text, "utf-8")
+        paths.append(str(path))
+    return paths
+
+
+# --- lint ------------------------------------------------------------------------------------
+
+
+def test_lint_takes_files_and_directories(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a" / ".hidden").mkdir(parents=True)
+    for name in ("a/robots.txt", "a/shop.robots.txt", "a/.hidden/robots.txt", "a/humans.txt"):
+        (tmp_path / name).write_text("User-agent: *\nDisallow: /x\n")
+    (single,) = written(tmp_path, single=BAD)
+    assert main(["lint", str(tmp_path / "a"), single]) == 1
+    said = capsys.readouterr().out
+    assert said.count("nothing to say against it") == 2
+    assert "single.txt:2: error" in said
+
+
+def test_a_directory_without_any_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lint", str(tmp_path)]) == 2
+    assert "no file in it is called robots.txt" in capsys.readouterr().err
+
+
+def test_strict_fails_on_warnings_and_ignore_leaves_out(tmp_path: Path) -> None:
+    (path,) = written(tmp_path, a="User-agent: *\nDisallow: /a b\n")
+    assert main(["lint", path]) == 0
+    assert main(["lint", path, "--strict"]) == 1
+    assert main(["lint", path, "--strict", "--ignore", "blank-in-value"]) == 0
+    assert main(["lint", path, "--strict", "--ignore", "html,blank-in-value"]) == 0
+
+
+def test_an_unknown_code_is_told_with_the_one_that_was_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = written(tmp_path, a=BAD)
+    assert main(["lint", path, "--ignore", "blank-in-values"]) == 2
+    assert "did you mean blank-in-value?" in capsys.readouterr().err
+
+
+def test_text_shows_the_place_in_the_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = written(tmp_path, a=f"User-agent: *\nDisallow: /a b\nDisallow: /{'x' * 200}%\n")
+    main(["lint", path])
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if "blank-in-value" in line)
+    assert lines[at + 1 : at + 3] == ["    Disallow: /a b", "                ^"]
+    at = next(i for i, line in enumerate(lines) if "bad-escape" in line)
+    assert lines[at + 1][lines[at + 2].index("^")] == "%"
+    assert len(lines[at + 1]) < 110
+
+
+def test_json_has_columns_and_a_line_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = written(tmp_path, a=BAD, b="User-agent: *\nDisallow: /\n")
+    assert main(["lint", "--format", "json", *paths]) == 1
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    finding = next(f for f in first["findings"] if f["code"] == "misspelt-field")
+    assert (finding["line"], finding["column"], finding["end_column"]) == (2, 1, 8)
+    assert second["findings"] == []
+
+
+def test_github_annotations_escape_what_their_syntax_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = written(tmp_path, **{"a,b:100%": BAD})
+    main(["lint", "--format", "github", path])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith(("::error ", "::warning ", "::notice ")) for line in lines)
+    blank = next(line for line in lines if "(blank-in-value)" in line)
+    head, _, message = blank.removeprefix("::warning ").partition("::")
+    told = dict(part.split("=", 1) for part in head.split(","))
+    assert told["file"].endswith("a%2Cb%3A100%25.txt")
+    assert (told["line"], told["col"], told["endColumn"]) == ("3", "13", "14")
+    assert "%2520" in message
+
+
+def sarif(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    main(["lint", "--format", "sarif", *arguments])
+    found = json.loads(capsys.readouterr().out)
+    validator = jsonschema.Draft202012Validator(
+        json.loads(SCHEMA.read_text("utf-8")), format_checker=jsonschema.FormatChecker()
+    )
+    assert [error.message for error in validator.iter_errors(found)] == []
+    return found
+
+
+def test_sarif_is_valid_by_its_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = "\ufeff\nUser-agent: *\n\nDisallow: /ä%\nSitemap: x\n\x01\nUser-agent: b\n"
+    found = sarif(capsys, *written(tmp_path, a=BAD, **{"b c": odd, "empty": ""}))
+    (run,) = found["runs"]
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == list(CODES)
+    misspelt = next(r for r in run["results"] if r["ruleId"] == "misspelt-field")
+    assert run["tool"]["driver"]["rules"][misspelt["ruleIndex"]]["id"] == "misspelt-field"
+    place = misspelt["locations"][0]["physicalLocation"]
+    assert place["region"] == {"startLine": 2, "startColumn": 1, "endColumn": 8}
+    uris = {
+        r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in run["results"]
+    }
+    assert any(uri.endswith("/b%20c.txt") for uri in uris)
+
+
+def test_sarif_of_nothing_found_is_valid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = written(tmp_path, a="User-agent: *\nDisallow: /\n")
+    assert sarif(capsys, path)["runs"][0]["results"] == []
+
+
+def test_fix_writes_the_file_and_tells_what_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = written(tmp_path, a=BAD)
+    Path(path).chmod(0o640)
+    assert main(["lint", "--fix", path]) == 0
+    assert Path(path).read_text() == "User-agent: *\nDisallow: /x\nDisallow: /a b\n"
+    assert Path(path).stat().st_mode & 0o777 == 0o640
+    assert "blank-in-value" in capsys.readouterr().out
+    assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_diff_shows_what_fix_would_change_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = written(tmp_path, a=BAD)
+    assert main(["lint", "--fix", "--diff", path]) == 1
+    assert "-Disalow: /x\n+Disallow: /x\n" in capsys.readouterr().out
+    assert Path(path).read_text() == BAD
+    assert main(["lint", "--fix", "--diff", "--ignore", "misspelt-field", path]) == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [["--diff"], ["--fix", "-"], ["--fix", "https://a.test/"], ["--json", "--format", "sarif"]],
+)
+def test_calls_that_make_no_sense_are_refused(tmp_path: Path, call: list[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["lint", *call, *written(tmp_path, a=BAD)])
+    assert stop.value.code == 2
+
+
+@pytest.mark.parametrize("name", ["lint", "diff", "compose", "test"])
+def test_a_command_on_files_brings_in_no_http_client(tmp_path: Path, name: str) -> None:
+    (path,) = written(tmp_path, a=BAD)
+    cases = tmp_path / "cases.toml"
+    cases.write_text('[[case]]\nurl = "/b"\nallowed = true\n')
+    rest = {"diff": [path], "test": ["--expect", str(cases)]}.get(name, [])
+    code = f"from gatekeeper.cli import main\nmain({[name, path, *rest]!r})"
+    assert (
+        brought_in(code, "aiohttp", "asyncio", "sqlite3", "ssl", "idna", "prometheus_client") == []
+    )
+    assert brought_in("from gatekeeper.cli import main", *HEAVY) == []
+
+
+# --- compose ---------------------------------------------------------------------------------
+
+
+def test_compose_writes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shop, blog = written(
+        tmp_path,
+        shop="# compose: owner=ann prefix=/shop/\nUser-agent: *\nDisallow: /shop/cart\n",
+        blog="# compose: owner=bob prefix=/blog/\nUser-agent: a\nDisallow: /blog/x\n",
+    )
+    assert main(["compose", shop, blog]) == 0
+    printed = capsys.readouterr().out
+    out = tmp_path / "robots.txt"
+    assert main(["compose", shop, blog, "-o", str(out)]) == 0
+    assert out.read_text() == printed
+    assert "(owner ann, prefix /shop/)" in printed
+    assert main(["lint", "--strict", str(out)]) == 0
+
+
+def test_compose_with_a_conflict_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = written(
+        tmp_path, a="User-agent: *\nDisallow: /x\n", b="User-agent: *\nAllow: /x/y\n"
+    )
+    out = tmp_path / "robots.txt"
+    assert main(["compose", one, other, "-o", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert f"{one}:2 (Disallow: /x) and {other}:2 (Allow: /x/y)" in said
+    assert "/x/y differently" in said
+    assert not out.exists()
+    assert main(["compose", "--json", one, other]) == 1
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert (problem["code"], problem["url"]) == ("conflict", "/x/y")
+
+
+# --- diff ------------------------------------------------------------------------------------
+
+
+def test_diff_names_both_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = written(
+        tmp_path,
+        old="User-agent: *\nDisallow: /a\n",
+        new="User-agent: *\nDisallow: /a\nAllow: /a/b\n\nUser-agent: bot\nDisallow: /a\n",
+    )
+    assert main(["diff", old, new]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines() == [
+        "everybody else",
+        "  /a/b",
+        f"    - deny  {old}, line 2: Disallow: /a",
+        f"    + allow {new}, line 3: Allow: /a/b",
+        f"{old} -> {new}: 1 change of a verdict",
+    ]
+    assert main(["diff", "--exit-code", old, new]) == 1
+    assert main(["diff", "--exit-code", old, new, "--agents", "bot"]) == 0
+    assert main(["diff", "--exit-code", old, old]) == 0
+
+
+def test_diff_judges_given_urls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new, urls = written(
+        tmp_path,
+        old="",
+        new="User-agent: *\nDisallow: /a\n",
+        urls="# mine\nhttps://x.test/a?b\n/c\n",
+    )
+    assert main(["diff", "--json", old, new, "--urls", urls]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [change["url"] for change in found["changes"]] == ["https://x.test/a?b", "/a"]
+    assert found["complete"] is True
+
+
+async def test_diff_compares_a_file_with_what_a_site_has(
+    site: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (new,) = written(tmp_path, new="User-agent: *\nDisallow: /private\nDisallow: /b\n")
+    assert await command("diff", "--exit-code", site, new) == 1
+    assert "/b" in capsys.readouterr().out
+
+
+# --- test ------------------------------------------------------------------------------------
+
+
+def cases(folder: Path, text: str) -> str:
+    path = folder / "cases.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_cases_that_hold_exit_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (robots,) = written(tmp_path, r="User-agent: bot\nDisallow: /a\n\nUser-agent: *\nDisallow: /\n")
+    expect = cases(
+        tmp_path,
+        '[[case]]\nagent = "bot"\nurl = "https://x.test/a"\nallowed = false\nline = 2\n'
+        '[[case]]\nagent = "bot"\nurl = "/b"\nallowed = true\nline = 0\n'
+        '[[case]]\nurl = "/b"\nallowed = false\n',
+    )
+    assert main(["test", robots, "--expect", expect]) == 0
+    assert capsys.readouterr().out == f"{robots}: 3 cases, all as it is\n"
+
+
+def test_cases_that_do_not_hold_are_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (robots,) = written(tmp_path, r="User-agent: *\nDisallow: /a\n")
+    expect = cases(
+        tmp_path,
+        '[[case]]\nurl = "/a"\nallowed = true\n'
+        '[[case]]\nurl = "/a"\nallowed = false\nline = 7\n'
+        '[[case]]\nurl = "/b"\nallowed = true\n',
+    )
+    assert main(["test", robots, "--expect", expect]) == 1
+    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert cells[1][1:] == ["/a", "allow", "deny by line 2: Disallow: /a", f"{expect}, case 1"]
+    assert cells[2][1:3] == ["/a", "deny by line 7"]
+    assert cells[3] == [f"{robots}: 3 cases, 2 differ"]
+    assert main(["test", "--json", robots, "--expect", expect]) == 1
+    assert len(json.loads(capsys.readouterr().out)["differing"]) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[[case]]\n", "case = 1\n", "[[case]\n", '[[case]]\nurl = "/a"\n'),
+        '[[case]]\nurl = "/a"\nallow = true\n',
+        '[[case]]\nurl = "nonsense"\nallowed = true\n',
+    ],
+)
+def test_a_file_of_cases_that_is_none_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (robots,) = written(tmp_path, r="User-agent: *\nDisallow: /a\n")
+    assert main(["test", robots, "--expect", cases(tmp_path, text)]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "cases.toml" in said
+
+
+def test_nothing_to_expect_is_a_mistake_in_the_call(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["test", *written(tmp_path, r="")])
+
+
+async def test_a_case_of_another_host_is_told(
+    site: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expect = cases(tmp_path, '[[case]]\nurl = "https://other.test/a"\nallowed = true\n')
+    assert await command("test", site, "--expect", expect) == 2
+    assert "another host's robots.txt decides it" in capsys.readouterr().err
+
+
+def sitemap(*urls: str) -> str:
+    items = "".join(f"<url><loc> {url} </loc><lastmod>2026</lastmod></url>" for url in urls)
+    return f'<?xml version="1.0"?><urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{items}</urlset>'
+
+
+def test_urls_of_a_sitemap_must_be_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    robots, pages = written(
+        tmp_path,
+        r="User-agent: *\nDisallow: /a?\n",
+        s=sitemap("https://x.test/a?x&amp;y", "https://x.test/b"),
+    )
+    assert main(["test", robots, "--sitemap", pages]) == 1
+    assert "https://x.test/a?x&y" in capsys.readouterr().out
+    assert main(["test", robots, "--sitemap", pages, "--agents", "a", "b", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["cases"] == 4
+
+
+async def test_a_sitemap_at_a_url_is_fetched_politely(
+    internet: FakeInternet, site: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = internet.site("127.0.0.1").robots(ROBOTS)
+    here.on(
+        "/index.xml",
+        Page(f"<sitemapindex><sitemap><loc>{site}/one.xml.gz</loc></sitemap></sitemapindex>"),
+    )
+    here.on("/one.xml.gz", Page(gzip.compress(sitemap(f"{site}/private/x").encode())))
+    assert await command("test", site, "--sitemap", f"{site}/index.xml") == 1
+    assert f"{site}/private/x" in capsys.readouterr().out
+    assert await command("test", site, "--sitemap", f"{site}/private/s.xml") == 2
+    assert "/private/s.xml" in capsys.readouterr().err
+    assert await command("test", site, "--sitemap", f"{site}/none.xml") == 2
+    assert "status 404" in capsys.readouterr().err
+
+
+def test_a_sitemap_may_be_a_list_or_gzipped() -> None:
+    assert SitemapText("s", b"\xef\xbb\xbfhttps://x.test/a\n\n").pages == ["https://x.test/a"]
+    packed = gzip.compress(sitemap("https://x.test/a").encode())
+    assert SitemapText("s", packed).pages == ["https://x.test/a"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<urlset><url>",
+        gzip.compress(b"x" * 60_000_000, 1),
+        b"\x1f\x8bnonsense",
+        b'<!DOCTYPE u [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><urlset>&b;</urlset>',
+    ],
+    ids=["cut", "bomb", "broken", "entities"],
+)
+def test_what_is_no_sitemap_is_refused(body: bytes) -> None:
+    with pytest.raises(GatekeeperError, match=r"s\.xml"):
+        SitemapText("s.xml", body)
+
+
+async def test_an_index_names_sitemaps_and_no_further_index() -> None:
+    index = b"<sitemapindex><sitemap><loc>https://x.test/i</loc></sitemap></sitemapindex>"
+
+    async def fetch(url: str) -> bytes:
+        return index
+
+    with pytest.raises(GatekeeperError, match="index within an index"):
+        await sitemap_urls("i.xml", index, fetch)

@@ -1,0 +1,71 @@
+"""docs/lint.md has a section for every code, and its examples are what they say."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import pytest
+
+from gatekeeper.cli import main
+from gatekeeper.robots import RobotsTxt
+from gatekeeper.robots.fixes import FIXABLE
+from gatekeeper.robots.lint import CODES
+from tests.documents.blocks import ROOT
+
+
+class Section(NamedTuple):
+    code: str
+    intro: str
+    blocks: dict[str, str]
+
+
+def sections() -> list[Section]:
+    page = (ROOT / "docs" / "lint.md").read_text("utf-8")
+    found = []
+    for part in page.split("\n## ")[1:]:
+        head = re.match(r'<a id="([a-z0-9-]+)"></a>`([a-z0-9-]+)`\n\n(.*?)\n\n', part, re.DOTALL)
+        assert head is not None, part[:80]
+        blocks = re.findall(
+            r"^(Bad|Good):\n\n```text\n(.*?)\n?```$", part, re.DOTALL | re.MULTILINE
+        )
+        assert head[1] == head[2]
+        found.append(Section(head[1], head[3], dict(blocks)))
+    return found
+
+
+SECTIONS = {section.code: section for section in sections()}
+# What can't be shown on a page: too long, or octets that are no text.
+WITHOUT_EXAMPLES = {"truncated", "too-many", "encoding", "control", "not-utf8"}
+
+
+def test_every_code_has_its_section_in_order() -> None:
+    assert [section.code for section in sections()] == list(CODES)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_section_says_what_the_linter_says(code: str) -> None:
+    intro = SECTIONS[code].intro
+    assert intro.startswith(f"*{CODES[code].severity.capitalize()}*")
+    assert CODES[code].meaning in intro
+    assert ("mended by `--fix`" in intro) == (code in FIXABLE)
+
+
+@pytest.mark.parametrize("code", sorted(set(CODES) - WITHOUT_EXAMPLES))
+def test_the_bad_example_shows_it_and_the_good_one_shows_nothing(code: str) -> None:
+    blocks = SECTIONS[code].blocks
+    assert code in [finding.code for finding in RobotsTxt.parse(blocks["Bad"]).findings]
+    assert [finding.code for finding in RobotsTxt.parse(blocks["Good"] + "\n").findings] == []
+
+
+def test_the_hooks_of_pre_commit_call_what_there_is(tmp_path: object) -> None:
+    hooks = (ROOT / ".pre-commit-hooks.yaml").read_text("utf-8")
+    workflow = (ROOT / "examples" / "robots-txt.yml").read_text("utf-8")
+    calls = re.findall(r"(?:entry:|run:) gatekeeper (lint[^\n>]*)", hooks + workflow)
+    assert len(calls) == 4
+    for call in calls:
+        path = tmp_path / "robots.txt"  # type: ignore[operator]
+        for text, code in (("User-agent: *\nDisallow: /\n", 0), ("Disallow: x\n", 1)):
+            path.write_text(text)
+            words = [word for word in call.split() if word != "."]
+            assert main([*words, str(path)]) == code
