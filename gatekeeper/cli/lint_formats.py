@@ -11,7 +11,7 @@ from gatekeeper.cli.texts import is_url
 from gatekeeper.robots import Finding, Severity
 from gatekeeper.robots.lint import CODES
 
-__all__ = ["LintReport", "Writer", "writer"]
+__all__ = ["LintReport", "ReportWriter", "writer"]
 
 _WIDTH = 100
 """Characters of a line that are shown."""
@@ -29,7 +29,7 @@ class LintReport(msgspec.Struct, frozen=True, kw_only=True):
     """The site has no robots.txt."""
 
 
-class Writer(Protocol):
+class ReportWriter(Protocol):
     """One format."""
 
     def add(self, report: LintReport, lines: list[str]) -> None:
@@ -39,9 +39,9 @@ class Writer(Protocol):
         """Print what is printed once."""
 
 
-def writer(name: str) -> Writer:
+def writer(name: str) -> ReportWriter:
     """The format "text", "json", "github" or "sarif"."""
-    formats: dict[str, type[Writer]] = {
+    formats: dict[str, type[ReportWriter]] = {
         "text": _Text,
         "json": _Json,
         "github": _Github,
@@ -53,7 +53,7 @@ def writer(name: str) -> Writer:
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
-class _Text(Writer):
+class _Text(ReportWriter):
     def add(self, report: LintReport, lines: list[str]) -> None:
         name = "stdin" if report.source == "-" else report.source
         if report.missing:
@@ -91,7 +91,7 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-class _Json(Writer):
+class _Json(ReportWriter):
     def add(self, report: LintReport, lines: list[str]) -> None:
         print(json_text(report))
 
@@ -102,7 +102,7 @@ class _Json(Writer):
 _GITHUB = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 
 
-class _Github(Writer):
+class _Github(ReportWriter):
     """Workflow commands, which GitHub Actions shows beside the lines."""
 
     def add(self, report: LintReport, lines: list[str]) -> None:
@@ -130,7 +130,7 @@ def _property(text: str) -> str:
 _SARIF = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
-class _Sarif(Writer):
+class _Sarif(ReportWriter):
     """SARIF 2.1.0 (OASIS), which code hosts take for their lists of findings."""
 
     def __init__(self) -> None:
