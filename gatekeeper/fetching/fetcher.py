@@ -47,6 +47,7 @@ from gatekeeper.fetching.outcomes import (
 )
 from gatekeeper.http_fields import wait_of
 from gatekeeper.library_internals import default_proxy, limit_interim
+from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.urls import Target, join, parse
 
 __all__ = ["BadEncoding", "Decoder", "Fetcher", "Reply", "RequestSender", "send_once"]
@@ -726,7 +727,7 @@ class _Redirects:
     def _consult(self, target: Target) -> Retrieval | None:
         """Another origin's own robots.txt: what is fresh of it need not be asked for again."""
         known = self._fetcher._known
-        if known is None or target.path != _PATH or target.origin == self._origin:
+        if known is None or not is_robots_txt(target.path) or target.origin == self._origin:
             return None
         fresh = known(target.origin)
         if fresh is None:

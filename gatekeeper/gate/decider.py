@@ -35,7 +35,7 @@ from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN, RobotsInterval
 from gatekeeper.robots import Match, Policy, RobotsTxt, Rule, product_token
 from gatekeeper.robots.compiled import ROBOTS_FILE
-from gatekeeper.robots.normal import is_robots_txt
+from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.urls import Target, mask, parse
 
 __all__ = ["ON_THE_WAY", "Decider", "DecisionIds", "refused_request"]

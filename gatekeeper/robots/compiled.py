@@ -17,15 +17,20 @@ from itertools import repeat
 from sys import intern
 from typing import NamedTuple, Protocol
 
-from gatekeeper.robots import normal
-from gatekeeper.robots.normal import PLAIN
 from gatekeeper.robots.patterns import (
+    PLAIN,
+    ROBOTS_TXT,
     CountedText,
     Meter,
     PatternIndex,
     TooDear,
+    is_plain,
     key_piece,
+    query_form,
+    rfc_path,
+    rfc_patterns,
     squeeze,
+    unescaped,
     wild_match,
 )
 from gatekeeper.urls import SURELY_SHORT
@@ -92,20 +97,20 @@ class SortedRules:
         values = [value for _, value in found]
         joined = "\n".join(values)
         self.like_escapes: bool = _LIKE_AN_ESCAPE(joined) is not None
-        """Some piece may be found from within an escape on: see `normal.rfc_path`."""
+        """Some piece may be found from within an escape on: see `rfc_path`."""
         if _PECULIAR(joined) is None:
             self._take_prefixes(found)
         else:
             if " " in joined or "\t" in joined:
                 joined = "\n".join([value.rstrip(" \t") for value in values])
-            if not normal.is_plain(joined.replace("\n", "")):
-                joined = normal.rfc_patterns(joined)
+            if not is_plain(joined.replace("\n", "")):
+                joined = rfc_patterns(joined)
             self.escapes = "%" in joined
             self._take(found, joined)
         if robots_file:
             # It has more octets than any rule, and is the place from which `decide` counts.
             entry = (len(joined) + 1 << 1 | 1) << self.shift | self.count + 2
-            self.exact[normal.ROBOTS_TXT] = entry
+            self.exact[ROBOTS_TXT] = entry
 
     def _take_prefixes(self, found: list[tuple[str, str]]) -> None:
         """Take rules that are plain prefixes, all of them."""
@@ -137,8 +142,8 @@ class SortedRules:
             forms: tuple[str, ...] = (short,)
             length = len(value)
             if queries and "?" in value and self._meets_query(value):
-                length = len(normal.query_form(value))
-                form = normal.query_form(short)
+                length = len(query_form(value))
+                form = query_form(short)
                 if form != short:
                     # Whatever matches a path as it stands matches it in this form, too, unless
                     # what changes may be met by something that does not change.
@@ -351,7 +356,7 @@ def packed(numbers: Sequence[int]) -> Sequence[int]:
 
 def _plainer(path: str) -> str:
     """The path in the only respect that matters to a set without escapes: `%61` is an `a`."""
-    return path if normal.unescaped(path) else normal.rfc_path(path)
+    return path if unescaped(path) else rfc_path(path)
 
 
 _FLAT_RULES = 512
@@ -454,7 +459,7 @@ class WildRules:
 
     def allows(self, path: str) -> bool:
         """The verdict alone."""
-        if "%" in path or (self._strict and ("*" in path or not normal.is_plain(path))):
+        if "%" in path or (self._strict and ("*" in path or not is_plain(path))):
             return self.decide(path) & 1 == 1
         keys = self._keys
         place = bisect_right(keys, path) - 1
@@ -489,8 +494,8 @@ class WildRules:
 
     def decide(self, path: str) -> int:
         """The code of the deciding rule, -1, DENIED or ROBOTS_FILE."""
-        if "%" in path or (self._strict and ("*" in path or not normal.is_plain(path))):
-            path = normal.rfc_path(path)
+        if "%" in path or (self._strict and ("*" in path or not is_plain(path))):
+            path = rfc_path(path)
         try:
             entry = self._entry(path)
         except TooDear:
@@ -501,7 +506,7 @@ class WildRules:
 
     def _entry(self, path: str) -> int:
         # A rule with a `?` is compared with the path as it stands, and as RFC-25 reads it.
-        query = normal.query_form(path) if self._twofold and "%" in path else path
+        query = query_form(path) if self._twofold and "%" in path else path
         entry = self._prefix(path)
         if query != path:
             entry = max(entry, self._prefix(query))

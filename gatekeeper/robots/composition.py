@@ -15,10 +15,9 @@ from itertools import chain, combinations
 
 import msgspec
 
-from gatekeeper.robots.lines import LIMIT, Spans, octets, shown
-from gatekeeper.robots.model import Match, Rule
-from gatekeeper.robots.normal import rfc_pattern
+from gatekeeper.robots.model import LIMIT, Match, Rule, Spans, octets, shown
 from gatekeeper.robots.parser import RobotsTxt
+from gatekeeper.robots.patterns import rfc_pattern
 from gatekeeper.robots.policy import Policy
 from gatekeeper.robots.signals import split_content_usage
 from gatekeeper.robots.witness import (

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gatekeeper.robots import signals, timing
-from gatekeeper.robots.lines import TextLine, iter_lines, octets
-from gatekeeper.robots.model import Dialect, Group, Rule, Severity
-from gatekeeper.robots.normal import decoded, is_robots_txt, rfc_pattern
-from gatekeeper.robots.patterns import squeeze
+from gatekeeper.robots.model import Dialect, Group, Rule, Severity, TextLine, iter_lines, octets
+from gatekeeper.robots.patterns import decoded, is_robots_txt, rfc_pattern, squeeze
 
 if TYPE_CHECKING:
     from gatekeeper.robots.parser import RobotsTxt

@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING
 
 from gatekeeper.robots import signals
 from gatekeeper.robots.groups import Groups, Source, find_groups, records_of
-from gatekeeper.robots.lines import LIMIT, Decoded, decode, shown, value_of, values_in
-from gatekeeper.robots.model import Dialect, Group, Rule
+from gatekeeper.robots.model import (
+    LIMIT,
+    Decoded,
+    Dialect,
+    Group,
+    Rule,
+    decode,
+    shown,
+    value_of,
+    values_in,
+)
 from gatekeeper.robots.policy import Conflicts, Policy, V2Semantics
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gatekeeper import speedups
-from gatekeeper.robots import lines, normal, signals, timing
+from gatekeeper.robots import signals, timing
 from gatekeeper.robots.compiled import (
     DENIED,
     ROBOTS_FILE,
@@ -21,7 +21,20 @@ from gatekeeper.robots.compiled import (
     plain_path_answer,
 )
 from gatekeeper.robots.groups import choose
-from gatekeeper.robots.model import Candidate, Dialect, Match, Rule, product_token
+from gatekeeper.robots.model import (
+    Candidate,
+    Dialect,
+    Match,
+    Rule,
+    Spans,
+    line_numbers,
+    product_token,
+    rule_at,
+    rule_offsets,
+    shown,
+    values_in,
+)
+from gatekeeper.robots.patterns import ROBOTS_TXT, is_robots_txt, query_form, rfc_pattern
 from gatekeeper.robots.rules import (
     LongestMatch,
     PrefixesInOrder,
@@ -73,7 +86,7 @@ def read_directives(said: Mapping[str, Sequence[str]]) -> Directives:
         crawl_delay=max((delay for delay in delays if delay is not None), default=None),
         request_rates=tuple(rate for rate in rates if rate),
         visit_times=tuple(window for window in windows if window),
-        comments=tuple(map(lines.shown, said["comment"])),
+        comments=tuple(map(shown, said["comment"])),
         signal=signals.combine_signals(map(signals.parse_content_signal, said["content-signal"])),
         usage=said["content-usage"],
     )
@@ -100,7 +113,7 @@ class UsageRules:
             if not path:
                 everywhere.append(view)
                 continue
-            form = normal.query_form(normal.rfc_pattern(path))
+            form = query_form(rfc_pattern(path))
             other = views.get(form)
             views[form] = view if other is None else signals.combine_usage([other, view])
         self._everywhere = signals.combine_usage(everywhere)
@@ -300,11 +313,11 @@ class Policy:
             for number, length in reading.matching(path, rules, **given):
                 found.setdefault(places[place][number], (length, v2))
         kept = list(islice(found.items(), _MAX_CANDIDATES))
-        numbers = lines.line_numbers(text, [offset for offset, _ in kept])
+        numbers = line_numbers(text, [offset for offset, _ in kept])
         return tuple(
             Candidate(rule.line, rule.field, rule.value, rule.text, length)
             for offset, (length, v2) in kept
-            for rule in (lines.rule_at(text, offset, numbers[offset], v2=v2),)
+            for rule in (rule_at(text, offset, numbers[offset], v2=v2),)
         )
 
     def _rule(self, place: int, number: int) -> Rule:
@@ -317,7 +330,7 @@ class Policy:
             offset = self._places(text)[place][number]
             line = text.count("\n", 0, offset) + 1
             v2 = self._readings[place].dialect is Dialect.V2
-            rule = known[place, number] = lines.rule_at(text, offset, line, v2=v2)
+            rule = known[place, number] = rule_at(text, offset, line, v2=v2)
         return rule
 
     def _places(self, text: str) -> list[array[int]]:
@@ -325,7 +338,7 @@ class Policy:
         found = self._offsets
         if found is None:
             spans = [reading.spans for reading in self._readings]
-            known = {each: lines.rule_offsets(text, each) for each in dict.fromkeys(spans)}
+            known = {each: rule_offsets(text, each) for each in dict.fromkeys(spans)}
             found = [known[each] for each in spans]
             if self.robots.size > _BIG:
                 self._offsets = found
@@ -425,20 +438,20 @@ class Policy:
             self._wishes = read_directives(said)
         return self._wishes
 
-    def _spoken(self, *fields: str) -> Iterator[tuple[lines.Spans, dict[str, list[str]]]]:
+    def _spoken(self, *fields: str) -> Iterator[tuple[Spans, dict[str, list[str]]]]:
         """What each reading says of the fields. The first that speaks of one is read_directives."""
         text = self.robots.lines
         for reading in self._readings:
-            yield reading.spans, lines.values_in(text, reading.spans, *fields)
+            yield reading.spans, values_in(text, reading.spans, *fields)
 
-    def _inherited(self) -> Iterator[tuple[lines.Spans, dict[str, list[str]]]]:
+    def _inherited(self) -> Iterator[tuple[Spans, dict[str, list[str]]]]:
         """The Crawl-delay of `*`, where it counts for those that have none (VND-09)."""
         if self.inherit_crawl_delay:
             source = self.robots.source(precedence=False)
             spans = choose(source, "*")[0].spans
-            yield spans, lines.values_in(source.text, spans, "crawl-delay")
+            yield spans, values_in(source.text, spans, "crawl-delay")
 
-    def _spans(self, field: str) -> lines.Spans:
+    def _spans(self, field: str) -> Spans:
         """Where the rule set speaks of a field: in the first reading that says something."""
         inherited = self._inherited() if field == "crawl-delay" else ()
         each = chain(self._spoken(field), inherited)
@@ -517,7 +530,7 @@ def _decider(rules: RuleSet, origin: str) -> Callable[[str], int]:
         decide = partial(rules.decide, origin=origin)  # R94-26 looks at the origin
 
     def decide_other(path: str) -> int:
-        if path == normal.ROBOTS_TXT or ("%" in path and normal.is_robots_txt(path)):
+        if path == ROBOTS_TXT or ("%" in path and is_robots_txt(path)):
             return ROBOTS_FILE
         return decide(path)
 

@@ -23,7 +23,6 @@ from typing import NamedTuple, Protocol
 
 from gatekeeper import speedups, urls
 from gatekeeper.errors import InvalidURL
-from gatekeeper.robots import normal
 from gatekeeper.robots.compiled import (
     DENIED,
     Compiled,
@@ -32,18 +31,23 @@ from gatekeeper.robots.compiled import (
     WildRules,
     prefixes_only,
 )
-from gatekeeper.robots.lines import RULE, Spans, octets, shown, value_of
-from gatekeeper.robots.model import Dialect
-from gatekeeper.robots.normal import PLAIN
+from gatekeeper.robots.model import RULE, Dialect, Spans, octets, shown, value_of
 from gatekeeper.robots.patterns import (
     COMPARED,
+    PLAIN,
     CountedText,
     Meter,
     PathView,
     PieceIndex,
     ShellPattern,
     TooDear,
+    decoded,
+    decoded_patterns,
+    is_robots_txt,
     present,
+    query_form,
+    rfc_path,
+    rfc_pattern,
     shell_keys,
     squeeze,
     wild_match,
@@ -155,7 +159,7 @@ def verdict_from_text(text: str, spans: Spans, path: str) -> bool:
     Takes the path in its normal form, and does not know of `/robots.txt`.
     """
     escapes = "%" in path
-    query = normal.query_form(path) if escapes else path
+    query = query_form(path) if escapes else path
     search = _likely(path[1:2])
     best = 1  # the score of no rule: octets times two, plus one if it allows (RFC-17 to RFC-19)
     for low, high in spans:
@@ -194,17 +198,17 @@ def _likely(second: str) -> Callable[[str, int, int], list[tuple[str, str, str]]
 def octets_of(value: str, path: str, query: str) -> int:
     """How long a rule's pattern is if it matches, else 0.
 
-    Takes a path in its normal form, and as `normal.query_form` gives it.
+    Takes a path in its normal form, and as `query_form` gives it.
     """
     value = value.rstrip(" \t")
     if value[:1] != "/" and value[:1] != "*":
         return 0
     if not path.startswith(_plain_head(value)[0]):  # type: ignore[index]
         return 0
-    pattern = normal.rfc_pattern(value)
+    pattern = rfc_pattern(value)
     if "?" not in pattern:
         return len(pattern) if wild_match(squeeze(pattern), path) else 0
-    form = normal.query_form(pattern)
+    form = query_form(pattern)
     squeezed = {squeeze(pattern), squeeze(form)}
     if any(wild_match(each, seen) for each in squeezed for seen in {path, query}):
         return len(form)
@@ -302,10 +306,10 @@ class LongestMatch:
         if source is None or self._asked:
             return self._make_ready().allows(path)
         self._asked = True
-        path = normal.rfc_path(path)
+        path = rfc_path(path)
         if len(path) > _UNPREPARED_PATH:
             return self._make_ready().allows(path)
-        return verdict_from_text(source.lines, self.spans, path) or normal.is_robots_txt(path)
+        return verdict_from_text(source.lines, self.spans, path) or is_robots_txt(path)
 
     def decide(self, path: str) -> int:
         """The code of the deciding rule, or -1."""
@@ -331,8 +335,8 @@ class LongestMatch:
 
         In a file made so that this takes long, of those up to some place in the file.
         """
-        plain = normal.rfc_path(path)
-        query = normal.query_form(plain)
+        plain = rfc_path(path)
+        query = query_form(plain)
         meter = Meter(_EXPLAINING)
         known: dict[str, int] = {}
         found: list[tuple[int, int]] = []
@@ -412,7 +416,7 @@ class PrefixesInOrder:
             if disallow_only and (found := _absolute(value)):
                 absolute.append((*found, code))
             else:
-                codes.setdefault(normal.decoded(value), code)
+                codes.setdefault(decoded(value), code)
         self._absolute = tuple(absolute)
         self._codes = codes if absolute else {}
         self._known: tuple[str, _OrderedPrefixes] = ("", _linked(codes))
@@ -427,7 +431,7 @@ class PrefixesInOrder:
         if self._absolute and known != origin:
             prefixes = self._at(origin)
             self._known = (origin, prefixes)
-        return prefixes.first(normal.decoded(octets(path)))
+        return prefixes.first(decoded(octets(path)))
 
     def _at(self, origin: str) -> _OrderedPrefixes:
         """The prefixes that hold at an origin; the empty one stands for any."""
@@ -440,14 +444,14 @@ class PrefixesInOrder:
 
     def matching(self, path: str, rules: list[Numbered], origin: str = "") -> list[tuple[int, int]]:
         """Number and length of every rule that matches, the deciding one first."""
-        path = normal.decoded(octets(path))
+        path = decoded(octets(path))
         same = _SameOrigin(origin)
         found = []
         for number, rule in enumerate(rules):
             if not rule.value or (self._only and rule.allow):
                 continue
             absolute = _absolute(rule.value) if self._only else None
-            prefix = absolute[1] if absolute else normal.decoded(rule.value)
+            prefix = absolute[1] if absolute else decoded(rule.value)
             if path.startswith(prefix) and (absolute is None or same(absolute[0])):
                 found.append((number, len(prefix)))
         return found
@@ -475,7 +479,7 @@ def _absolute(value: str) -> tuple[str, str] | None:
     found = _AUTHORITY_END(value, 8)
     end = found.start() if found else len(value)
     path = value[end:]
-    return value[:end], normal.decoded(path if path[:1] == "/" else "/" + path)
+    return value[:end], decoded(path if path[:1] == "/" else "/" + path)
 
 
 class _SameOrigin:
@@ -699,11 +703,11 @@ def _views(path: str, meter: Meter) -> _ThreeViews:
     """The path as it came, decoded, and both; each with and without its query."""
     path = octets(path)
     bare, mark, query = path.partition("?")
-    decoded = normal.decoded(bare)
+    bare_decoded = decoded(bare)
     forms: tuple[str, ...] = (path,)
-    plainer: tuple[str, ...] = (decoded,)
+    plainer: tuple[str, ...] = (bare_decoded,)
     if mark:  # no escape holds a `?`: nothing is decoded twice
-        forms, plainer = (path, bare), (f"{decoded}?{normal.decoded(query)}", decoded)
+        forms, plainer = (path, bare), (f"{bare_decoded}?{decoded(query)}", bare_decoded)
     raw = tuple([PathView(form, meter) for form in forms])
     plain = tuple([PathView(form, meter) for form in plainer])
     if raw[0].text == plain[0].text:
@@ -729,4 +733,4 @@ def _readings_of(
     if escaped := [each for each in given if "%" in each[0]]:
         values, codes = zip(*escaped, strict=True)
         yield _RAW, values, codes
-        yield _DECODED, normal.decoded_patterns(values), codes
+        yield _DECODED, decoded_patterns(values), codes

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, time, timedelta
 
 import msgspec
 
-from gatekeeper.robots.lines import Spans
+from gatekeeper.robots.model import Spans
 
 __all__ = [
     "MAX_SECONDS",

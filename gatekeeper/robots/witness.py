@@ -22,11 +22,26 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from gatekeeper.robots import normal
 from gatekeeper.robots.groups import choose
-from gatekeeper.robots.lines import Spans, line_numbers, octets, rule_at, rule_offsets
-from gatekeeper.robots.model import Dialect, Rule
-from gatekeeper.robots.patterns import squeeze, wild_match
+from gatekeeper.robots.model import (
+    Dialect,
+    Rule,
+    Spans,
+    line_numbers,
+    octets,
+    rule_at,
+    rule_offsets,
+)
+from gatekeeper.robots.patterns import (
+    PLAIN,
+    ROBOTS_TXT,
+    is_robots_txt,
+    query_form,
+    rfc_path,
+    rfc_pattern,
+    squeeze,
+    wild_match,
+)
 from gatekeeper.robots.rules import rules_in
 from gatekeeper.urls import MAX_PATH
 
@@ -190,7 +205,7 @@ def _borders(piece: str) -> list[int]:
 
 
 _RAW, _QUERY = 0, 1
-"""A path in its normal form, and as `normal.query_form` gives it."""
+"""A path in its normal form, and as `query_form` gives it."""
 
 _RuleState = tuple[int, ...]
 
@@ -199,7 +214,7 @@ class RankedRule:
     """An effective rule of RFC 9309, its rank among the others, and its automata.
 
     A rule with a `?` has up to four: it matches as it stands or in the form of its query, and so
-    does the path (`normal.query_form`).
+    does the path (`query_form`).
     """
 
     __slots__ = ("allow", "automata", "head", "least", "number", "pattern", "rank", "start")
@@ -214,7 +229,7 @@ class RankedRule:
         self.automata: list[tuple[_Automaton, int]]
         length = len(pattern)
         if "?" in pattern:
-            form = normal.query_form(pattern)
+            form = query_form(pattern)
             length = len(form)
             forms = list(dict.fromkeys((pattern, form)))
         automata = [_Automaton(squeeze(each)) for each in forms]
@@ -262,7 +277,7 @@ class RankedRule:
 
 
 _ALL: _RuleState = (_TAKEN,)
-_ROBOTS_TXT = RankedRule(-1, True, normal.ROBOTS_TXT + "$")
+_ROBOTS_TXT = RankedRule(-1, True, ROBOTS_TXT + "$")
 """Beats every rule (RFC 9309 section 2.2.2, RFC-20)."""
 
 
@@ -296,7 +311,7 @@ def ranked(number: int, allow: bool, value: str) -> RankedRule | None:
     """The rule by its value, as octets in a str; None where it has no effect."""
     if not value.startswith(("/", "*")):
         return None  # RFC-21, RFC-32
-    return RankedRule(number, allow, normal.rfc_pattern(value))
+    return RankedRule(number, allow, rfc_pattern(value))
 
 
 class _State(NamedTuple):
@@ -455,9 +470,9 @@ def _next_dots(dots: int, octet: str) -> int:
     return _WITHIN
 
 
-_SINGLE = [char for char in normal.PLAIN + "?" if normal.rfc_path(char) == char]
+_SINGLE = [char for char in PLAIN + "?" if rfc_path(char) == char]
 """The characters that stand for themselves in a path's normal form."""
-_ESCAPED = [escape for octet in range(256) if normal.rfc_path(escape := f"%{octet:02X}") == escape]
+_ESCAPED = [escape for octet in range(256) if rfc_path(escape := f"%{octet:02X}") == escape]
 _OTHER = "xzqkwvjybdfghlmnprstuaeioc_~0123456789-ABCDEFGHIJKLMNOPQRSTUVWXYZ!'(),;@+&=:"
 """Which character shall stand for all that no pattern names: the first that is free."""
 
@@ -517,7 +532,7 @@ class Reading(NamedTuple):
         """It is this rule, or for None no rule, that decides the path."""
         decided = self.policy.match_path(path)
         if rule is None:
-            return decided.rule is None and decided.allowed and path != normal.ROBOTS_TXT
+            return decided.rule is None and decided.allowed and not is_robots_txt(path)
         return decided.rule is not None and decided.rule.line == self.lines[rule.number].line
 
 
@@ -595,7 +610,7 @@ def likely_paths(value: str) -> Iterator[str]:
         for star in ("", "x") if "*" in bare else ("",):
             path = bare.replace("*", star) + end
             tried.append(path if path.startswith("/") else "/" + path)
-    for path in dict.fromkeys(map(normal.rfc_path, tried)):
+    for path in dict.fromkeys(map(rfc_path, tried)):
         if len(path) <= MAX_PATH and not _DOT_SEGMENT(path.partition("?")[0]):
             yield path
 
