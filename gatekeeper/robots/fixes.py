@@ -14,7 +14,6 @@ from typing import NamedTuple
 import msgspec
 
 from gatekeeper.robots import signals, timing
-from gatekeeper.robots.lines import octets, shown
 from gatekeeper.robots.lint import (
     BAD_ESCAPE,
     ODD_BLANK,
@@ -24,9 +23,9 @@ from gatekeeper.robots.lint import (
     field_without_colon,
     spelling,
 )
-from gatekeeper.robots.model import Dialect, Rule
-from gatekeeper.robots.normal import rfc_pattern
+from gatekeeper.robots.model import Dialect, Rule, octets, shown
 from gatekeeper.robots.parser import RobotsTxt
+from gatekeeper.robots.patterns import rfc_pattern
 
 __all__ = ["FIXABLE", "Repair", "located", "repaired"]
 
