@@ -172,7 +172,7 @@ async def _serve_sidecar() -> None:
 
     async with Gatekeeper(_AGENT, config=_CONFIG, resolver=Names()) as gate:
         service = Service(gate, _CONFIG)
-        service.phase = "serving"
+        service.serve()
         server = Server(service.handle, header=16_384, inline=service.inline)
         runner = web.ServerRunner(server, shutdown_timeout=0.2)
         await runner.setup()

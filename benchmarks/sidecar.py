@@ -256,7 +256,7 @@ async def _serve_gate() -> None:
         async for decision in gate.check_many([f"{origin}/" for origin in origins]):
             assert decision, decision.explain()
         service = Service(gate, config, hosts=frozenset({"127.0.0.1", ANY_LITERAL}))
-        service.phase = "serving"
+        service.serve()
         server = Server(service.handle, header=16384, inline=service.inline)
         runner = web.ServerRunner(server)
         await runner.setup()

@@ -17,7 +17,7 @@ import msgspec
 from yarl import URL
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, Timer, deadline, utc
+from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.config import FetchConfig
 from gatekeeper.deadlock import Holdings, WaitGraph
 from gatekeeper.decision import Decision, NotYet, Reason, Verdict
@@ -715,21 +715,17 @@ class Uplink:
         self._scheduler = scheduler
         self._clock = clock
         self._holdings = holdings
-        self._timer: Timer | None = None
-        self._closed = False
+        self._timer = SingleTimer(clock, self._look)
 
     def wake(self) -> None:
         """Something was sent, or answered: look after the open leases for as long as there are
         any, and a while longer."""
-        if self._timer is None and not self._closed:
-            self._look_at(self._clock.monotonic() + SILENCE)
+        if self._timer.when == math.inf:
+            self._timer.set(self._clock.monotonic() + SILENCE)
 
     def close(self) -> None:
         """Look no more."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.hold()
 
     def unanswered(self, lease: Lease) -> None:
         """A request ended without an answer, and was counted as an error of its host."""
@@ -751,12 +747,8 @@ class Uplink:
             began: float = getattr(lease, "started_at", 0.0)
             self.faults.failed(origin, began=began, now=self._clock.monotonic())
 
-    def _look_at(self, moment: float) -> None:
-        self._timer = self._clock.call_at(moment, self._look)
-
     def _look(self) -> None:
         """Has anybody answered? If not, each request that went out long ago is evidence."""
-        self._timer = None
         faults, now = self.faults, self._clock.monotonic()
         if not self._scheduler.busy and now - faults.last_answer >= _IDLE:
             faults.rest()
@@ -773,4 +765,4 @@ class Uplink:
                     faults.failed(lease.origin, began=lease.started_at, now=now)
                 else:
                     moment = min(moment, due)
-        self._look_at(moment)
+        self._timer.set(moment)

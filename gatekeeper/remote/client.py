@@ -72,6 +72,14 @@ _WINDOW = 1000
 """URLs that `check_many` reads ahead of the one it answers."""
 
 
+def _check(fail: str, user_agent: str | None) -> None:
+    if fail not in ("closed", "open"):
+        raise ConfigError(f'fail={fail!r}: "closed" defers, "open" allows; nothing else')
+    if user_agent is not None:
+        agent_named(user_agent)
+        check_agent(user_agent)  # how long it may be
+
+
 class RemoteGatekeeper:
     """A gate in another process: `Gatekeeper`'s methods, over TCP or a unix socket.
 
@@ -130,14 +138,10 @@ class RemoteGatekeeper:
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        if fail not in ("closed", "open"):
-            raise ConfigError(f'fail={fail!r}: "closed" defers, "open" allows; nothing else')
+        _check(fail, user_agent)
         self._name = user_agent
         self._sidecars_name: str | None = None
         self.config: Config = as_config(config)
-        if user_agent is not None:
-            agent_named(user_agent)
-            check_agent(user_agent)  # how long it may be
         self._fail = fail
         self._clock = clock or SystemClock()
         rng = rng or random.Random()

@@ -199,6 +199,14 @@ class SidecarConnection:
         self.failures += 1
         return SidecarUnreachable(detail, late=late)
 
+    def lost(self) -> None:
+        """The sidecar could not be asked, for as long as patience lasts."""
+        self.down = True
+
+    def asked_again(self) -> None:
+        """Count a question that is put once more."""
+        self.repeated += 1
+
     async def ask(self, method: str, path: str, body: bytes | None = None) -> SidecarResponse:
         """The answer to a question that may be put twice, repeated while patience lasts.
 
@@ -217,10 +225,10 @@ class SidecarConnection:
                 why = error
                 pause = backoff(attempt, self._rng)
             if why.late or self._clock.monotonic() + pause > end:
-                self.down = True
+                self.lost()
                 raise why
             attempt += 1
-            self.repeated += 1
+            self.asked_again()
             await self._clock.sleep(pause)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, Timer, deadline, utc
+from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.deadlock import Holdings, TurnWait, WaitGraph, WaitsForItself
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import (
@@ -341,7 +341,7 @@ class HeldRemoteLeases:
         self._renewals: OrderedDict[str, float] = OrderedDict()
         """Id -> moment of the next renewal. Each is put in half a TTL ahead, at the end: so
         the first is the earliest."""
-        self._timer: Timer | None = None
+        self._timer = SingleTimer(clock, self._due)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -392,9 +392,7 @@ class HeldRemoteLeases:
         """The client closes: end what is still held, as used."""
         for lease in list(self._held.values()):
             lease.end()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def _drop(self, lease: RemoteLease) -> None:
         if self._held.pop(lease.id, None) is None:
@@ -404,16 +402,9 @@ class HeldRemoteLeases:
         lease.owner = None
 
     def _renew_later(self, lease_id: str) -> None:
-        self._renewals[lease_id] = self._clock.monotonic() + TTL / 2
+        self._renewals[lease_id] = when = self._clock.monotonic() + TTL / 2
         self._renewals.move_to_end(lease_id)
-        if self._timer is None:
-            self._arm()
-
-    def _arm(self) -> None:
-        self._timer = None
-        if self._renewals:
-            first = next(iter(self._renewals.values()))
-            self._timer = self._clock.call_at(first, self._due)
+        self._timer.set_no_later(when)
 
     def _due(self) -> None:
         now = self._clock.monotonic()
@@ -423,7 +414,7 @@ class HeldRemoteLeases:
                 self._renew(lease, now)
             else:  # forgotten by its owner: the sidecar ends it; a report may still come
                 self._drop(lease)
-        self._arm()
+        self._timer.set(next(iter(self._renewals.values()), math.inf))
 
     def _renew(self, lease: RemoteLease, now: float) -> None:
         seconds = min(max(1.0, lease.lasts_until - now), TTL)
@@ -633,7 +624,7 @@ class RemoteLeases:
                     pause = self._until_next_poll(now, wait, pause)
                     give_up = self._clock.monotonic() + self._patience
             attempt += 1
-            self._connection.repeated += 1
+            self._connection.asked_again()
             left = asked.end - self._clock.monotonic()
             await self._clock.sleep(max(0.0, min(pause, left)))
 
@@ -658,7 +649,7 @@ class RemoteLeases:
             raise self._deferred(asked, why)
 
     def _deferred(self, asked: _WantedLease, why: str) -> Deferred:
-        self._connection.down = True
+        self._connection.lost()
         return Deferred(self._unanswered(asked.url, asked.target.origin, asked.user_agent, why))
 
     def _refusal(self, asked: _WantedLease, answer: SidecarResponse) -> GatekeeperError:

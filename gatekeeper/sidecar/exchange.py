@@ -265,6 +265,10 @@ class Problem(Exception):
         self.most = most
         self.held: Holder = held or Holder()
 
+    def with_decision(self, decision: Decision) -> Problem:
+        """The same problem about a URL."""
+        return Problem(self.status, self.kind, self.detail, headers=self.headers, decision=decision)
+
     def document(self, request_id: str | None = None) -> ProblemDocument:
         """The body, for the request with that id."""
         return ProblemDocument(

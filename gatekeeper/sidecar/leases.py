@@ -46,7 +46,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, Stamp, Timer, boot_of, utc
+from gatekeeper.clock import Clock, SingleTimer, Stamp, boot_of, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import GatekeeperError, StorageError
 from gatekeeper.gate import internals
@@ -111,8 +111,7 @@ class LeaseTable:
         self._ended: OrderedDict[str, Lease] = OrderedDict()
         self._ids: list[str] = []
         self._due: list[tuple[float, str]] = []
-        self._timer: Timer | None = None
-        self._armed = 0.0
+        self._timer = SingleTimer(clock, self._sweep)
         self._idle = asyncio.Event()
         self._idle.set()
         self._unwritten = False
@@ -152,12 +151,12 @@ class LeaseTable:
         try:
             return await self._acquire(gate, wanted, client, gone)
         except Problem as problem:
-            if problem.kind == _STORAGE:  # the same word as where the state file is at fault
-                target = urls.parse(wanted.url)
-                problem.decision = internals(gate).unkept(
-                    wanted.url, target, wanted.user_agent, "the journal of leases takes no line"
-                )
-            raise
+            if problem.kind != _STORAGE:
+                raise
+            # The decision is the one that tells of a state file at fault.
+            target, why = urls.parse(wanted.url), "the journal of leases takes no line"
+            decision = internals(gate).unkept(wanted.url, target, wanted.user_agent, why)
+            raise problem.with_decision(decision) from problem.__cause__
 
     async def _acquire(
         self, gate: Gatekeeper, wanted: WantedLease, client: str, gone: Callable[[], bool]
@@ -285,9 +284,7 @@ class LeaseTable:
         """End what is still held, as used. The journal keeps it for the next process."""
         self.drain()
         self._book.close()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         for held in self:
             self._end(held, "expired")
 
@@ -455,19 +452,11 @@ class LeaseTable:
             self._due = [(held.due, held.id) for held in self._held.values()]
             heapq.heappush(self._due, (due, lease_id))
             heapq.heapify(self._due)
-        if self._timer is None or due < self._armed:
-            self._arm(due)
+        self._timer.set_no_later(due)
         return due
-
-    def _arm(self, when: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._armed = when
-        self._timer = self._clock.call_at(when, self._sweep)
 
     def _sweep(self) -> None:
         """End every lease whose moment has come."""
-        self._timer = None
         now = self._clock.monotonic()
         while self._due and self._due[0][0] <= now:
             _, lease_id = heapq.heappop(self._due)
@@ -477,7 +466,7 @@ class LeaseTable:
                 self._book.ran_out(lease_id)
                 self._end(held, "expired")
         if self._due:
-            self._arm(self._due[0][0])
+            self._timer.set(self._due[0][0])
 
     def _moment(self, seconds: float) -> datetime:
         return utc(self._clock.wall() + seconds)

@@ -388,6 +388,12 @@ class Server(web.Server):
         """One connection's protocol."""
         return _Protocol(self)
 
+    def turned_away(self) -> None:
+        """A connection too many came."""
+        if not self.full:
+            _log.error("%d connections are open; further ones get 503", self.most)
+        self.full += 1
+
     def _request(
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
     ) -> web.BaseRequest:
@@ -419,9 +425,7 @@ class _Protocol(web.RequestHandler):
         self._first: asyncio.TimerHandle | None
         self._first = server.loop.call_later(FIRST_REQUEST, self.force_close)
         if len(server.connections) > server.most:
-            if not server.full:
-                _log.error("%d connections are open; further ones get 503", server.most)
-            server.full += 1
+            server.turned_away()
             cast("asyncio.Transport", transport).write(_FULL)
             self.force_close()
 

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -25,7 +26,7 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import __version__
-from gatekeeper.clock import Clock, SystemClock, Timer
+from gatekeeper.clock import Clock, SingleTimer, SystemClock
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper, internals
@@ -236,7 +237,7 @@ async def _listening(
         await service.leases.take_up(service.internals)
         for site in sites:
             await site.start()
-        service.phase = "serving"
+        service.serve()
         try:
             yield
         finally:
@@ -321,26 +322,23 @@ class MemoryTrimmer:
         self._lost = 0
         self._seen = 0
         """Of those, when it was last looked."""
-        self._timer: Timer | None = None
+        self._timer = SingleTimer(clock, self._look)
 
     def lost(self) -> None:
         """A connection is gone."""
         self._lost += 1
-        if self._lost >= MANY and self._timer is None:
+        if self._lost >= MANY and self._timer.when == math.inf:
             self._look_later()
 
     def close(self) -> None:
         """Do nothing more. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def _look_later(self) -> None:
         self._seen = self._lost
-        self._timer = self._clock.call_at(self._clock.monotonic() + QUIET, self._look)
+        self._timer.set(self._clock.monotonic() + QUIET)
 
     def _look(self) -> None:
-        self._timer = None
         if self._lost - self._seen >= MANY // 10:
             self._look_later()  # it goes on: clients that come and go are no reason
             return

@@ -114,7 +114,6 @@ def reload(service: Service) -> Reloaded:
     except Exception as error:
         _failed(service, error)
         raise ConfigError(f"it could not be read again: {error}") from error
-    service.restart_required = done.needs_restart
     service.metrics.reloaded(ok=True)
     _log.info("the configuration was read again; changed: %s", _listed(done.applied))
     if done.needs_restart:
@@ -172,7 +171,7 @@ def _put_in_force(service: Service, plan: _Plan) -> Reloaded:
         own, rest = service.certificates.take_over(plan.certificates)
         applied, left = [*applied, *own], [*left, *rest]
     service.internals.adjust(plan.merged)
-    service.take_over(plan.merged, plan.tokens)
+    service.take_over(plan.merged, plan.tokens, restart_required=left)
     return Reloaded(applied=applied, needs_restart=left)
 
 

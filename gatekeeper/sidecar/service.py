@@ -107,14 +107,12 @@ class Service:
         self.gate = gate
         self.internals: GateInternals = inside or internals(gate)
         self.version = version
-        self.clock: Clock | SystemClock = clock or SystemClock()
+        self.clock: Clock = clock or SystemClock()
         self.phase: str = "starting"
         self.metrics: Metrics = Metrics(build=version)
+        go_on = config.storage.on_failure == "continue"
         self.leases: LeaseTable = LeaseTable(
-            config.server,
-            self.clock,
-            lease_book,
-            keep_going=config.storage.on_failure == "continue",
+            config.server, self.clock, lease_book, keep_going=go_on
         )
         self.streams: OpenStreams = OpenStreams()
         """Pages that are being fetched and passed on."""
@@ -128,8 +126,6 @@ class Service:
         self._grace = True
         self._hosts = hosts
         self._addresses = addresses
-        self.restart_required: Sequence[str] = ()
-        """Settings that were changed in the file, and are in force after a restart."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._session: aiohttp.ClientSession | None = None
         self._prefix = f"{secrets.token_hex(4)}-"
@@ -138,8 +134,7 @@ class Service:
         self.clients: ClientLimits = ClientLimits(config.server, self.clock)
         self.take_over(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
-        self.host_states: Mapping[str, int] = {}
-        """Hosts by their state, as of the last scrape."""
+        self._host_states: Mapping[str, int] = {}
         self._tracing = tracing(version)
         self.handle: RequestHandler = self._answer
         """Answers one request; every error becomes a problem document."""
@@ -150,14 +145,20 @@ class Service:
             self.handle = self._tracing.around(self._answer, self.router)
         self.internals.on_retrieval(self._retrieved)
 
-    def take_over(self, config: Config, tokens: Tokens) -> None:
-        """Put a checked configuration in force: all of it or, by raising first, nothing."""
+    def take_over(
+        self, config: Config, tokens: Tokens, *, restart_required: Sequence[str] = ()
+    ) -> None:
+        """Put a checked configuration in force: all of it or, by raising first, nothing.
+
+        `restart_required`: settings that differ in the file, and are in force after a restart.
+        """
         trusted = Networks(config.server.trusted_peers, setting="server.trusted_peers")
         hosts = self._hosts
         if self._addresses:
             hosts = accepted_hosts(config.server, list(self._addresses))
         # No await from here on: no request sees half of the new settings (T17).
-        self.config = config
+        self.config: Config = config
+        self._restart_required = restart_required
         self.trusted_peers = trusted
         self.forward_auth_hosts: frozenset[str] = frozenset(
             host.lower() for host in config.server.forward_auth_hosts
@@ -166,6 +167,16 @@ class Service:
         self.clients.adjust(config.server)
         self.leases.adjust(config.server)
         self.log.adjust(config.server)
+
+    def serve(self) -> None:
+        """The sockets listen: questions are taken from now on."""
+        self.phase = "serving"
+
+    async def metrics_text(self) -> bytes:
+        """What Prometheus scrapes."""
+        # Every host is looked at: on a thread, since there may be a million of them.
+        self._host_states = await asyncio.to_thread(self.internals.host_states)
+        return self.metrics.render()
 
     @property
     def ready(self) -> bool:
@@ -340,7 +351,7 @@ class Service:
         return response_bytes(route.status, response, call.id)
 
     def _samples(self) -> Iterable[Sample]:
-        yield from gate_samples(self.gate.stats(), self.host_states)
+        yield from gate_samples(self.gate.stats(), self._host_states)
         yield from self.leases.samples()
         yield from self.clients.samples()
         yield from self.log.samples()
@@ -357,7 +368,7 @@ class Service:
             "gatekeeper_config_restart_required",
             "Settings that were changed in the file, and are in force after a restart.",
             ("setting",),
-            [((name,), 1.0) for name in self.restart_required],
+            [((name,), 1.0) for name in self._restart_required],
         )
         yield (
             "gauge",

@@ -78,9 +78,9 @@ class Journal:
         "_path",
         "_retired",
         "_sick",
+        "_stalled",
         "damaged",
         "size",
-        "stalled",
     )
 
     def __init__(self, database: Path, *, limit: int) -> None:
@@ -95,8 +95,7 @@ class Journal:
         """The latest frame did not go in, though there seemed to be room."""
         self.size: int = 0
         self.damaged: int = 0
-        self.stalled: bool = False
-        """Set by the owner while the database refuses everything: growth has a bound then."""
+        self._stalled = False
 
     def replay(self, absorbed: int) -> Iterator[tuple[int, ClockRecord]]:
         """Promises that the database has not absorbed, in the order they were given.
@@ -140,6 +139,10 @@ class Journal:
         self._ahead = ahead
         self.size = len(HEADER)
 
+    def stall(self, stalled: bool) -> None:
+        """Whether the database refuses everything: growth has a bound then."""
+        self._stalled = stalled
+
     def append(self, sequence: int, record: ClockRecord, *, spare: bool = False) -> None:
         """Hand one promise to the kernel. Raises OSError: it is not there then.
 
@@ -147,7 +150,7 @@ class Journal:
         """
         if self._fd < 0:
             raise OSError(errno.EBADF, "no journal is open")
-        if self.stalled and self.size >= self._limit * _OVERRUN:
+        if self._stalled and self.size >= self._limit * _OVERRUN:
             raise OSError(errno.EFBIG, "the database takes nothing, and the journal is full")
         payload = _payload(sequence, record)
         frame = _FRAME.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload

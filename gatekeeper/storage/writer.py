@@ -516,7 +516,7 @@ class Writer:
             self._unkept = {name: None for name in self._unkept if name in self._pending.clocks}
             self._failures = 0
             self._error = None
-            self._journal.stalled = False
+            self._journal.stall(False)
             # A put is on disk `flush_interval` after it was made, the commit included.
             self._gather = max(self._config.flush_interval - took, self._config.flush_interval / 4)
         try:
@@ -535,7 +535,7 @@ class Writer:
             self._failures += 1
             self._failed_batches += 1
             self._error = str(error)
-            self._journal.stalled = True
+            self._journal.stall(True)
             wait = min(self._config.flush_interval * 2.0 ** min(self._failures, 16), MAX_RETRY)
             self._due = time.monotonic() + wait if len(self._pending) else None
             try:  # what the database met, promises may meet as well

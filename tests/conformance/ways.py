@@ -63,7 +63,7 @@ class Sidecar:
         )
         hosts = None if self.socket else frozenset([ANY_LITERAL])
         self.service = Service(self.gate, self.config, hosts=hosts, tokens=self.tokens, clock=clock)
-        self.service.phase = "serving"
+        self.service.serve()
         self._stack.push_async_callback(self.service.close)
         server = Server(self._handle, header=16_384, inline=self._at_once)
         runner = web.ServerRunner(server, shutdown_timeout=0.01)

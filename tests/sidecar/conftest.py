@@ -160,7 +160,7 @@ async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[
                 Gatekeeper("testbot/1.0", config=config, resolver=internet.resolver)
             )
             service = Service(gate, config, hosts=frozenset([ANY_LITERAL]))
-            service.phase = "serving"
+            service.serve()
             stack.push_async_callback(service.close)
             server = Server(service.handle, header=16_384, inline=service.inline)
             runner = web.ServerRunner(server, shutdown_timeout=0.2)

@@ -80,7 +80,7 @@ def config() -> Config:
 @pytest.fixture
 async def service(gate: ScriptedGate, config: Config) -> Service:
     service = Service(gate, config, inside=gate, hosts=frozenset([ANY_LITERAL]))  # type: ignore[arg-type]
-    service.phase = "serving"
+    service.serve()
     return service
 
 

@@ -107,7 +107,7 @@ async def served(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[C
         "testbot/1.0", config=config, resolver=internet.resolver, clock=clock
     ) as gate:
         service = Service(gate, config, hosts=frozenset([ANY_LITERAL]))
-        service.phase = "serving"
+        service.serve()
         server = Server(service.handle, header=16_384, inline=service.inline)
         runner = web.ServerRunner(server, shutdown_timeout=0.2)
         await runner.setup()

@@ -156,12 +156,12 @@ def test_a_new_generation_keeps_the_one_before_until_it_is_absorbed(path: Path) 
 def test_it_stops_growing_while_the_database_refuses_it(path: Path) -> None:
     journal = Journal(path, limit=100)
     journal.begin()
-    journal.stalled = True
+    journal.stall(True)
     journal.append(0, clock(0))
     with pytest.raises(OSError, match="the journal is full"):
         appended(journal, range(1, 100))
     assert journal.size < 4 * 100 + 200
-    journal.stalled = False
+    journal.stall(False)
     journal.append(100, clock(100))
     journal.close()
 

@@ -23,7 +23,7 @@ from gatekeeper.cli.crawl.manifest import Entry, Manifest, Result, Trails, WarcP
 from gatekeeper.cli.crawl.output import Body, Warc, WarcHead
 from gatekeeper.cli.crawl.progress import Tally
 from gatekeeper.cli.crawl.sources import Given
-from gatekeeper.clock import Clock, Timer, deadline, utc
+from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
 from gatekeeper.fetching.guard import connecting
@@ -631,19 +631,16 @@ class _Connecting:
         self._clock = clock
         self._late = late
         self._over = over
-        self._timer: Timer | None = None
+        self._timer = SingleTimer(clock, self._look)
         self._replaced = False
 
     def __call__(self, begins: bool) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         if begins:
-            self._timer = self._clock.call_at(self._clock.monotonic() + _PATIENCE, self._look)
+            self._timer.set(self._clock.monotonic() + _PATIENCE)
         elif self._replaced:
             self._replaced = False
             self._over()
 
     def _look(self) -> None:
-        self._timer = None
         self._replaced = self._replaced or self._late()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -138,9 +137,7 @@ async def openapi_json(service: Service, call: Call) -> web.StreamResponse:
 
 async def prometheus(service: Service, call: Call) -> web.StreamResponse:
     """For Prometheus."""
-    # Every host is looked at: on a thread, since there may be a million of them.
-    service.host_states = await asyncio.to_thread(service.internals.host_states)
-    return web.Response(body=service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+    return web.Response(body=await service.metrics_text(), headers={"Content-Type": CONTENT_TYPE})
 
 
 _DOCS = (
