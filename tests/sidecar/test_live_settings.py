@@ -206,7 +206,6 @@ def test_what_keeps_a_whole_configuration_reads_nothing_live_of_it() -> None:
     assert read == {
         ("fetcher.py", "pacing"),  # see Fetcher.adjust
         ("guard.py", "pacing"),  # address_interval, which needs a restart
-        ("guard.py", "guard"),  # of a session that is being made
     }
 
 
