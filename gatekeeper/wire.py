@@ -149,6 +149,27 @@ class HostBody(msgspec.Struct, frozen=True, kw_only=True):
     interval: float | None
     """Seconds between two requests, as far as it is known."""
     clocks: tuple[ClockView, ...]
+    interval_source: str | None = None
+    """Where the interval comes from."""
+    in_flight: int = 0
+    """Requests that were begun and have not ended."""
+    waiting: int = 0
+    """Requests for a lease that wait for it, of all clients."""
+    robots: str | None = None
+    """The state of its robots.txt, as in a decision: that of https, or else of http. None where
+    none is in memory."""
+    robots_status: int | None = None
+    """The HTTP status of that."""
+    robots_fetched_at: datetime | None = None
+    robots_expires_at: datetime | None = None
+    last_status: int | None = None
+    """The HTTP status that a client last reported of a page."""
+    last_status_at: datetime | None = None
+    allowed: int = 0
+    """Decisions about its URLs since the start, those of batches apart; of hosts that were not
+    asked about for long they begin anew."""
+    denied: int = 0
+    deferred: int = 0
 
 
 class BlockBody(

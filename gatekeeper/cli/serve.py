@@ -15,6 +15,7 @@ from gatekeeper.cli.common import (
     warn_if_anonymous,
 )
 from gatekeeper.cli.settings import Settings
+from gatekeeper.config import Config
 from gatekeeper.errors import StorageError
 
 __all__ = ["add_parser", "run"]
@@ -52,6 +53,12 @@ def run(args: argparse.Namespace) -> int:
         )
 
     settings = read()
+    latest = [settings]
+
+    def reread() -> Config:
+        latest[0] = read()
+        return latest[0].config
+
     check_place(settings)
     from gatekeeper.sidecar.process import ServeOptions, serve  # noqa: PLC0415
 
@@ -59,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     options = ServeOptions(
         identity=settings.identity(),
         config=settings.config,
-        reread=lambda: read().config,
+        reread=reread,
+        sources=lambda: latest[0].sources,
         announce=_announce_json if args.json else _announce,
     )
     try:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -43,6 +43,7 @@ from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.rules import SHARED, HostRules
 from gatekeeper.pacing.scheduler import PacingStats, Scheduler, check_moment
+from gatekeeper.pacing.scopes import Scope
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.compiled import QuickAnswer
 from gatekeeper.storage.base import HistoryEntry, Storage
@@ -731,6 +732,21 @@ class GateInternals:
         )
 
     # -- the operator ----------------------------------------------------------------
+
+    def watch_hosts(self) -> tuple[Mapping[str, Scope], list[Scope]]:
+        """The scopes in memory, to be read only, and a list that takes those that come
+        or go from now on; whoever asks has to empty it."""
+        return self._scheduler.watch()
+
+    def record(self, origin: str) -> Record | None:
+        """What is in memory of an origin, however old. Raises GateClosed."""
+        return self._gate._open.directory.recall(origin)
+
+    async def text_of(self, digest: bytes) -> bytes | None:
+        """The octets of a past version, by the hash that `Gatekeeper.history` gives; None where
+        they are not kept."""
+        storage = self._gate._storage
+        return None if storage is None else await storage.body(digest)
 
     def hosts(self) -> tuple[str, ...]:
         """Every host that has a clock in memory."""

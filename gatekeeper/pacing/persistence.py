@@ -396,6 +396,8 @@ class ScopeMemory:
         process has to keep it, should it begin with that origin."""
         self.evicted: int = 0
         self.spilled: int = 0
+        self.changes: list[Scope] | None = None
+        """Scopes that came or went since somebody emptied it; None: nobody looks."""
         self._clock = clock
         self._storage = storage
         self._open = False
@@ -477,6 +479,8 @@ class ScopeMemory:
 
     def _new(self, name: str, settings: ScopeSettings) -> Scope:
         scope = self.scopes[name] = Scope(name, settings)
+        if self.changes is not None:
+            self.changes.append(scope)
         if self.floor_until > -INF:
             # Shorter clocks were not kept: such a scope counts as just used.
             scope.basis, scope.interval = self.floor_until - DURABLE, DURABLE
@@ -557,6 +561,8 @@ class ScopeMemory:
 
     def _drop(self, scope: Scope) -> None:
         del self.scopes[scope.name]
+        if self.changes is not None:
+            self.changes.append(scope)
         self.longer.pop(scope.name, None)
 
     def _owed(self, scope: Scope, now: float) -> bool:

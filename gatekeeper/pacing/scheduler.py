@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from math import isnan
 
 import msgspec
@@ -748,6 +748,13 @@ class Scheduler:
         """Did the operator pause the host?"""
         scope = self._memory.known(host)
         return scope is not None and scope.history is not None and scope.history.paused
+
+    def watch(self) -> tuple[Mapping[str, Scope], list[Scope]]:
+        """The scopes in memory, to be read only, and a list that takes those that come
+        or go from now on; whoever asks has to empty it."""
+        if self._memory.changes is None:
+            self._memory.changes = []
+        return self._memory.scopes, self._memory.changes
 
     def hosts(self) -> tuple[str, ...]:
         """Every scope held in memory, by name."""

@@ -116,7 +116,9 @@ class LeaseTable:
         self._idle.set()
         self._unwritten = False
         """The journal took no line when it was last tried."""
-        self.ended: dict[str, int] = {"reported": 0, "given_back": 0, "expired": 0}
+        self.on_report: Callable[[str, int], object] = lambda _host, _status: None
+        """Told the host and the status of each report."""
+        self.ended: dict[str, int] = {"reported": 0, "given_back": 0, "expired": 0, "dropped": 0}
         self.refused: dict[str, int] = {"leases": 0, "journal": 0, "client": 0}
 
     def adjust(self, server: ServerConfig) -> None:
@@ -249,6 +251,8 @@ class LeaseTable:
                 size=size,
                 rate_limit=rate_limit,
             )
+            if status is not None:
+                self.on_report(lease.host, status)
         try:
             self._book.ended(lease_id)
         except OSError as error:
@@ -271,6 +275,18 @@ class LeaseTable:
         self._left_over.pop(lease_id, None)
         if held is not None:
             self._end(held, "given_back")
+
+    def drop(self, lease_id: str) -> None:
+        """The operator takes it away: the client is thought to be gone. It counts as used, and a
+        report that comes all the same is still understood. Raises Problem 404, 503."""
+        held = self._held.get(lease_id)
+        if held is None:
+            raise _unknown(lease_id)
+        try:
+            self._book.ended(lease_id)
+        except OSError as error:
+            self._unwritable(error)
+        self._end(held, "dropped")
 
     def drain(self) -> None:
         """Grant nothing from now on: who waits is told so at once (T16)."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import nan
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -40,6 +41,27 @@ class Histogram:
         """Count one."""
         self._counts[bisect_left(_BOUNDS, seconds)] += 1
         self._sum += seconds
+
+    def counts(self) -> list[int]:
+        """How many fell into each bucket so far."""
+        return list(self._counts)
+
+    @staticmethod
+    def quantile(counts: Sequence[int], share: float) -> float:
+        """The duration below which that share of so many observations lies, evenly spread within
+        their bucket; nan where there are none.
+
+        >>> Histogram.quantile([0, 10] + [0] * 11, 0.5)
+        0.0055
+        """
+        wanted, below, low = share * sum(counts), 0, 0.0
+        if not wanted:
+            return nan
+        for count, bound in zip(counts, (*_BOUNDS, _BOUNDS[-1]), strict=True):
+            if count and below + count >= wanted:
+                return low + (bound - low) * (wanted - below) / count
+            below, low = below + count, bound
+        return low
 
     def family(self) -> Metric:
         """The buckets as Prometheus wants them: each with all that lie below it."""

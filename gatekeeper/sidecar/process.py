@@ -17,7 +17,7 @@ import math
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,6 +85,8 @@ class ServeOptions:
     """Read the configuration again; raises ConfigError."""
     announce: Callable[[str, str], None]
     """Told where the service listens, and a curl line."""
+    sources: Callable[[], Mapping[str, str]] = dict
+    """Where each setting that was last read came from, by its dotted name."""
 
 
 def serve(options: ServeOptions) -> None:
@@ -196,6 +198,7 @@ def _service(
         lease_book=_lease_book(config),
         certificates=Certificates(config.server),
         exposed=open_door,
+        sources=options.sources,
     )
 
 

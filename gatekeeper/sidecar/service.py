@@ -49,7 +49,16 @@ from gatekeeper.sidecar.exchange import (
 from gatekeeper.sidecar.leases import LeaseBook, LeaseTable
 from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, tracing
 from gatekeeper.sidecar.metrics import Metrics, gate_samples
-from gatekeeper.sidecar.routes import check, explain, fetch, forward_auth, hosts, leases
+from gatekeeper.sidecar.pages.state import OperatorState
+from gatekeeper.sidecar.routes import (
+    check,
+    explain,
+    fetch,
+    forward_auth,
+    hosts,
+    leases,
+    operators,
+)
 from gatekeeper.sidecar.routes import service as own
 from gatekeeper.sidecar.routes.forward_auth import OriginLearner
 from gatekeeper.sidecar.security import Admission, ClientLimits, Networks, Tokens, accepted_hosts
@@ -73,6 +82,7 @@ ROUTES = (
     *leases.ROUTES,
     *fetch.ROUTES,
     *hosts.ROUTES,
+    *operators.ROUTES,
     *own.ROUTES,
     *forward_auth.ROUTES,
 )
@@ -100,10 +110,11 @@ class Service:
         certificates: Certificates | None = None,
         exposed: str | None = None,
         addresses: Sequence[tuple[str, int]] | None = None,
+        sources: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """`inside` stands for what `internals` gives of the gate. `addresses` are those listened
         on, in place of `hosts`: the Host headers that are accepted follow from them, and from
-        the configuration in force."""
+        the configuration in force. `sources` tells where the settings last read came from."""
         self.gate = gate
         self.internals: GateInternals = inside or internals(gate)
         self.version = version
@@ -119,6 +130,7 @@ class Service:
         self.learning: OriginLearner = OriginLearner(self.internals, self.clock)
         self.router: Router = Router(ROUTES)
         self.reread = reread
+        self._read_sources = sources
         self.certificates = certificates
         """The TLS of the listeners."""
         self.exposed = exposed
@@ -132,6 +144,10 @@ class Service:
         self._counter = itertools.count(1)
         self.log: DecisionLog = DecisionLog(config.server, self.clock)
         self.clients: ClientLimits = ClientLimits(config.server, self.clock)
+        self.operators = OperatorState(self)
+        """What feeds the pages for operators."""
+        self._feed = self.operators.feed.add
+        self.leases.on_report = self.operators.feed.reported
         self.take_over(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
         self._host_states: Mapping[str, int] = {}
@@ -158,7 +174,9 @@ class Service:
             hosts = accepted_hosts(config.server, list(self._addresses))
         # No await from here on: no request sees half of the new settings (T17).
         self.config: Config = config
-        self._restart_required = restart_required
+        self.restart_required: Sequence[str] = restart_required
+        self.sources: Mapping[str, str] = self._read_sources()
+        """Where each setting in force came from, by its dotted name; others are defaults."""
         self.trusted_peers = trusted
         self.forward_auth_hosts: frozenset[str] = frozenset(
             host.lower() for host in config.server.forward_auth_hosts
@@ -171,6 +189,7 @@ class Service:
     def serve(self) -> None:
         """The sockets listen: questions are taken from now on."""
         self.phase = "serving"
+        self.operators.start()
 
     async def metrics_text(self) -> bytes:
         """What Prometheus scrapes."""
@@ -223,6 +242,7 @@ class Service:
         """End what is still going on. Idempotent."""
         self.phase = "closed"
         self.leases.close()
+        await self.operators.close()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -262,13 +282,15 @@ class Service:
             await site.stop()
 
     def decided(self, decision: Decision, call: Call) -> None:
-        """Log one decision; the gate has counted it."""
+        """Log one decision and keep it for operators; the gate has counted it."""
+        self.operators.feed.add(decision, call.id, call.client)
         self.log.add(decision, call.id, call.client)
         if self._tracing is not None:
             self._tracing.decided(decision)
 
     def decided_inline(self, decision: Decision, call: InlineCall) -> None:
         """The same for an answer that needed no `Call`."""
+        self._feed(decision, call.id, call.client)
         if self.log.enabled:
             self.log.add(decision, call.id, call.client)
 
@@ -368,7 +390,7 @@ class Service:
             "gatekeeper_config_restart_required",
             "Settings that were changed in the file, and are in force after a restart.",
             ("setting",),
-            [((name,), 1.0) for name in self._restart_required],
+            [((name,), 1.0) for name in self.restart_required],
         )
         yield (
             "gauge",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from gatekeeper.sidecar.exchange import Problem
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
 
-__all__ = ["LeaseWaiters", "OpenStreams", "WantedLease", "draining", "full"]
+__all__ = ["LeaseWaiter", "LeaseWaiters", "OpenStreams", "WantedLease", "draining", "full"]
 
 
 class WantedLease(msgspec.Struct, frozen=True):
@@ -43,14 +43,21 @@ class WantedLease(msgspec.Struct, frozen=True):
     user_agent: str | None
 
 
-class _LeaseWaiter:
+class LeaseWaiter:
     """One request that waits."""
 
-    __slots__ = ("client", "go", "priority", "scope", "standing", "stepping_back", "why")
+    __slots__ = (
+        *("client", "go", "host", "priority", "scope", "since", "standing", "stepping_back"),
+        *("wanted", "why"),
+    )
 
-    def __init__(self, client: str, priority: int) -> None:
+    def __init__(self, client: str, wanted: WantedLease, since: float) -> None:
         self.client = client
-        self.priority = priority
+        self.wanted = wanted
+        self.host = urls.parse(wanted.url).host
+        self.since = since
+        """Monotonic moment at which it began to wait."""
+        self.priority = wanted.priority
         self.scope: asyncio.Timeout | None = None
         """Ends the whole wait, with `why`."""
         self.why: Problem | None = None
@@ -78,24 +85,24 @@ class _ClientQueue:
 
     __slots__ = ("behind", "first")
 
-    def __init__(self, first: _LeaseWaiter) -> None:
+    def __init__(self, first: LeaseWaiter) -> None:
         self.first = first
-        self.behind: dict[int, OrderedDict[_LeaseWaiter, None]] = {}
+        self.behind: dict[int, OrderedDict[LeaseWaiter, None]] = {}
 
-    def add(self, waiter: _LeaseWaiter, *, ahead: bool = False) -> None:
+    def add(self, waiter: LeaseWaiter, *, ahead: bool = False) -> None:
         same = self.behind.setdefault(waiter.priority, OrderedDict())
         same[waiter] = None
         if ahead:
             same.move_to_end(waiter, last=False)
 
-    def remove(self, waiter: _LeaseWaiter) -> None:
+    def remove(self, waiter: LeaseWaiter) -> None:
         same = self.behind.get(waiter.priority)
         if same is not None:
             same.pop(waiter, None)
             if not same:
                 del self.behind[waiter.priority]
 
-    def next(self) -> _LeaseWaiter | None:
+    def next(self) -> LeaseWaiter | None:
         """The one that goes now, and is the first from here on."""
         if not self.behind:
             return None
@@ -110,7 +117,7 @@ class LeaseWaiters:
 
     def __init__(self, server: ServerConfig, clock: Clock) -> None:
         self._clock = clock
-        self._by_client: dict[str, OrderedDict[_LeaseWaiter, None]] = {}
+        self._by_client: dict[str, OrderedDict[LeaseWaiter, None]] = {}
         self._with: dict[int, dict[str, None]] = {}
         """Clients by how many requests of theirs wait ..."""
         self._greatest = 0
@@ -128,6 +135,10 @@ class LeaseWaiters:
 
     def __len__(self) -> int:
         return self._size
+
+    def __iter__(self) -> Iterator[LeaseWaiter]:
+        """Everybody who waits, in no order."""
+        return (waiter for waiters in self._by_client.values() for waiter in waiters)
 
     def close(self) -> None:
         """Tell everybody who waits that the service drains, and let nobody in."""
@@ -155,8 +166,8 @@ class LeaseWaiters:
 
         Raises what `gate.acquire` raises, or Problem 503 when the room is full or closed.
         """
-        async with self._inside(client, wanted.priority) as waiter:
-            end = self._clock.monotonic() + wanted.wait
+        async with self._inside(client, wanted) as waiter:
+            end = waiter.since + wanted.wait
             await self._learn(gate, wanted)
             lease = await self._stand(gate, wanted, waiter, end)
         # The turn came in the very moment in which the wait was ended.
@@ -166,7 +177,7 @@ class LeaseWaiters:
         return lease
 
     @asynccontextmanager
-    async def _inside(self, client: str, priority: int) -> AsyncIterator[_LeaseWaiter]:
+    async def _inside(self, client: str, wanted: WantedLease) -> AsyncIterator[LeaseWaiter]:
         """Counted as waiting; raises the problem with which the wait was ended."""
         if self.closed:
             raise draining()
@@ -175,7 +186,7 @@ class LeaseWaiters:
             why = full("requests wait for a turn already", self._most)
             if not self.make_way(client, why):
                 raise why
-        waiter = _LeaseWaiter(client, priority)
+        waiter = LeaseWaiter(client, wanted, self._clock.monotonic())
         waiters = self._by_client.setdefault(client, OrderedDict())
         waiters[waiter] = None
         self._counted(client, len(waiters) - 1, len(waiters))
@@ -191,7 +202,7 @@ class LeaseWaiters:
         finally:
             self._leave(waiter)
 
-    def _leave(self, waiter: _LeaseWaiter) -> None:
+    def _leave(self, waiter: LeaseWaiter) -> None:
         waiters = self._by_client.get(waiter.client)
         if waiters is not None and waiter in waiters:
             del waiters[waiter]
@@ -230,13 +241,13 @@ class LeaseWaiters:
             ) from None
 
     async def _stand(
-        self, gate: Gatekeeper, wanted: WantedLease, waiter: _LeaseWaiter, end: float
+        self, gate: Gatekeeper, wanted: WantedLease, waiter: LeaseWaiter, end: float
     ) -> Lease:
         """Wait until no other of the client stands in the host's line; then stand there.
 
         Between clients all are alike: `priority` orders the requests of one client.
         """
-        key = (waiter.client, urls.parse(wanted.url).host)
+        key = (waiter.client, waiter.host)
         again = False
         while True:
             left = end - self._clock.monotonic()
@@ -263,7 +274,7 @@ class LeaseWaiters:
                 if first:
                     self._next(key)
 
-    async def _come_first(self, key: tuple[str, str], waiter: _LeaseWaiter, left: float) -> bool:
+    async def _come_first(self, key: tuple[str, str], waiter: LeaseWaiter, left: float) -> bool:
         """Wait to be the one of its client in the host's line; False: that took too long."""
         queue = self._queues.get(key)
         if queue is None:

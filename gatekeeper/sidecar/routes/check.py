@@ -80,8 +80,9 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
         rest = await gate.check_all(missing, user_agent=agent)
         service.log.add_many(rest, call.id, call.client)
         late = (encode(decision).decode() for decision in rest)
-    decisions = ",".join([next(late) if text is None else text for text in texts])
-    return respond_json(call.request, f'{{"decisions":[{decisions}]}}'.encode())
+    given = [next(late) if text is None else text for text in texts]
+    service.operators.feed.add_batch(given, call.id, call.client)
+    return respond_json(call.request, f'{{"decisions":[{",".join(given)}]}}'.encode())
 
 
 ROUTES = (

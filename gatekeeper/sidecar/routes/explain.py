@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from aiohttp import web
@@ -28,7 +28,7 @@ from gatekeeper.wire import Explanation, FetchStory, UserAgent
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["ROUTES", "RobotsFile", "RobotsQuery", "WhatIf"]
+__all__ = ["ROUTES", "RobotsFile", "RobotsQuery", "WhatIf", "as_read", "explanation"]
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +44,8 @@ class RobotsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     origin: str
     user_agent: UserAgent | None = None
+    version: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
+    """The SHA-256 of a past version, as `/v1/history` lists it."""
 
 
 class HistoryQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,22 +98,29 @@ class RobotsFile(msgspec.Struct, frozen=True, kw_only=True):
     timing: Timing
     content_signal: dict[str, str]
     findings: tuple[Finding, ...]
+    version: str | None = None
+    """Where a past version was asked for: its SHA-256 ..."""
+    robots_txt: str | None = None
+    """... and its text."""
 
 
 async def explain(service: Service, call: Call) -> web.StreamResponse:
     """The decision, the text, every rule that matched, and how the file was had."""
-    query = read_query(call.query, CheckQuery)
+    return json_response(await explanation(service, read_query(call.query, CheckQuery), call))
+
+
+async def explanation(service: Service, query: CheckQuery, call: Call) -> Explanation:
+    """All that `/v1/explain` tells. Raises what `Gatekeeper.check` does."""
     gate, agent = service.gate, query.user_agent
     decision = await gate.check(query.url, user_agent=agent)
     service.decided(decision, call)
     held = decision.reason in (Reason.HOST_BLOCKED, Reason.HOST_PAUSED)
     if held or decision.state is None or decision.state is State.OVERRIDE:
         # The guard or the operator decided, or the host may not be asked: no file is fetched now.
-        answer = Explanation(decision=decision, robots_txt=None, candidates=(), fetch=None)
-        return json_response(answer)
+        return Explanation(decision=decision, robots_txt=None, candidates=(), fetch=None)
     robots = await gate.robots(query.url)
     policy = await gate.policy(query.url, user_agent=agent)
-    answer = Explanation(
+    return Explanation(
         decision=decision,
         robots_txt=await _text(service, query.url),
         candidates=policy.match(query.url).candidates if robots is not None else (),
@@ -124,7 +133,6 @@ async def explain(service: Service, call: Call) -> web.StreamResponse:
             truncated=robots.truncated if robots is not None else False,
         ),
     )
-    return json_response(answer)
 
 
 async def what_if(service: Service, call: Call) -> web.StreamResponse:
@@ -151,6 +159,8 @@ async def robots(service: Service, call: Call) -> web.StreamResponse:
     query = read_query(call.query, RobotsQuery)
     gate = service.gate
     target = urls.parse(query.origin)
+    if query.version is not None:
+        return json_response(await past_version(service, target.origin, query))
     if target.path not in ("/", "/robots.txt"):
         raise Problem(400, "bad-request", "origin: scheme, host and port alone are wanted")
     # A question about "/" goes past guard and operator first, as any other would.
@@ -177,6 +187,43 @@ async def robots(service: Service, call: Call) -> web.StreamResponse:
         findings=tuple(found.findings) if found is not None else (),
     )
     return json_response(answer)
+
+
+async def past_version(service: Service, origin: str, query: RobotsQuery) -> RobotsFile:
+    """A version of the file that was seen before. Raises Problem 404 where it is not kept."""
+    entries = await service.gate.history(origin)
+    digest = bytes.fromhex(query.version or "")
+    entry = next((one for one in reversed(entries) if one.body_hash == digest), None)
+    body = None if entry is None else await service.internals.text_of(digest)
+    if entry is None or body is None:
+        raise Problem(404, "not-found", f"no such version of {origin} is kept; see /v1/history")
+    robots = as_read(service, body)
+    agent = query.user_agent or service.gate.user_agent
+    return RobotsFile(
+        origin=origin,
+        user_agent=agent,
+        state=None,
+        status=entry.status,
+        fetched_at=utc(entry.first_seen),
+        expires_at=None,
+        size=robots.size,
+        truncated=robots.truncated,
+        groups=robots.groups,
+        sitemaps=tuple(robots.sitemaps),
+        licenses=tuple(robots.licenses),
+        hosts=tuple(robots.hosts),
+        timing=_timing(robots.policy(agent)),
+        content_signal=dict(robots.policy(agent).content_signal),
+        findings=tuple(robots.findings),
+        version=query.version,
+        robots_txt=body.decode("utf-8", "replace"),
+    )
+
+
+def as_read(service: Service, body: bytes) -> RobotsTxt:
+    """A text as the gate reads those that it fetches."""
+    settings, limit = service.config.robots, service.config.fetch.max_body
+    return RobotsTxt.parse(readable(body), dialect=settings.dialect, limit=limit)
 
 
 async def history(service: Service, call: Call) -> web.StreamResponse:
@@ -235,11 +282,11 @@ ROUTES = (
         "GET",
         "/v1/robots",
         robots,
-        "The file of an origin, as parsed.",
+        "The file of an origin, as parsed; of a past version with its text.",
         query=RobotsQuery,
         answers={200: RobotsFile},
         needs=CHECK,
-        problems=(400, 403),
+        problems=(400, 403, 404),
     ),
     Route(
         "GET",

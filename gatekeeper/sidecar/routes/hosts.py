@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -23,17 +22,39 @@ from gatekeeper.sidecar.exchange import (
     read_body,
     read_query,
 )
+from gatekeeper.sidecar.pages.state import host_body
 from gatekeeper.wire import BlockBody, HostBody, HostState, RefreshBody
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["ROUTES", "HostList", "HostQuery"]
+__all__ = ["ROUTES", "HostList", "HostQuery", "host_list"]
 
 _REFRESH = 2.0
 """Seconds that the answer waits for a refresh; it goes on without."""
-_SLICE = 2000
-"""Hosts looked at before the loop gets a turn: a million of them must not stop answers."""
+
+
+HostSort = Literal[
+    "host",
+    "-host",
+    "next",
+    "-next",
+    "state",
+    "-state",
+    "interval",
+    "-interval",
+    "in_flight",
+    "-in_flight",
+    "waiting",
+    "-waiting",
+    "status",
+    "-status",
+    "allowed",
+    "-allowed",
+    "denied",
+    "-denied",
+]
+"""A column; with `-` in front it is descending."""
 
 
 class HostQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +63,7 @@ class HostQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     q: Annotated[str, msgspec.Meta(max_length=253)] = ""
     """Part of the name."""
     state: HostState | Literal["any"] = "any"
-    sort: Literal["host", "-host", "next", "-next"] = "host"
+    sort: HostSort = "host"
     page: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     per_page: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
 
@@ -55,41 +76,40 @@ class HostList(msgspec.Struct, frozen=True, kw_only=True):
     """How many the filter leaves."""
     page: int
     pages: int
+    complete: bool = True
+    """Every host was looked at. False: there are so many that the look goes on; ask again."""
 
 
 async def list_hosts(service: Service, call: Call) -> web.StreamResponse:
     """A page of the hosts in memory, filtered and sorted here, not in the client."""
-    query = read_query(call.query, HostQuery)
-    found = [body async for body in _looked_at(service, query)]
-    descending = query.sort.startswith("-")
-    if query.sort.endswith("next"):
-        found.sort(key=_by_next, reverse=descending)
-    else:
-        found.sort(key=lambda body: body.host, reverse=descending)
-    first = (query.page - 1) * query.per_page
-    return json_response(
-        HostList(
-            hosts=found[first : first + query.per_page],
-            total=len(found),
-            page=query.page,
-            pages=max(1, -(-len(found) // query.per_page)),
+    return json_response(await host_list(service, read_query(call.query, HostQuery)))
+
+
+async def host_list(service: Service, query: HostQuery) -> HostList:
+    """A page of the hosts; only those on it are built. Raises Problem 400 for one too deep."""
+    state = service.operators
+    try:
+        found = await state.hosts.page(
+            q=query.q.lower(),
+            state=query.state,
+            order=state.order(query.sort.lstrip("-")),
+            descending=query.sort.startswith("-"),
+            first=(query.page - 1) * query.per_page,
+            count=query.per_page,
         )
+    except ValueError as error:
+        raise Problem(400, "bad-request", f"query: {error} - at `$.page`") from None
+    waiting = state.waiting_by_host()
+    return HostList(
+        hosts=[
+            host_body(state, host, await service.gate.why(host), waiting=waiting[host])
+            for host in found.hosts
+        ],
+        total=found.total,
+        page=query.page,
+        pages=max(1, -(-found.total // query.per_page)),
+        complete=found.complete,
     )
-
-
-async def _looked_at(service: Service, query: HostQuery) -> AsyncIterator[HostBody]:
-    wanted = query.q.lower()
-    for number, host in enumerate(service.internals.hosts(), 1):
-        if number % _SLICE == 0:
-            await asyncio.sleep(0)
-        if wanted in host:
-            body = await _body(service, host)
-            if query.state in ("any", body.state):
-                yield body
-
-
-def _by_next(body: HostBody) -> float:
-    return body.next_at.timestamp() if body.next_at is not None else 0.0
 
 
 async def one_host(service: Service, call: Call) -> web.StreamResponse:
@@ -161,27 +181,9 @@ def _host(call: Call) -> str:
 
 
 async def _body(service: Service, host: str) -> HostBody:
-    clocks = await service.gate.why(host)
-    now = service.clock.wall()
-    kinds = {clock.kind for clock in clocks}
-    ends = [c.until for c in clocks if c.until is not None and c.until.timestamp() > now]
-    intervals = [c.seconds for c in clocks if c.kind == "interval" and c.decides]
-    state: HostState = "free"
-    if "pause" in kinds:
-        state = "paused"
-    elif "block" in kinds:
-        state = "blocked"
-    elif "in_flight" in kinds:
-        state = "busy"
-    elif ends:
-        state = "waiting"
-    return HostBody(
-        host=host,
-        state=state,
-        next_at=max(ends) if ends else None,
-        interval=max((i for i in intervals if i is not None), default=None),
-        clocks=clocks,
-    )
+    state, clocks = service.operators, await service.gate.why(host)
+    waiting = state.waiting_by_host()[host]
+    return host_body(state, host, clocks, waiting=waiting, origins=state.origins(host))
 
 
 def _control(action: str, handler: Handler, summary: str, body: type, *statuses: int) -> Route:
@@ -201,7 +203,7 @@ ROUTES = (
         "GET",
         "/v1/hosts",
         list_hosts,
-        "Every host that has a clock.",
+        "Every host that has a clock, in pages.",
         query=HostQuery,
         answers={200: HostList},
         problems=(400,),

@@ -1,0 +1,1 @@
+"""For operators: what feeds their pages, and the pages under `/ui/`."""

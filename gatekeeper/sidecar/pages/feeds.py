@@ -1,0 +1,324 @@
+"""What operators are shown of the past: the latest decisions, and the last hour in numbers.
+
+`DecisionFeed` keeps the latest decisions in a ring of fixed size. On the way of an answer stands
+one append; whoever reads the ring (an open page) does so ten times a second, at his own cost.
+`Series` keeps one number each ten seconds for an hour, in arrays of fixed size.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from heapq import merge
+from itertools import islice
+from math import isnan, nan
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from gatekeeper.clock import Clock, SystemClock, Timer
+from gatekeeper.decision import Decision, Verdict
+from gatekeeper.fetching.outcomes import Outcome
+
+if TYPE_CHECKING:
+    from gatekeeper.gate import GateStats
+    from gatekeeper.sidecar.service import Service
+
+__all__ = [
+    "POINTS",
+    "STEP",
+    "Counts",
+    "DecisionFeed",
+    "GivenDecision",
+    "Series",
+    "SeriesBody",
+    "retrievals",
+]
+
+_RING: Final = 8192
+"""Decisions given one at a time that are kept."""
+_BATCHES: Final = 8
+"""Batches that are kept, of a thousand decisions each."""
+_COUNTED: Final = 50_000
+"""Origins whose counts are kept twice over: in use, and from before."""
+
+
+class GivenDecision(NamedTuple):
+    """One decision of the ring."""
+
+    number: int
+    """Counts the decisions of the process, from 1: later is greater."""
+    at: float
+    """Wall seconds."""
+    decision: Decision
+    request: str
+    client: str
+
+
+class Counts:
+    """How often an origin was allowed, denied and deferred."""
+
+    __slots__ = ("allow", "defer", "deny")
+
+    def __init__(self) -> None:
+        self.allow = 0
+        self.deny = 0
+        self.defer = 0
+
+
+# Looked up as a member of its class, each costs as much as the rest of a count.
+_ALLOW: Final = Verdict.ALLOW
+_DENY: Final = Verdict.DENY
+_Entry = tuple[int, float, Decision, str, str]
+"""The fields of a `GivenDecision`: a plain tuple costs a third of one with names."""
+_Batch = tuple[int, float, Sequence[str], str, str]
+_decision = msgspec.json.Decoder(Decision)
+
+
+class DecisionFeed:
+    """The latest decisions, and how many each origin got.
+
+    >>> from gatekeeper.clock import VirtualClock
+    >>> from gatekeeper.decision import Reason
+    >>> feed = DecisionFeed(VirtualClock())
+    >>> feed.add(Decision(verdict=Verdict.DENY, reason=Reason.RULE, url="https://a.example/x",
+    ...                   origin="https://a.example", user_agent="bot", id="7"), "1", "local")
+    >>> [one.decision.id for one in feed.since(0)], feed.counts("https://a.example").deny
+    (['7'], 1)
+    """
+
+    def __init__(self, clock: Clock, *, ring: int = _RING, batches: int = _BATCHES) -> None:
+        self.count = 0
+        """Decisions given since the start."""
+        self._ring: deque[_Entry] = deque(maxlen=ring)
+        self._append = self._ring.append
+        self._batches: deque[_Batch] = deque(maxlen=batches)
+        self._counts: dict[str, Counts] = {}
+        self._earlier: dict[str, Counts] = {}
+        self._statuses: dict[str, tuple[int, float]] = {}
+        self._earlier_statuses: dict[str, tuple[int, float]] = {}
+        self._wall = time.time if type(clock) is SystemClock else clock.wall
+
+    def add(self, decision: Decision, request: str, client: str) -> None:
+        """Keep one, in the place of the oldest."""
+        self.count = number = self.count + 1
+        self._append((number, self._wall(), decision, request, client))
+        origin = decision.origin
+        counts = self._counts.get(origin)
+        if counts is None:
+            counts = self._new(origin)
+        verdict = decision.verdict
+        if verdict is _ALLOW:
+            counts.allow += 1
+        elif verdict is _DENY:
+            counts.deny += 1
+        else:
+            counts.defer += 1
+
+    def add_batch(self, decisions: Sequence[str], request: str, client: str) -> None:
+        """Keep those of a batch, as the JSON that was given: nobody looks at most of them.
+
+        They are not counted by origin.
+        """
+        self._batches.append((self.count + 1, self._wall(), decisions, request, client))
+        self.count += len(decisions)
+
+    def reported(self, host: str, status: int) -> None:
+        """A client said what a page of the host answered."""
+        if len(self._statuses) >= _COUNTED and host not in self._statuses:
+            self._earlier_statuses, self._statuses = self._statuses, {}
+        self._statuses[host] = (status, self._wall())
+
+    def _new(self, origin: str) -> Counts:
+        counts = self._earlier.pop(origin, None) or Counts()
+        if len(self._counts) >= _COUNTED:
+            self._earlier, self._counts = self._counts, {}
+        self._counts[origin] = counts
+        return counts
+
+    # --- reading ------------------------------------------------------------------------
+
+    def counts(self, origin: str) -> Counts:
+        """What was counted of an origin since the start, or since it was last forgotten."""
+        return self._counts.get(origin) or self._earlier.get(origin) or Counts()
+
+    def origins(self, host_and_port: str) -> list[str]:
+        """Origins asked about whose authority begins so, at whatever scheme and port."""
+        known = (*self._counts, *self._earlier)
+        found = {one for one in known if one.partition("://")[2].startswith(host_and_port)}
+        return sorted(found)
+
+    def last_status(self, host: str) -> tuple[int, float] | None:
+        """The status that was last reported of a page of the host, and when (wall seconds)."""
+        return self._statuses.get(host) or self._earlier_statuses.get(host)
+
+    @property
+    def oldest(self) -> int:
+        """The number of the oldest decision that is kept; one more than `count` if none is."""
+        first = [self._ring[0][0]] if self._ring else []
+        batch = [self._batches[0][0]] if self._batches else []
+        return min((*first, *batch), default=self.count + 1)
+
+    def since(self, number: int, most: int | None = None) -> list[GivenDecision]:
+        """The latest `most` of those that came after that number, oldest first."""
+        most = _RING + _BATCHES * 1000 if most is None else most
+        singles: list[GivenDecision] = []
+        for one in reversed(self._ring):
+            if one[0] <= number or len(singles) >= most:
+                break
+            singles.append(GivenDecision._make(one))
+        batched: list[GivenDecision] = []
+        for first, at, texts, request, client in reversed(self._batches):
+            if first + len(texts) - 1 <= number or len(batched) >= most:
+                break
+            low = max(0, number + 1 - first, len(texts) - (most - len(batched)))
+            for n in range(len(texts) - 1, low - 1, -1):
+                decision = _decision.decode(texts[n])
+                batched.append(GivenDecision(first + n, at, decision, request, client))
+        together = merge(singles, batched, key=lambda one: -one.number)
+        return list(islice(together, most))[::-1]
+
+    def find(self, decision_id: str) -> GivenDecision | None:
+        """The decision of that id, if it is still kept."""
+        for one in reversed(self._ring):
+            if one[2].id == decision_id:
+                return GivenDecision._make(one)
+        end = f'"id":{msgspec.json.encode(decision_id).decode()}}}'
+        for first, at, texts, request, client in reversed(self._batches):
+            for n, text in enumerate(texts):
+                if text.endswith(end):
+                    decision = _decision.decode(text)
+                    return GivenDecision(first + n, at, decision, request, client)
+        return None
+
+    def urls_of(self, origin: str, most: int) -> list[str]:
+        """URLs of an origin that were asked about lately, the latest first, each once."""
+        found: dict[str, None] = {}
+        for one in reversed(self._ring):
+            if one[2].origin == origin:
+                found[one[2].url] = None
+        mark = f'"origin":{msgspec.json.encode(origin).decode()}'
+        for _, _, texts, _, _ in reversed(self._batches):
+            for text in texts:
+                if len(found) >= most:
+                    break
+                if mark in text:
+                    found[_decision.decode(text).url] = None
+        return list(islice(found, most))
+
+
+# --- The last hour.
+
+STEP: Final = 10.0
+"""Seconds between two points."""
+POINTS: Final = 360
+
+
+class SeriesBody(msgspec.Struct, frozen=True):
+    """The last hour, oldest first; every list is as long as `times`."""
+
+    step: float
+    """Seconds between two points."""
+    times: list[float]
+    """Seconds since 1970, of the end of each step."""
+    values: dict[str, list[float | None]]
+    """allow, deny, defer: decisions a second. robots_ok, robots_failed: retrievals of robots.txt
+    in the step. wait_p50, wait_p95: seconds that leases were waited for, None where none was
+    granted. waiting, leases: how many there were."""
+
+
+NAMES: Final = (
+    *("allow", "deny", "defer", "robots_ok", "robots_failed"),
+    *("wait_p50", "wait_p95", "waiting", "leases"),
+)
+
+
+class Series:
+    """Looks at the counters every ten seconds, and keeps what it saw for an hour."""
+
+    def __init__(self, service: Service, clock: Clock, follow: Callable[[], object]) -> None:
+        """`follow` is called with each look."""
+        self._service = service
+        self._clock = clock
+        self._follow = follow
+        self._times = array("d", [nan]) * POINTS
+        self._values = {name: array("d", [nan]) * POINTS for name in NAMES}
+        self._next = 0
+        self._timer: Timer | None = None
+        self._due = 0.0
+        self._before: Mapping[str, float] = {}
+        self._waits: list[int] = []
+
+    def start(self) -> None:
+        """Look every `STEP` seconds from now on. Idempotent."""
+        if self._timer is None:
+            self._before, self._waits = self._totals(), self._service.metrics.queue_wait.counts()
+            self._due = self._clock.monotonic() + STEP
+            self._timer = self._clock.call_at(self._due, self._look)
+
+    def close(self) -> None:
+        """Look no more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def body(self) -> SeriesBody:
+        """What was seen."""
+        order = [(self._next + n) % POINTS for n in range(POINTS)]
+        order = [n for n in order if not isnan(self._times[n])]
+        return SeriesBody(
+            STEP,
+            [self._times[n] for n in order],
+            {
+                name: [None if isnan(values[n]) else values[n] for n in order]
+                for name, values in self._values.items()
+            },
+        )
+
+    def rates(self) -> dict[str, float | None]:
+        """The latest point."""
+        last = (self._next - 1) % POINTS
+        found = {name: values[last] for name, values in self._values.items()}
+        return {name: None if isnan(value) else value for name, value in found.items()}
+
+    def _look(self) -> None:
+        self._due = max(self._due, self._clock.monotonic() - STEP) + STEP
+        self._timer = self._clock.call_at(self._due, self._look)
+        service = self._service
+        if service.phase == "closed":
+            return
+        now, waits = self._totals(), service.metrics.queue_wait.counts()
+        at = self._next
+        self._next = (at + 1) % POINTS
+        self._times[at] = self._clock.wall()
+        for name, total in now.items():
+            grown = total - self._before.get(name, 0.0)
+            self._values[name][at] = grown if name.startswith("robots") else grown / STEP
+        grown_by = [new - old for new, old in zip(waits, self._waits, strict=True)]
+        self._values["wait_p50"][at] = service.metrics.queue_wait.quantile(grown_by, 0.5)
+        self._values["wait_p95"][at] = service.metrics.queue_wait.quantile(grown_by, 0.95)
+        self._values["waiting"][at] = len(service.leases.waiters)
+        self._values["leases"][at] = len(service.leases)
+        self._before, self._waits = now, waits
+        self._follow()
+
+    def _totals(self) -> dict[str, float]:
+        stats = self._service.gate.stats()
+        totals = dict.fromkeys(("allow", "deny", "defer"), 0.0)
+        for (verdict, _), count in stats.decisions.items():
+            totals[verdict.value] += count
+        ok, failed = retrievals(stats)
+        return {**totals, "robots_ok": ok, "robots_failed": failed}
+
+
+def retrievals(stats: GateStats) -> tuple[int, int]:
+    """Retrievals of robots.txt that brought a file or a definite absence, and the others."""
+    good = failed = 0
+    for name, count in stats.directory.outcomes.items():
+        if Outcome.named(name).good or name == Outcome.NOT_MODIFIED.row.name:
+            good += count
+        else:
+            failed += count
+    return good, failed

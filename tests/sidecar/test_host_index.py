@@ -1,0 +1,182 @@
+"""`HostIndex`: pages of very many hosts, none of which is looked at in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.pacing.rules import SHARED
+from gatekeeper.pacing.scopes import Scope, ScopeSettings
+from gatekeeper.sidecar.pages.host_index import DEEPEST, HostIndex, HostOrder, SortedNames, state_of
+from tests.internet import FakeInternet
+
+NEXT = HostOrder("next", lambda scope, now: max(0.0, scope.promised_at() - now))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.text("abc", max_size=3))), st.integers(0, 5))
+@settings(deadline=None)
+def test_names_stay_sorted_whatever_comes_and_goes(
+    moves: list[tuple[bool, str]], first: int
+) -> None:
+    names, model = SortedNames(), set()
+    for comes, name in moves:
+        if comes:
+            assert names.add(name) == (name not in model)
+            model.add(name)
+        else:
+            names.discard(name)
+            model.discard(name)
+    assert len(names) == len(model)
+    assert names.page(first, 4) == sorted(model)[first : first + 4]
+    assert names.page(first, 4, descending=True) == sorted(model, reverse=True)[first : first + 4]
+
+
+def test_many_names_are_split_into_short_lists() -> None:
+    names, model = SortedNames(), [f"h{n:05d}" for n in range(20_000)]
+    for name in random.Random(1).sample(model, len(model)):
+        names.add(name)
+    assert max(map(len, names.chunks())) <= 2048
+    assert names.page(19_990, 50) == model[19_990:]
+    for name in model[:15_000]:
+        names.discard(name)
+    assert names.page(0, 2) == model[15_000:15_002]
+    assert [name for chunk in names.chunks() for name in chunk] == model[15_000:]
+
+
+@asynccontextmanager
+async def index_of(count: int, clock: VirtualClock) -> AsyncIterator[tuple[Any, dict, list]]:
+    scopes: dict[str, Scope] = {}
+    changes: list[Scope] = []
+    plain = ScopeSettings()
+    for n in range(count):
+        scope = scopes[f"h{n:07d}.test"] = Scope(f"h{n:07d}.test", plain)
+        scope.basis, scope.interval = -100.0, 1.0
+    scopes["group:x"] = Scope("group:x", plain)
+    index = HostIndex(scopes, changes, clock, shared=SHARED)
+    try:
+        yield index, scopes, changes
+    finally:
+        await index.close()
+
+
+async def test_pages_by_state_name_and_key() -> None:
+    clock = VirtualClock()
+    async with index_of(100, clock) as (index, scopes, _):
+        scopes["h0000007.test"].past().paused = True
+        scopes["h0000009.test"].past().block(600.0, "429")
+        scopes["h0000011.test"].in_flight = 1
+        scopes["h0000013.test"].basis = 10.0
+        for state, number in (("paused", 7), ("blocked", 9), ("busy", 11), ("waiting", 13)):
+            assert await index.page(state=state) == ([f"h{number:07d}.test"], 1, True)
+        assert (await index.page(state="free")).total == 96
+        found = await index.page(order=NEXT, descending=True, count=3)
+        assert found.hosts == ["h0000009.test", "h0000013.test", "h0000000.test"]
+        assert (await index.page(q="0009", order=NEXT)).hosts[-1] == "h0000009.test"
+        assert (await index.page(q="00099")).hosts == ["h0000099.test"]
+        assert (await index.page(descending=True, first=98, count=5)).hosts == [
+            "h0000001.test",
+            "h0000000.test",
+        ]
+        counts, complete = await index.states()
+        assert (counts, complete) == ({"waiting": 1, "busy": 1, "blocked": 1, "paused": 1}, True)
+        with pytest.raises(ValueError, match="narrow the filter"):
+            await index.page(order=NEXT, first=DEEPEST)
+
+
+async def test_hosts_that_come_and_go_are_followed() -> None:
+    clock = VirtualClock()
+    async with index_of(3000, clock) as (index, scopes, changes):
+        assert (await index.page()).total == 3000
+        for n in range(2500):
+            changes.append(scopes.pop(f"h{n:07d}.test"))
+        again = scopes["h0000001.test"] = Scope("h0000001.test", ScopeSettings())
+        again.past().paused = True
+        changes.append(again)
+        found = await index.page(count=2)
+        assert found == (["h0000001.test", "h0002500.test"], 501, True)
+        assert await index.page(state="paused") == (["h0000001.test"], 1, True)
+        assert (await index.page(order=NEXT)).total == 501
+
+
+async def test_a_page_of_very_many_hosts_neither_waits_nor_holds_up_the_loop() -> None:
+    """Counted in slices of the loop and in CPU time of the page, not by the wall clock."""
+    async with index_of(200_000, VirtualClock()) as (index, scopes, _):
+        scopes["h0100000.test"].past().paused = True
+        index.follow()
+        while index.behind:
+            await asyncio.sleep(0)
+        began = time.process_time()
+        found = await index.page(first=150_000)
+        assert (found.hosts[0], found.total, found.complete) == ("h0150000.test", 200_000, True)
+        assert time.process_time() - began < 0.01
+        found = await index.page(order=NEXT, descending=True)
+        while not found.complete:
+            await asyncio.sleep(0)
+            found = await index.page(order=NEXT, descending=True)
+        began = time.process_time()
+        assert (await index.page(order=NEXT, descending=True, first=5000)).total == 200_000
+        assert time.process_time() - began < 0.05
+
+
+async def test_a_look_goes_in_slices() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with index_of(100_000, VirtualClock()) as (index, _, _):
+        index.follow()
+        while index.behind:
+            await asyncio.sleep(0)
+        other = asyncio.create_task(count())
+        while not (await index.page(order=NEXT)).complete:
+            pass
+        other.cancel()
+    assert turns >= 90
+
+
+def test_the_state_of_a_host_is_that_of_what_it_shares_too() -> None:
+    shared = Scope("group:g", ScopeSettings())
+    scope = Scope("a.test", ScopeSettings(), (shared,))
+    assert state_of(scope, 0.0) == "free"
+    shared.basis = 5.0
+    assert state_of(scope, 0.0) == "waiting"
+    shared.in_flight = 1
+    assert state_of(scope, 0.0) == "busy"
+    shared.past().block(9.0, "429")
+    assert state_of(scope, 0.0) == "blocked"
+    scope.past().paused = True
+    assert state_of(scope, 0.0) == "paused"
+
+
+async def test_the_list_of_hosts_tells_of_their_files_and_counts(
+    door: Any, internet: FakeInternet
+) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /no\nCrawl-delay: 0.07\n")
+    service = await door()
+    _, lease = await service.post("/v1/leases", {"url": "http://a.test/x", "wait": 5})
+    await service.post(f"/v1/leases/{lease['id']}/report", {"status": 404})
+    for path in ("x", "y", "no"):
+        await service.get(f"/v1/check?url=http://a.test/{path}")
+    for sort in ("host", "-next", "-interval", "-waiting", "-allowed", "denied", "-status"):
+        _, page = await service.get(f"/v1/hosts?sort={sort}")
+        (host,) = page["hosts"]
+        assert (host["interval"], host["interval_source"]) == (
+            0.07,
+            "crawl-delay 0.07 s from robots.txt line 3",
+        )
+        assert (host["robots"], host["robots_status"], host["last_status"]) == ("parsed", 200, 404)
+        assert (host["allowed"], host["denied"], page["complete"]) == (3, 1, True)
+    assert (await service.get("/v1/hosts?sort=next&page=300"))[0] == 400

@@ -1,0 +1,335 @@
+"""What feeds the pages for operators: leases, decisions, events, the last hour, the settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.sidecar.metrics import Histogram
+from gatekeeper.sidecar.pages.feeds import POINTS, DecisionFeed
+from gatekeeper.sidecar.routes.operators import MOST, masked
+from gatekeeper.sidecar.security import Token, Tokens
+from tests.internet import FakeInternet
+
+JSON_TYPE = {"Content-Type": "application/json"}
+
+
+def decision(number: int, verdict: Verdict = Verdict.ALLOW, host: str = "a.test") -> Decision:
+    return Decision(
+        verdict=verdict,
+        reason=Reason.RULE,
+        url=f"https://{host}/{number}",
+        origin=f"https://{host}",
+        user_agent="testbot",
+        id=f"t-{number:x}",
+    )
+
+
+# --- the ring ---------------------------------------------------------------------------------
+
+
+def test_the_ring_keeps_the_latest_and_counts_all() -> None:
+    feed = DecisionFeed(VirtualClock(), ring=3)
+    for number in range(1, 6):
+        feed.add(decision(number), "r", "local")
+    assert [one.number for one in feed.since(0)] == [3, 4, 5]
+    assert (feed.count, feed.oldest) == (5, 3)
+    assert feed.counts("https://a.test").allow == 5
+    assert feed.find("t-2") is None
+    assert feed.find("t-4").number == 4  # type: ignore[union-attr]
+
+
+def test_batches_stand_in_the_order_in_which_all_were_given() -> None:
+    from gatekeeper.wire import encode
+
+    feed = DecisionFeed(VirtualClock())
+    feed.add(decision(1), "r", "local")
+    feed.add_batch([encode(decision(n)).decode() for n in (2, 3, 4)], "r2", "other")
+    feed.add(decision(5), "r3", "local")
+    assert [one.decision.id for one in feed.since(0)] == ["t-1", "t-2", "t-3", "t-4", "t-5"]
+    assert [one.number for one in feed.since(2)] == [3, 4, 5]
+    assert [one.number for one in feed.since(0, 2)] == [4, 5]
+    assert feed.find("t-3").client == "other"  # type: ignore[union-attr]
+    assert feed.urls_of("https://a.test", 10)[0] == "https://a.test/5"
+    assert set(feed.urls_of("https://a.test", 10)) == {f"https://a.test/{n}" for n in range(1, 6)}
+
+
+def test_what_is_counted_by_origin_is_bounded() -> None:
+    feed = DecisionFeed(VirtualClock())
+    for number in range(120_000):
+        feed.add(decision(1, host=f"h{number}.test"), "r", "local")
+        feed.reported(f"h{number}.test", 200)
+    assert len(feed._counts) + len(feed._earlier) <= 100_000
+    assert len(feed._statuses) + len(feed._earlier_statuses) <= 100_000
+    assert feed.counts("https://h119999.test").allow == 1
+    assert feed.last_status("h119999.test") == (200, feed.last_status("h119999.test")[1])  # type: ignore[index]
+
+
+def test_a_quantile_of_nothing_is_none() -> None:
+    assert Histogram.quantile([0] * 13, 0.5) != Histogram.quantile([0] * 13, 0.5)
+    assert Histogram.quantile([0] * 12 + [4], 0.95) == 300.0
+
+
+# --- leases -----------------------------------------------------------------------------------
+
+
+async def test_leases_and_waiters_are_listed_with_client_age_and_time_left(
+    door: Any, internet: FakeInternet
+) -> None:
+    internet.site("a.test").robots("")
+    service = await door()
+    _, lease = await service.post("/v1/leases", {"url": "http://a.test/x", "ttl": 100, "wait": 5})
+    waiting = asyncio.create_task(
+        service.post("/v1/leases", {"url": "http://a.test/y", "wait": 30, "priority": 3})
+    )
+    listed: dict[str, Any] = {"waiting": 0}
+    while not listed["waiting"]:
+        _, listed = await service.get("/v1/leases")
+    first, second = listed["leases"]
+
+    assert (first["state"], first["url"], first["place"]) == ("waiting", "http://a.test/y", 1)
+    assert (first["priority"], 0 < first["left"] <= 30) == (3, True)
+    assert (second["state"], second["id"]) == ("held", lease["id"])
+    assert (second["client"], 0 < second["left"] <= 100) == ("127.0.0.1", True)
+    assert (listed["held"], listed["total"]) == (1, 2)
+
+    _, host = await service.get("/v1/hosts/a.test")
+    assert (host["waiting"], host["in_flight"], host["state"]) == (1, 1, "busy")
+    status, _ = await service.post(f"/v1/leases/{lease['id']}/drop", {})
+    assert status == 204
+    assert (await waiting)[0] == 201
+    assert service.service.leases.ended["dropped"] == 1
+
+
+async def test_leases_are_filtered_and_paged(door: Any, internet: FakeInternet) -> None:
+    for n in range(5):
+        internet.site(f"h{n}.test").robots("")
+    service = await door()
+    for n in range(5):
+        await service.post("/v1/leases", {"url": f"http://h{n}.test/", "wait": 5})
+    _, page = await service.get("/v1/leases?per_page=2&page=3")
+    assert ([one["host"] for one in page["leases"]], page["pages"]) == (["h4.test"], 3)
+    _, one = await service.get("/v1/leases?host=h3&state=held&client=127.0.0.1")
+    assert [one["host"] for one in one["leases"]] == ["h3.test"]
+    for query in ("client=other", "state=waiting", "host=nowhere"):
+        _, none = await service.get(f"/v1/leases?{query}")
+        assert (none["leases"], none["total"], none["held"]) == ([], 0, 5)
+
+
+async def test_a_report_of_a_dropped_lease_still_counts(door: Any, internet: FakeInternet) -> None:
+    internet.site("a.test").robots("")
+    service = await door()
+    _, lease = await service.post("/v1/leases", {"url": "http://a.test/x", "wait": 5})
+    await service.post(f"/v1/leases/{lease['id']}/drop", {})
+    assert (await service.post(f"/v1/leases/{lease['id']}/drop", {}))[0] == 404
+    status, _ = await service.post(
+        f"/v1/leases/{lease['id']}/report", {"status": 503, "retry_after": 60}
+    )
+    _, host = await service.get("/v1/hosts/a.test")
+    assert (status, host["state"], host["last_status"]) == (204, "blocked", 503)
+
+
+# --- decisions and events ---------------------------------------------------------------------
+
+
+async def test_a_decision_is_found_by_its_id(door: Any, internet: FakeInternet) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
+    service = await door()
+    _, asked = await service.get("/v1/check?url=http://a.test/no")
+    _, batch = await service.post("/v1/check", {"urls": ["http://a.test/b", "http://a.test/c"]})
+    for given in (asked, *batch["decisions"]):
+        status, found = await service.get(f"/v1/decisions/{given['id']}")
+        assert (status, found["decision"]["url"]) == (200, given["url"])
+        assert found["client"] == "127.0.0.1"
+    assert (await service.get("/v1/decisions/never"))[0] == 404
+
+
+@asynccontextmanager
+async def listening(service: Any, query: str = "", **headers: str) -> Any:
+    """`await read()` gives the next event as (kind, id, data)."""
+    async with service.session.get(f"{service.base}/v1/events{query}", headers=headers) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+
+        async def read() -> tuple[str, str, Any]:
+            found: dict[str, str] = {}
+            while line := (await response.content.readline()).decode().rstrip("\n"):
+                name, _, value = line.partition(": ")
+                found[name] = value
+            assert found, "the stream ended"
+            return found["event"], found.get("id", ""), json.loads(found["data"])
+
+        assert (await read())[0] == "hello"
+        yield read
+
+
+async def test_events_tell_of_decisions_by_filter(door: Any, internet: FakeInternet) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
+    service = await door()
+    async with listening(service) as every, listening(service, "?verdict=deny") as denied:
+        await service.get("/v1/check?url=http://a.test/yes")
+        await service.get("/v1/check?url=http://a.test/no")
+        told = [await every(), await every()]
+        only = await denied()
+    assert [data["url"] for _, _, data in told] == ["http://a.test/yes", "http://a.test/no"]
+    assert (only[0], only[2]["verdict"], only[2]["line"]) == ("decision", "deny", 2)
+    assert service.service.operators.streams <= 2
+
+
+async def test_a_stream_goes_on_behind_the_last_event(door: Any, internet: FakeInternet) -> None:
+    internet.site("a.test").robots("")
+    service = await door()
+    async with listening(service) as read:
+        await service.get("/v1/check?url=http://a.test/1")
+        _, last, _ = await read()
+    for n in (2, 3):
+        await service.get(f"/v1/check?url=http://a.test/{n}")
+    async with listening(service, **{"Last-Event-ID": last}) as read:
+        assert [(await read())[2]["url"] for _ in range(2)] == [
+            "http://a.test/2",
+            "http://a.test/3",
+        ]
+    async with listening(service, "?latest=1") as read:
+        assert (await read())[2]["url"] == "http://a.test/3"
+
+
+async def test_a_stream_that_is_too_slow_is_told_how_much_it_missed(
+    door: Any, internet: FakeInternet
+) -> None:
+    service = await door()
+    feed = service.service.operators.feed
+    async with listening(service) as read:
+        for number in range(MOST + 50):
+            feed.add(decision(number), "r", "local")
+        kind, _, data = await read()
+        assert (kind, data) == ("dropped", {"now": 50, "total": 50})
+        assert (await read())[2]["url"] == "https://a.test/50"
+
+
+async def test_an_id_of_an_earlier_process_begins_anew_and_says_so(door: Any) -> None:
+    service = await door()
+    async with service.session.get(
+        f"{service.base}/v1/events", headers={"Last-Event-ID": "0ther-5"}
+    ) as response:
+        text = b""
+        while b"\n\n" not in text:
+            text += await response.content.readany()
+    assert b'"restarted":true' in text
+
+
+async def test_a_service_that_drains_ends_its_streams(door: Any) -> None:
+    service = await door()
+    async with service.session.get(f"{service.base}/v1/events") as response:
+        await response.content.readline()
+        service.service.phase = "draining"
+        text = await response.content.read()
+    assert text.endswith(b"event: bye\ndata: {}\n\n")
+    await service.service.streams.drained()
+
+
+async def test_streams_are_bounded(door: Any) -> None:
+    service = await door()
+    service.service.operators.streams = 64
+    status, problem = await service.get("/v1/events")
+    assert (status, "64 streams" in problem["detail"]) == (503, True)
+
+
+# --- the last hour, the whole, the settings ---------------------------------------------------
+
+
+async def test_the_series_has_a_point_each_ten_seconds_and_an_hour_of_them(
+    door: Any, internet: FakeInternet
+) -> None:
+    internet.site("a.test").robots("")
+    service = await door()
+    series = service.service.operators.series
+    series.start()
+    for n in range(20):
+        await service.get(f"/v1/check?url=http://a.test/{n}")
+    await service.post("/v1/leases", {"url": "http://a.test/", "wait": 1})
+    series._look()
+    _, body = await service.get("/v1/series")
+    assert body["step"] == 10.0
+    assert body["values"]["allow"] == [pytest.approx(2.0, abs=0.3)]
+    assert (body["values"]["robots_ok"], body["values"]["leases"]) == ([1.0], [1.0])
+    assert body["values"]["wait_p50"][0] is not None
+    for _ in range(POINTS + 5):
+        series._look()
+    _, body = await service.get("/v1/series")
+    assert {len(one) for one in (body["times"], *body["values"].values())} == {POINTS}
+    assert body["values"]["wait_p50"][-1] is None
+
+
+async def test_the_overview_says_what_is_up(door: Any, internet: FakeInternet) -> None:
+    internet.site("a.test").robots("")
+    service = await door()
+    await service.get("/v1/check?url=http://a.test/")
+    await service.post("/v1/hosts/b.test/block", {"seconds": 600})
+    _, seen = await service.get("/v1/overview")
+    assert (seen["state"], seen["ready"], seen["decisions"]["allow"]) == ("serving", True, 1)
+    assert (seen["host_states"]["blocked"], seen["robots_ok"]) == (1, 1)
+    assert (seen["reload"]["ok"], seen["fleet"], seen["oldest_wait"]) == (True, None, None)
+
+
+async def test_the_configuration_is_told_with_its_sources_and_without_secrets(door: Any) -> None:
+    service = await door(max_leases=7)
+    service.service.sources = {"server.max_leases": "flag --max-leases"}
+    _, body = await service.get("/v1/config")
+    settings = {one["name"]: one for one in body["settings"]}
+    assert settings["server.max_leases"]["value"] == 7
+    assert settings["server.max_leases"]["source"] == "flag --max-leases"
+    assert settings["pacing.default_interval"]["source"] == "default"
+    assert settings["server.port"]["needs_restart"]
+    assert not settings["server.max_leases"]["needs_restart"]
+    assert masked({"url": "redis://u:p@h/0?password=x"}) == {"url": "redis://***@h/0?***"}
+
+
+async def test_a_past_version_is_told_with_its_text(
+    start: Any, internet: FakeInternet, tmp_path: Any
+) -> None:
+    from gatekeeper import Gatekeeper
+    from gatekeeper.config import Config, GuardConfig, StorageConfig
+    from gatekeeper.sidecar.exchange import Call, Problem
+    from gatekeeper.sidecar.routes.explain import RobotsQuery, past_version
+    from gatekeeper.sidecar.service import Service
+
+    site = internet.site("a.test").robots("User-agent: *\nDisallow: /old\n")
+    config = Config(
+        guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
+        storage=StorageConfig(path=str(tmp_path / "state")),
+    )
+    async with Gatekeeper("testbot", config=config, resolver=internet.resolver) as gate:
+        service = Service(gate, config)
+        await gate.check("http://a.test/")
+        site.robots("")
+        await gate.block("a.test", 0.0)
+        (old,) = await gate.history("http://a.test")
+        query = RobotsQuery("http://a.test", version=old.body_hash.hex())
+        found = await past_version(service, "http://a.test", query)
+        assert (found.robots_txt, found.groups[0].rules[0].value) == (
+            "User-agent: *\nDisallow: /old\n",
+            "/old",
+        )
+        with pytest.raises(Problem, match="no such version"):
+            await past_version(service, "http://b.test", query)
+        await service.close()
+    del Call
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/overview", "/v1/leases", "/v1/events", "/v1/series", "/v1/config", "/v1/decisions/x"],
+)
+async def test_they_are_for_administrators(door: Any, path: str) -> None:
+    service = await door()
+    tokens = Tokens((Token(b"c" * 32, "crawler", frozenset(["crawl", "check"])),))  # type: ignore[arg-type]
+    service.service.take_over(service.service.config, tokens)
+    headers = {"Authorization": "Bearer " + "c" * 32}
+    assert (await service.get(path))[0] == 401
+    assert (await service.get(path, headers=headers))[0] == 403
