@@ -166,8 +166,7 @@ class HostBody(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP status that a client last reported of a page."""
     last_status_at: datetime | None = None
     allowed: int = 0
-    """Decisions about its URLs since the start, those of batches apart; of hosts that were not
-    asked about for long they begin anew."""
+    """Decisions about its URLs, among the latest ones: the sidecar keeps some thousands."""
     denied: int = 0
     deferred: int = 0
 

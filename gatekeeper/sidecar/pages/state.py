@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -15,7 +15,7 @@ from gatekeeper.fetching.records import Moment
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.rules import SHARED
 from gatekeeper.pacing.scopes import INF
-from gatekeeper.sidecar.pages.feeds import DecisionFeed, Series, retrievals
+from gatekeeper.sidecar.pages.feeds import Counts, DecisionFeed, Series, retrievals
 from gatekeeper.sidecar.pages.host_index import STATES, HostIndex, HostOrder, state_of
 from gatekeeper.wire import HostBody, HostState
 
@@ -171,16 +171,23 @@ class OperatorState:
             waiting = self.waiting_by_host()
             return HostOrder(name, lambda scope, _now: waiting[scope.name])
         if name in ("allowed", "denied"):
-            return HostOrder(name, lambda scope, _now: self._counted(scope.name, name))
+            counted = self.counts()
+            which = "allow" if name == "allowed" else "deny"
+            return HostOrder(name, lambda scope, _now: getattr(counted[scope.name], which))
         if name == "status":
             last = self.feed.last_status
             return HostOrder(name, lambda scope, _now: (last(scope.name) or (0, 0.0))[0])
         return HostOrder(name, _KEYS[name])
 
-    def _counted(self, host: str, which: str) -> int:
-        shown = f"[{host}]" if ":" in host else host
-        counts = [self.feed.counts(f"{scheme}://{shown}") for scheme in ("https", "http")]
-        return sum(one.allow if which == "allowed" else one.deny for one in counts)
+    def counts(self) -> Mapping[str, Counts]:
+        """What each host got among the latest decisions."""
+        found: defaultdict[str, Counts] = defaultdict(Counts)
+        for origin, counts in self.feed.counts().items():
+            host = found[_host_of(origin).strip("[]")]
+            host.allow += counts.allow
+            host.deny += counts.deny
+            host.defer += counts.defer
+        return found
 
     def waiting_by_host(self) -> Counter[str]:
         """How many requests wait for a lease of each host."""
@@ -192,7 +199,7 @@ class OperatorState:
         shown = f"[{host}]" if ":" in host else host
         usual = [f"https://{shown}", f"http://{shown}"]
         found = [one for one in usual if self._service.internals.record(one) is not None]
-        asked = [one for one in self.feed.origins(shown) if _host_of(one) == shown]
+        asked = sorted(one for one in self.feed.counts() if _host_of(one) == shown)
         return list(dict.fromkeys((*found, *asked)))
 
     def record(self, host: str) -> Record | None:
@@ -351,10 +358,9 @@ def host_body(
     clocks: tuple[ClockView, ...],
     *,
     waiting: int,
-    origins: Iterable[str] = (),
+    counts: Counts,
 ) -> HostBody:
-    """What is told of one host; `clocks` are those of `Gatekeeper.why`, and `origins` those whose
-    decisions are counted beside the ones at the usual ports."""
+    """What is told of one host; `clocks` are those of `Gatekeeper.why`."""
     clock = state.clock
     wall = clock.wall()
     kinds = {one.kind for one in clocks}
@@ -365,9 +371,6 @@ def host_body(
     standing = None
     if record is not None:
         standing = record.standing(Moment(clock.monotonic(), wall))
-    shown = f"[{host}]" if ":" in host else host
-    asked = dict.fromkeys((f"https://{shown}", f"http://{shown}", *origins))
-    counts = [state.feed.counts(origin) for origin in asked]
     last = state.feed.last_status(host)
     return HostBody(
         host=host,
@@ -384,9 +387,9 @@ def host_body(
         robots_expires_at=utc(standing.expires_at) if standing is not None else None,
         last_status=last[0] if last is not None else None,
         last_status_at=utc(last[1]) if last is not None else None,
-        allowed=sum(one.allow for one in counts),
-        denied=sum(one.deny for one in counts),
-        deferred=sum(one.defer for one in counts),
+        allowed=counts.allow,
+        denied=counts.deny,
+        deferred=counts.defer,
     )
 
 

@@ -99,12 +99,13 @@ async def host_list(service: Service, query: HostQuery) -> HostList:
         )
     except ValueError as error:
         raise Problem(400, "bad-request", f"query: {error} - at `$.page`") from None
-    waiting = state.waiting_by_host()
+    waiting, counts = state.waiting_by_host(), state.counts()
+    hosts = []
+    for host in found.hosts:
+        clocks = await service.gate.why(host)
+        hosts.append(host_body(state, host, clocks, waiting=waiting[host], counts=counts[host]))
     return HostList(
-        hosts=[
-            host_body(state, host, await service.gate.why(host), waiting=waiting[host])
-            for host in found.hosts
-        ],
+        hosts=hosts,
         total=found.total,
         page=query.page,
         pages=max(1, -(-found.total // query.per_page)),
@@ -182,8 +183,8 @@ def _host(call: Call) -> str:
 
 async def _body(service: Service, host: str) -> HostBody:
     state, clocks = service.operators, await service.gate.why(host)
-    waiting = state.waiting_by_host()[host]
-    return host_body(state, host, clocks, waiting=waiting, origins=state.origins(host))
+    waiting, counts = state.waiting_by_host()[host], state.counts()[host]
+    return host_body(state, host, clocks, waiting=waiting, counts=counts)
 
 
 def _control(action: str, handler: Handler, summary: str, body: type, *statuses: int) -> Route:
