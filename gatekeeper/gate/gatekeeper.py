@@ -41,7 +41,7 @@ from gatekeeper.gate.robots_pacing import RobotsPacing
 from gatekeeper.middleware import UNLIMITED, DeadlineMiddleware, gate_middleware_with
 from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.ledger import Ledger
-from gatekeeper.pacing.rules import SHARED, HostRules
+from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scheduler import PacingStats, Scheduler, check_moment
 from gatekeeper.pacing.scopes import Scope
 from gatekeeper.robots import Policy, RobotsTxt
@@ -734,23 +734,16 @@ class GateInternals:
     # -- the operator ----------------------------------------------------------------
 
     def watch_hosts(self) -> tuple[Mapping[str, Scope], list[Scope]]:
-        """The scopes in memory, to be read only, and a list that takes those that come
-        or go from now on; whoever asks has to empty it."""
+        """See `Scheduler.watch`."""
         return self._scheduler.watch()
 
     def record(self, origin: str) -> Record | None:
         """What is in memory of an origin, however old. Raises GateClosed."""
-        return self._gate._open.directory.recall(origin)
+        return self._gate._known_of(origin)
 
     async def text_of(self, digest: bytes) -> bytes | None:
-        """The octets of a past version, by the hash that `Gatekeeper.history` gives; None where
-        they are not kept."""
-        storage = self._gate._storage
-        return None if storage is None else await storage.body(digest)
-
-    def hosts(self) -> tuple[str, ...]:
-        """Every host that has a clock in memory."""
-        return tuple(name for name in self._scheduler.hosts() if not name.startswith(SHARED))
+        """The octets behind a hash of `Gatekeeper.history`; None: not kept."""
+        return await storage.body(digest) if (storage := self._gate._storage) else None
 
     def host_states(self) -> Counter[str]:
         """How many hosts and shared clocks in memory are "paused", "blocked", "waiting"

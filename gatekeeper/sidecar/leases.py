@@ -97,8 +97,10 @@ class LeaseTable:
         book: LeaseBook | None = None,
         *,
         keep_going: bool = False,
+        on_report: Callable[[str, int], object] = lambda _host, _status: None,
     ) -> None:
-        """`keep_going`: leases are given out though the journal takes none."""
+        """`keep_going`: leases are given out though the journal takes none. `on_report` is told
+        the host and the status of each report."""
         self._clock = clock
         self._keep_going = keep_going
         self._book = book or LeaseBook(None, clock=clock)
@@ -116,8 +118,7 @@ class LeaseTable:
         self._idle.set()
         self._unwritten = False
         """The journal took no line when it was last tried."""
-        self.on_report: Callable[[str, int], object] = lambda _host, _status: None
-        """Told the host and the status of each report."""
+        self._on_report = on_report
         self.ended: dict[str, int] = {"reported": 0, "given_back": 0, "expired": 0, "dropped": 0}
         self.refused: dict[str, int] = {"leases": 0, "journal": 0, "client": 0}
 
@@ -252,7 +253,7 @@ class LeaseTable:
                 rate_limit=rate_limit,
             )
             if status is not None:
-                self.on_report(lease.host, status)
+                self._on_report(lease.host, status)
         try:
             self._book.ended(lease_id)
         except OSError as error:

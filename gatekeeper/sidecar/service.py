@@ -49,6 +49,7 @@ from gatekeeper.sidecar.exchange import (
 from gatekeeper.sidecar.leases import LeaseBook, LeaseTable
 from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, tracing
 from gatekeeper.sidecar.metrics import Metrics, gate_samples
+from gatekeeper.sidecar.pages.feeds import DecisionFeed
 from gatekeeper.sidecar.pages.state import OperatorState
 from gatekeeper.sidecar.routes import (
     check,
@@ -122,8 +123,14 @@ class Service:
         self.phase: str = "starting"
         self.metrics: Metrics = Metrics(build=version)
         go_on = config.storage.on_failure == "continue"
+        feed = DecisionFeed(self.clock)
+        self._feed = feed.add
         self.leases: LeaseTable = LeaseTable(
-            config.server, self.clock, lease_book, keep_going=go_on
+            config.server,
+            self.clock,
+            lease_book,
+            keep_going=go_on,
+            on_report=feed.reported,
         )
         self.streams: OpenStreams = OpenStreams()
         """Pages that are being fetched and passed on."""
@@ -144,10 +151,8 @@ class Service:
         self._counter = itertools.count(1)
         self.log: DecisionLog = DecisionLog(config.server, self.clock)
         self.clients: ClientLimits = ClientLimits(config.server, self.clock)
-        self.operators = OperatorState(self)
+        self.operators: OperatorState = OperatorState(self, feed)
         """What feeds the pages for operators."""
-        self._feed = self.operators.feed.add
-        self.leases.on_report = self.operators.feed.reported
         self.take_over(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
         self._host_states: Mapping[str, int] = {}
@@ -283,7 +288,7 @@ class Service:
 
     def decided(self, decision: Decision, call: Call) -> None:
         """Log one decision and keep it for operators; the gate has counted it."""
-        self.operators.feed.add(decision, call.id, call.client)
+        self._feed(decision, call.id, call.client)
         self.log.add(decision, call.id, call.client)
         if self._tracing is not None:
             self._tracing.decided(decision)

@@ -159,7 +159,7 @@ async def test_a_lease_given_back_is_not_counted_as_used(
     table.give_back(await held(table, gate))
 
     assert gate.lease.log == ["renew 60", "give back"]
-    assert table.ended == {"reported": 0, "given_back": 1, "expired": 0}
+    assert {how: n for how, n in table.ended.items() if n} == {"given_back": 1}
 
 
 async def test_a_client_that_hung_up_at_the_grant_has_no_lease(

@@ -113,11 +113,11 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 class OperatorState:
     """What feeds the pages, made once for a service. `start` begins the last hour's series."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, feed: DecisionFeed) -> None:
         self._service = service
         self.clock = service.clock
         self.started = self.clock.wall()
-        self.feed = DecisionFeed(self.clock)
+        self.feed = feed
         self._hosts: HostIndex | None = None
         self.series = Series(service, self.clock, self._follow)
         self.streams = 0
