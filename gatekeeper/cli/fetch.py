@@ -15,7 +15,7 @@ from gatekeeper.cli.common import (
     log_to_stderr,
     warn_if_anonymous,
 )
-from gatekeeper.cli.crawl.limits import MANIFEST, Limits
+from gatekeeper.cli.crawl.sources import MANIFEST, Limits
 from gatekeeper.errors import ConfigError
 
 __all__ = ["add_parser", "run"]

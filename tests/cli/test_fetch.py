@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gatekeeper.cli.crawl.limits import Limits
 from gatekeeper.cli.crawl.progress import Plain
 from gatekeeper.cli.crawl.runner import Job, crawl
+from gatekeeper.cli.crawl.sources import Limits
 from gatekeeper.config import Config
 from tests.cli.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest, stored
 from tests.internet import CloseSilently, Encoded, FakeInternet, Hold, Page, Truncated

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gatekeeper.cli.crawl.limits import Limits
+from gatekeeper.cli.crawl.sources import Limits
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GuardConfig, PacingConfig
 from tests.cli.crawling import ROBOTS, fetch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from gatekeeper.cli.crawl.limits import Limits
+from gatekeeper.cli.crawl.sources import Limits
 from tests.cli.crawling import OPEN, ROBOTS, fetch, manifest, stored
 from tests.internet import CloseSilently, FakeInternet, Hold, Page, redirect
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.cli.crawl.limits import Limits
 from gatekeeper.cli.crawl.runner import INTERRUPTED
+from gatekeeper.cli.crawl.sources import Limits
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError, StorageError
 from tests.cli.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from warcio.archiveiterator import ArchiveIterator
 
-from gatekeeper.cli.crawl.limits import Limits
+from gatekeeper.cli.crawl.sources import Limits
 from gatekeeper.errors import ConfigError
 from tests.cli.crawling import OPEN, ROBOTS, archived, fetch, manifest
 from tests.internet import FakeInternet, Page, Raw

@@ -17,12 +17,10 @@ from aiohttp import hdrs
 from yarl import URL
 
 from gatekeeper import urls
-from gatekeeper.cli.crawl.hosts import Hosts
-from gatekeeper.cli.crawl.limits import Limits
 from gatekeeper.cli.crawl.manifest import Entry, Manifest, Result, Trails, WarcPlace
 from gatekeeper.cli.crawl.output import Body, Warc, WarcHead
-from gatekeeper.cli.crawl.progress import Tally
-from gatekeeper.cli.crawl.sources import Given
+from gatekeeper.cli.crawl.progress import Hosts, Tally
+from gatekeeper.cli.crawl.sources import Given, Limits
 from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL

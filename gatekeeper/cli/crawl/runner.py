@@ -19,20 +19,20 @@ import msgspec
 
 from gatekeeper.cli.common import DENIED, OK, json_text, version
 from gatekeeper.cli.crawl.engine import Crawl, Place
-from gatekeeper.cli.crawl.hosts import Explains, Hosts
-from gatekeeper.cli.crawl.limits import MANIFEST, STATE, Limits
 from gatekeeper.cli.crawl.manifest import Entry, Manifest, Result, refuse_links
 from gatekeeper.cli.crawl.output import Response, Warc, warc_writer
 from gatekeeper.cli.crawl.progress import (
     TURN,
+    Explains,
     Holdup,
+    Hosts,
     ListeningGate,
     Progress,
     Speedometer,
     Tally,
     Told,
 )
-from gatekeeper.cli.crawl.sources import Listed, given, opened
+from gatekeeper.cli.crawl.sources import MANIFEST, STATE, Limits, Listed, given, opened
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision

@@ -1,4 +1,4 @@
-"""Where URLs come from: the command line, a file, standard input."""
+"""What one crawl is given: where its URLs come from, how far it goes, what its files are called."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gatekeeper.cli.common import BOM, standard_input, url_of_line
 from gatekeeper.errors import ConfigError
 from gatekeeper.urls import MAX_URL
 
-__all__ = ["Given", "Listed", "given", "opened"]
+__all__ = ["MANIFEST", "STATE", "Given", "Limits", "Listed", "given", "opened"]
 
 _BLOCK = 65_536
 _LONGEST_URL = 4 * MAX_URL
@@ -172,3 +172,25 @@ class _Lines:
         self._skipped += len(piece[room:])
         if self._skipped > _LONGEST_LINE:
             raise ConfigError(f"{self._name}: a line without an end; one URL a line is read")
+
+
+# --- limits ----------------------------------------------------------------------------------
+
+
+MANIFEST = "manifest.jsonl"
+STATE = "gatekeeper.db"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far one crawl goes."""
+
+    concurrency: int = 100
+    """Requests in flight, over all hosts."""
+    max_body: int = 10 * 1024 * 1024
+    """Bytes of a body that are read."""
+    redirects: int = 10
+    tries: int = 3
+    """Requests for one URL, where it fails or the host asks to wait."""
+    grace: float = 10.0
+    """Seconds that running requests have to end once the crawl is stopped."""

@@ -6,8 +6,7 @@ from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
-from gatekeeper.cli.crawl.hosts import Hosts
-from gatekeeper.cli.crawl.progress import Holdup
+from gatekeeper.cli.crawl.progress import Holdup, Hosts
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.decision import Decision, Reason, Verdict
 
