@@ -44,14 +44,18 @@ __all__ = [
     "Unentered",
     "Unlimited",
     "adopt",
+    "enter_detached",
     "gate_middleware",
     "gate_middleware_with",
     "held_leases",
     "hold_in_context",
     "inherited",
+    "judge_adopted",
     "open_leases",
+    "other_agent",
     "refuse_one_text",
     "signals",
+    "unnamed",
     "wrong_report",
 ]
 
@@ -434,7 +438,7 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
     def wait(
         url: str, _: asyncio.Task[object] | None, *, user_agent: str | None = None
     ) -> Coroutine[Any, Any, HeldLease]:
-        return _enter_detached(gate.lease(url, user_agent=user_agent))
+        return enter_detached(gate.lease(url, user_agent=user_agent))
 
     return partial(gate_middleware_with(gate, wait), UNLIMITED)
 
@@ -466,7 +470,7 @@ def gate_middleware_with(
         sent = request.headers.get(USER_AGENT)
         ours = sent is not None and sent == gate.user_agent
         if not ours:
-            agent = _other_agent(sent, gate.user_agent)
+            agent = other_agent(sent, gate.user_agent)
         if agent is None and url is spelt.last and not offered and not open_leases.get():
             text = spelt.text
             lease = take(text, task, spelt.authority.origin, spelt.path)
@@ -474,7 +478,7 @@ def gate_middleware_with(
             text = offered.taken_by(request) or sendable(url)
             adopted = lease = adopt(text)
             if adopted is not None and not (ours and adopted.user_agent is None):
-                await _judge_adopted(adopted, sent, gate, text)
+                await judge_adopted(adopted, sent, gate, text)
             elif adopted is None and agent is None:
                 lease = take(text, task)
         if lease is None:
@@ -508,18 +512,22 @@ def gate_middleware_with(
     return pass_gate
 
 
-# What aiohttp sends where nobody said who asks.
-_AIOHTTP = re.compile(r"Python/[0-9.]+ aiohttp/\S+")
+# What libraries send where nobody said who asks.
+_LIBRARY = re.compile(
+    r"Python/[0-9.]+ aiohttp/\S+|python-(?:httpx2?|requests|urllib3)/\S+|Python-urllib/\S+"
+    r"|Scrapy/\S+ \(\+https?://scrapy\.org\)"
+)
 
 
-def _unnamed(sent: str | None) -> bool:
-    return sent is None or _AIOHTTP.fullmatch(sent) is not None
+def unnamed(sent: str | None) -> bool:
+    """Whether a User-Agent is none, or a library's default, which says nobody's name."""
+    return sent is None or _LIBRARY.fullmatch(sent) is not None
 
 
 @lru_cache(maxsize=1024)
-def _other_agent(sent: str | None, own: str | None) -> str | None:
+def other_agent(sent: str | None, own: str | None) -> str | None:
     """The User-Agent of a request, if rules of its own may be meant for it; None: the gate's."""
-    if sent is None or _unnamed(sent) or (own is not None and _same_agent(sent, own)):
+    if sent is None or unnamed(sent) or (own is not None and _same_agent(sent, own)):
         return None
     return sent
 
@@ -528,12 +536,12 @@ def _same_agent(one: str, other: str) -> bool:
     return product_token(one).lower() == product_token(other).lower()
 
 
-async def _judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: str) -> None:
+async def judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: str) -> None:
     """See that a request under another name than the lease that it adopts is welcome, too.
 
     The turn is the same for all. Raises Denied or Deferred.
     """
-    if sent is None or _unnamed(sent):
+    if sent is None or unnamed(sent):
         return  # it is sent under the lease's
     if not _same_agent(sent, lease.user_agent or gate.user_agent or lease.decision.user_agent):
         decision = await gate.check(url, user_agent=sent)
@@ -543,7 +551,7 @@ async def _judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: st
 
 def _sign(request: ClientRequest, lease: HeldLease, gate: Gate) -> None:
     """A request without a name of its own is sent under the one whose rules allow it."""
-    if _unnamed(request.headers.get(USER_AGENT)):
+    if unnamed(request.headers.get(USER_AGENT)):
         name = lease.user_agent or gate.user_agent or lease.decision.user_agent
         request.headers[USER_AGENT] = name
 
@@ -618,7 +626,7 @@ def _failed(
     return late
 
 
-async def _enter_detached(turn: AbstractAsyncContextManager[HeldLease]) -> HeldLease:
+async def enter_detached(turn: AbstractAsyncContextManager[HeldLease]) -> HeldLease:
     """Take a lease that ends with its connection, not with a block.
 
     Entering puts it among the context's open leases; a request sent for it must not be

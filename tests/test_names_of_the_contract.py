@@ -97,8 +97,14 @@ def test_help_can_be_read() -> None:
 
 def test_help_can_be_read_of_every_module() -> None:
     for module in pkgutil.walk_packages(gatekeeper.__path__, "gatekeeper."):
-        if not module.name.endswith("__main__"):
-            assert pydoc.render_doc(importlib.import_module(module.name))
+        if module.name.endswith("__main__"):
+            continue
+        try:
+            found = importlib.import_module(module.name)
+        except ModuleNotFoundError:  # an integration is imported by those who have its library
+            assert module.name.startswith("gatekeeper.integrations.")
+            continue
+        assert pydoc.render_doc(found)
 
 
 @pytest.mark.parametrize("gate", [Gatekeeper, RemoteGatekeeper])

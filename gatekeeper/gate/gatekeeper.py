@@ -722,6 +722,12 @@ class GateInternals:
             raise GateClosed("the gate has no session of its own, or is not open")
         return connector
 
+    @property
+    def resolver(self) -> AbstractResolver | None:
+        """What its connector looks names up by; None: the system."""
+        gate = self._gate
+        return gate._resolver if gate._dns is None else gate._dns.resolver
+
     def deadline_middleware(self) -> DeadlineMiddleware:
         """`Gatekeeper.middleware`, for a session that gives each request a deadline of its own
         and may read its URLs by `url_cache`. Raises GateClosed.

@@ -92,6 +92,7 @@ async def surroundings(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[
         "FAKE_PORTS": json.dumps(ports),
         "FAKE_NAMES": json.dumps(NAMES),
         "SSL_CERT_FILE": str(authority),
+        "REQUESTS_CA_BUNDLE": str(authority),
         "CURL_HOME": str(here),
         "HOME": str(here),
         "XDG_STATE_HOME": str(tmp_path / "state"),

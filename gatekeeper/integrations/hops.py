@@ -1,0 +1,319 @@
+"""What the integrations share: one request under a lease, and the guard where it is dialled.
+
+Each hop of a request, the first as well as what a redirect leads to, is begun (decided, and its
+turn waited for), sent by the library, and told: the head of its answer or its failure. The lease
+lasts until the body was read, closed or dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from aiohttp.abc import AbstractResolver
+
+from gatekeeper import urls
+from gatekeeper.config import Config
+from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, Verdict
+from gatekeeper.errors import (
+    AddressRefused,
+    ConfigError,
+    Deferred,
+    Denied,
+    GatekeeperError,
+    InvalidURL,
+    LeaseTimeout,
+)
+from gatekeeper.fetching.guard import Guard, GuardedResolver
+from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.middleware import (
+    Gate,
+    HeldLease,
+    adopt,
+    enter_detached,
+    judge_adopted,
+    other_agent,
+    unnamed,
+)
+from gatekeeper.robots import product_token
+from gatekeeper.sync import SyncGatekeeper
+
+__all__ = [
+    "BodyInUse",
+    "GuardedNames",
+    "Hop",
+    "HopErrors",
+    "accept_unguarded",
+    "begin",
+    "begin_sync",
+]
+
+Call = Callable[[Callable[[], object]], object]
+"""Calls a callback, now or later."""
+
+_MOST_SECONDS = 60.0
+"""Seconds for connecting where the caller sets no limit."""
+
+
+class HopErrors:
+    """The errors of a library that are ours as well: subclasses of both.
+
+    `base` is what the library raises for a request that failed; `module` where the four classes
+    can be imported from, under these names.
+    """
+
+    def __init__(self, module: str, base: type[Exception]) -> None:
+        def both(name: str, text: str, *bases: type[Exception]) -> Any:
+            return type(name, bases, {"__module__": module, "__doc__": text})
+
+        self.denied: type[Denied] = both(
+            "RequestDenied", "Denied, and an error of the library's.", Denied, base
+        )
+        self.deferred: type[Deferred] = both(
+            "RequestDeferred",
+            "Deferred (a Denied), and an error of the library's.",
+            *(Deferred, self.denied),
+        )
+        self.late: type[LeaseTimeout] = both(
+            "RequestLeaseTimeout",
+            "LeaseTimeout, and an error of the library's.",
+            *(LeaseTimeout, base),
+        )
+        self.invalid: type[InvalidURL] = both(
+            "RequestInvalidURL", "InvalidURL, and an error of the library's.", InvalidURL, base
+        )
+
+    def of(self, error: GatekeeperError, request: object) -> GatekeeperError:
+        """The error as the library's users expect it."""
+        found: GatekeeperError = error
+        if isinstance(error, Denied):
+            kind = self.deferred if isinstance(error, Deferred) else self.denied
+            found = kind(error.decision)
+        elif isinstance(error, LeaseTimeout):
+            found = self.late(error.url, str(error), retry_at=error.retry_at)
+        elif isinstance(error, InvalidURL):
+            found = self.invalid(error.url, error.problem)
+        if found is not error:
+            found.request = request  # type: ignore[attr-defined] # each of them has it
+        return found
+
+
+class BodyInUse:
+    """What a response's body is read from, for its lease: in use until it is freed or dropped."""
+
+    __slots__ = ("__weakref__", "_call", "_call_later", "_callbacks", "closed")
+
+    def __init__(self, call: Call, call_later: Call) -> None:
+        """Both call in the gate's loop; `call_later` from any thread, not before this returns."""
+        self._call = call
+        self._call_later = call_later
+        self._callbacks: list[Callable[[], object]] = []
+        self.closed = False
+        """Nothing travels on it any more."""
+
+    def add_callback(self, callback: Callable[[], object], /) -> None:
+        """Have that called, in the gate's loop, once it is free, or dropped."""
+        self._callbacks.append(callback)
+
+    def free(self) -> None:
+        """The body was read to its end, or is not wanted any more. Idempotent."""
+        self._end(self._call)
+
+    def __del__(self) -> None:
+        self._end(self._call_later)  # a collector may be at work anywhere
+
+    def _end(self, call: Call) -> None:
+        self.closed = True
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            call(callback)
+
+
+class Hop:
+    """One request that was let in, with its lease."""
+
+    __slots__ = ("_adopted", "_call", "_call_later", "_lease", "_started", "user_agent")
+
+    def __init__(
+        self,
+        lease: HeldLease,
+        user_agent: str | None,
+        call: Call,
+        call_later: Call,
+        *,
+        adopted: bool,
+    ) -> None:
+        self._lease = lease
+        self._adopted = adopted
+        self._call, self._call_later = call, call_later
+        self._started = time.monotonic()
+        self.user_agent = user_agent
+        """The User-Agent to send in the place of the library's own; None: the request has one."""
+
+    def answered(self, status: int, headers: Mapping[str, str]) -> BodyInUse:
+        """The head is here: the interval counts from now. Free the body that this gives."""
+        self._lease.answered(
+            status, retry_after=headers.get("Retry-After"), rate_limit=headers.get("RateLimit")
+        )
+        body = BodyInUse(self._call, self._call_later)
+        if self._adopted:
+            self._lease.lasts_with(body)
+        else:
+            self._lease.ends_with(body)
+        return body
+
+    def failed(self, *, by_network: bool) -> None:
+        """No head came. `by_network`: it may have been sent, and the host did not answer; else it
+        was refused or cancelled here, which says nothing about the host."""
+        try:
+            elapsed = time.monotonic() - self._started
+            self._lease.report(elapsed=elapsed if by_network else None)
+        finally:
+            self._lease.end()
+
+
+async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
+    """Decide a request and wait for its turn. `sent`: its User-Agent.
+
+    An open lease of this context for this URL is used. Raises what `gate.lease` raises.
+    """
+    lease = adopt(url)
+    adopted = lease is not None
+    if lease is None:
+        agent = other_agent(sent, gate.user_agent)
+        lease = await enter_detached(gate.lease(url, user_agent=agent))
+    else:
+        try:
+            await judge_adopted(lease, sent, gate, url)
+        except BaseException:
+            lease.end()
+            raise
+    loop = asyncio.get_running_loop()
+
+    def call_later(callback: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and the gate with it
+            loop.call_soon_threadsafe(callback)
+
+    name = _name(lease, gate.user_agent, sent)
+    return Hop(lease, name, _call, call_later, adopted=adopted)
+
+
+def _call(callback: Callable[[], object]) -> None:
+    callback()
+
+
+def begin_sync(gate: SyncGatekeeper, url: str, sent: str | None) -> Hop:
+    """`begin`, for a thread."""
+    lease: HeldLease | None = adopt(url)
+    adopted = lease is not None
+    if lease is None:
+        lease = gate.acquire(url, user_agent=other_agent(sent, gate.user_agent))
+    else:
+        held = lease
+        try:
+            gate.wait(lambda inner: judge_adopted(held, sent, inner, url))
+        except BaseException:
+            lease.end()
+            raise
+    name = _name(lease, gate.user_agent, sent)
+    return Hop(lease, name, gate.post, gate.post, adopted=adopted)
+
+
+def _name(lease: HeldLease, own: str | None, sent: str | None) -> str | None:
+    """What to send where the request has no name of its own: the one whose rules allow it."""
+    return (lease.user_agent or own or lease.decision.user_agent) if unnamed(sent) else None
+
+
+class GuardedNames:
+    """The guard where an integration dials: which addresses a host may be dialled at.
+
+    The answers are those that are dialled, so that rebinding finds no gap. Make it for a gate; its
+    methods are called in the gate's loop.
+    """
+
+    def __init__(self, config: Config, resolver: AbstractResolver | None = None) -> None:
+        """`config`: its `[guard]`, where the gate has no guard of its own (a sidecar's client, or
+        one that was given a session). `resolver` None: the gate's, or the system's."""
+        self._config = config
+        self._given = resolver
+        self._guard: Guard | None = None
+        self._resolver: AbstractResolver | None = None
+
+    async def addresses(self, gate: Any, host: str, port: int) -> list[tuple[str, int]]:
+        """Address and port, in the order in which to try them. Raises AddressRefused where the
+        guard refuses them all, and OSError where the name has none."""
+        guard, resolver = self._of(gate)
+        try:
+            socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host.strip("[]"))
+        except OSError:
+            found = await resolver.resolve(host, port, socket.AF_UNSPEC)
+            return [(one["host"], one["port"]) for one in found]
+        if guard.refuses_address(host.strip("[]"), port) is not None:
+            raise AddressRefused  # no resolver is asked about a literal
+        return [(host.strip("[]"), port)]
+
+    def dialled(self) -> None:
+        """One of them is about to be dialled: it is counted."""
+        if self._guard is not None:
+            self._guard.dialled()
+
+    def denied(self, url: str, sent: str | None) -> Denied:
+        """The error for what the guard refused, as everywhere: one word (T2)."""
+        try:
+            origin = urls.parse(url).origin
+        except InvalidURL:
+            origin = ""
+        return Denied(
+            Decision(
+                verdict=Verdict.DENY,
+                reason=Reason.BLOCKED,
+                url=urls.mask(url),
+                origin=origin,
+                user_agent=product_token(sent or "") or "",
+                note=BLOCKED_NOTE,
+                id=self._guard.next_id() if self._guard is not None else "",
+            )
+        )
+
+    def refuse_url(self, gate: Any, url: str, sent: str | None) -> None:
+        """Raise Denied for a URL whose text the guard refuses. A gate with a guard of its own
+        decides that itself; a sidecar goes by its own settings, this by those given here."""
+        guard, _ = self._of(gate)
+        if guard.refuses_url(url) is not None:
+            raise self.denied(url, sent)
+
+    def _of(self, gate: Any) -> tuple[Guard, AbstractResolver]:
+        if self._guard is None or self._resolver is None:
+            inner = self._given
+            if isinstance(gate, Gatekeeper):
+                inside = internals(gate)
+                self._guard = inside.guard
+                inner = inner or inside.resolver
+            self._guard = self._guard or Guard(self._config)
+            self._resolver = GuardedResolver(self._guard, inner)
+        return self._guard, self._resolver
+
+    async def close(self) -> None:
+        """Release the system's resolver, if it was used."""
+        if self._resolver is not None:
+            await self._resolver.close()
+            self._resolver = None
+
+
+def accept_unguarded(config: Config, guarded: bool | None, what: str) -> None:
+    """Raise ConfigError for what takes the guard from the socket, unless the user said that it
+    may: `guarded=False`, or guard.mode = "url-only" in the gate's settings (T19)."""
+    if guarded is not False and config.guard.mode != "url-only":
+        raise ConfigError(
+            f"{what} dials by itself, so that the guard can only judge URLs: say guarded=False "
+            '(or set guard.mode = "url-only") to accept that, or leave it out'
+        )
+
+
+def seconds_each(left: float | None, attempts: int) -> float:
+    """How long one of the remaining attempts to connect may take, of so many seconds in all."""
+    return (_MOST_SECONDS if left is None else max(0.0, left)) / max(1, attempts)

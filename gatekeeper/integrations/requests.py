@@ -1,0 +1,290 @@
+"""A polite transport adapter for requests.
+
+adapter = PoliteAdapter(gate)              # a SyncGatekeeper
+session.mount("https://", adapter)
+session.mount("http://", adapter)
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import Any, cast
+
+import requests
+from aiohttp.abc import AbstractResolver
+from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, HTTPAdapter
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import MaxRetryError
+from urllib3.util.response import is_fp_closed
+from urllib3.util.retry import Retry
+
+from gatekeeper.config import as_config
+from gatekeeper.errors import (
+    AddressRefused,
+    Deferred,
+    Denied,
+    GateClosed,
+    GatekeeperError,
+    InvalidURL,
+    LeaseTimeout,
+)
+from gatekeeper.integrations.hops import (
+    BodyInUse,
+    GuardedNames,
+    Hop,
+    HopErrors,
+    accept_unguarded,
+    begin_sync,
+    seconds_each,
+)
+from gatekeeper.sync import SyncGatekeeper
+
+__all__ = [
+    "PoliteAdapter",
+    "RequestDeferred",
+    "RequestDenied",
+    "RequestInvalidURL",
+    "RequestLeaseTimeout",
+]
+
+_ERRORS = HopErrors(__name__, requests.RequestException)
+RequestDenied: type[Denied] = _ERRORS.denied
+RequestDeferred: type[Deferred] = _ERRORS.deferred
+RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
+RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
+
+
+class PoliteAdapter(HTTPAdapter):
+    """For `session.mount`: each request, redirect hop and retry is decided, paced and reported.
+
+    `gate` is a `SyncGatekeeper`; close it after the session. The lease is held until the body was
+    read, or the response is closed or dropped. Timeouts do not count the waiting. A request that
+    has no User-Agent of its own is sent with the gate's. `max_retries` and the other `options` are
+    those of `requests.adapters.HTTPAdapter`; each retry is a turn of its own.
+
+    Each address is judged where it is dialled, but through a proxy (also one that the environment
+    names): that raises ConfigError unless you say `guarded=False`. `resolver` looks names up;
+    None: as the gate does.
+
+    Raises `gatekeeper.Denied`, `Deferred`, `LeaseTimeout` and `InvalidURL`, which are
+    `requests.RequestException` as well.
+
+    >>> with SyncGatekeeper("examplebot/1.0") as gate, requests.Session() as session:
+    ...     for scheme in ("https://", "http://"):
+    ...         session.mount(scheme, PoliteAdapter(gate))
+    """
+
+    def __init__(
+        self,
+        gate: SyncGatekeeper,
+        *,
+        max_retries: Retry | int = 0,
+        guarded: bool | None = None,
+        resolver: AbstractResolver | None = None,
+        **options: Any,
+    ) -> None:
+        self._gate = gate
+        self._accepted = guarded
+        self._names = GuardedNames(gate.config, resolver)
+        self._thread = threading.local()
+        self._bodies: weakref.WeakSet[BodyInUse] = weakref.WeakSet()
+        self._retry = Retry(max_retries, read=False) if max_retries == 0 else max_retries
+        # Ours, one turn each; urllib3 would send them one after the other.
+        super().__init__(max_retries=0, **options)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether addresses are judged where they are dialled, proxies apart."""
+        return True
+
+    def init_poolmanager(
+        self,
+        connections: int = DEFAULT_POOLSIZE,
+        maxsize: int = DEFAULT_POOLSIZE,
+        block: bool = DEFAULT_POOLBLOCK,
+        **options: Any,
+    ) -> None:
+        """Have the pools dial through the guard; requests calls it."""
+        super().init_poolmanager(connections, maxsize, block, **options)
+        dial = {"gatekeeper_adapter": self}
+        plain = type("GuardedHTTPConnection", (_Guarded, HTTPConnection), dial)
+        safe = type("GuardedHTTPSConnection", (_Guarded, HTTPSConnection), dial)
+        self.poolmanager.pool_classes_by_scheme = {
+            "http": type("GuardedHTTPPool", (HTTPConnectionPool,), {"ConnectionCls": plain}),
+            "https": type("GuardedHTTPSPool", (HTTPSConnectionPool,), {"ConnectionCls": safe}),
+        }
+
+    def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
+        """A proxy dials by itself. Raises ConfigError unless that was accepted."""
+        accept_unguarded(self._gate.config or as_config(None), self._accepted, "a proxy")
+        return super().proxy_manager_for(proxy, **options)
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: Any = True,
+        cert: Any = None,
+        proxies: Any = None,
+    ) -> requests.Response:
+        """Decide, wait for the turn, and send; called once a redirect hop."""
+        given = {"timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
+        retry = Retry.from_int(self._retry)
+        while True:
+            try:
+                response = self._send_once(request, stream=stream, **given)
+            except requests.RequestException as error:
+                if isinstance(error, GatekeeperError):
+                    raise
+                again = _after_error(retry, request, error)
+                if again is None:
+                    raise
+                retry = again
+                retry.sleep()
+                continue
+            wait = response.headers.get("Retry-After") is not None
+            if not retry.is_retry(request.method or "", response.status_code, wait):
+                return response
+            try:
+                retry = retry.increment(request.method, request.url, response=response.raw)
+            except MaxRetryError as error:
+                if retry.raise_on_status:
+                    raise requests.exceptions.RetryError(error, request=request) from error
+                return response
+            with suppress(requests.RequestException):
+                _ = response.content  # so that the connection can be used again
+            response.close()
+            retry.sleep(response.raw)
+
+    def _send_once(
+        self, request: requests.PreparedRequest, *, stream: bool, **given: Any
+    ) -> requests.Response:
+        url, sent = request.url or "", _text(request.headers.get("User-Agent"))
+        try:
+            self._gate.do(lambda inner: self._names.refuse_url(inner, url, sent))
+            hop = begin_sync(self._gate, url, sent)
+        except GatekeeperError as error:
+            raise self._as_theirs(error, request) from error
+        if hop.user_agent is not None:
+            request.headers["User-Agent"] = hop.user_agent
+        self._thread.refused = False
+        try:
+            response = super().send(request, stream=stream, **given)
+        except BaseException as error:
+            network = isinstance(error, requests.RequestException) and not self._thread.refused
+            hop.failed(by_network=network)
+            if self._thread.refused and isinstance(error, requests.RequestException):
+                raise self._as_theirs(self._names.denied(url, sent), request) from error
+            raise
+        self._bodies.add(_lease_body(response, hop))
+        return response
+
+    def _as_theirs(self, error: GatekeeperError, request: object) -> GatekeeperError:
+        found = _ERRORS.of(error, request)
+        if isinstance(found, requests.RequestException):
+            found.response = None
+        return found
+
+    def dial(self, connection: Any, connect: Any) -> None:
+        """Connect to the first address that answers of those that the guard lets through.
+
+        Called by the connections. The connection's host is its name again afterwards, since the
+        Host field and the checks of certificates go by it.
+        """
+        host, port, timeout = connection.host, connection.port, connection.timeout
+        began = time.monotonic()
+        try:
+            found = self._gate.wait(lambda inner: self._names.addresses(inner, host, port))
+        except AddressRefused:
+            self._thread.refused = True
+            raise
+        if getattr(connection, "server_hostname", host) is None:
+            connection.server_hostname = host.strip("[]")
+        for number, (address, real) in enumerate(found, 1):
+            left = (
+                timeout - (time.monotonic() - began) if isinstance(timeout, int | float) else None
+            )
+            try:
+                self._names.dialled()
+                connection.host, connection.port = address, real
+                connection.timeout = seconds_each(left, len(found) + 1 - number)
+                connect()
+                return
+            except Exception:
+                connection.close()
+                if number == len(found):
+                    raise
+            finally:
+                connection.host, connection.port, connection.timeout = host, port, timeout
+
+    def close(self) -> None:
+        """Close the connections; what is open of leases ends."""
+        super().close()
+        for body in list(self._bodies):
+            body.free()
+        with suppress(GateClosed):
+            self._gate.wait(lambda _: self._names.close())
+
+
+class _Guarded:
+    """A connection of urllib3 that its adapter dials."""
+
+    gatekeeper_adapter: PoliteAdapter
+    proxy: Any
+
+    def connect(self) -> None:
+        connect = super().connect  # type: ignore[misc]
+        if self.proxy is not None:
+            connect()  # accepted by whoever made the adapter, or it would not come so far
+        else:
+            self.gatekeeper_adapter.dial(self, connect)
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+def _after_error(
+    retry: Retry, request: requests.PreparedRequest, error: requests.RequestException
+) -> Retry | None:
+    """What is left of the retries after a request that got no answer; None: nothing is."""
+    cause = error.args[0] if error.args else None
+    cause = getattr(cause, "reason", None) or cause
+    if not isinstance(cause, Exception):
+        return None
+    try:
+        return retry.increment(request.method, request.url, error=cause)
+    except Exception:  # noqa: BLE001 - urllib3 raises the cause itself where it is not retried
+        return None
+
+
+def _lease_body(response: requests.Response, hop: Hop) -> BodyInUse:
+    """Let the lease last until the connection of the response goes back to its pool, or the
+    response is closed or dropped."""
+    raw = response.raw
+    body = hop.answered(response.status_code, cast("Any", response.headers))
+    if raw is None or is_fp_closed(raw):  # no body
+        body.free()
+        return body
+    release, close = raw.release_conn, raw.close
+
+    def release_conn() -> None:
+        try:
+            release()
+        finally:
+            body.free()
+
+    def close_raw() -> None:
+        try:
+            close()
+        finally:
+            body.free()
+
+    # urllib3 calls these two itself, where a body was read to its end as where it is given up.
+    raw.release_conn, raw.close = release_conn, close_raw
+    return body

@@ -1,0 +1,431 @@
+"""The transports of httpx and httpx2, which are alike but for their classes.
+
+`gatekeeper.integrations.httpx` and `.httpx2` give these mixins their library's classes.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+import weakref
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from aiohttp.abc import AbstractResolver
+
+from gatekeeper.config import Config, as_config
+from gatekeeper.errors import AddressRefused, Denied, GateClosed, GatekeeperError
+from gatekeeper.integrations.hops import (
+    BodyInUse,
+    GuardedNames,
+    HopErrors,
+    accept_unguarded,
+    begin,
+    begin_sync,
+    seconds_each,
+)
+from gatekeeper.middleware import Gate
+from gatekeeper.sync import SyncGatekeeper
+
+__all__ = ["AsyncHopTransport", "HopTransport", "LeasedAsyncStream", "LeasedStream"]
+
+
+class LeasedAsyncStream:
+    """A response's body: its lease ends when it is closed, or dropped."""
+
+    def __init__(self, inner: Any, body: BodyInUse) -> None:
+        self._inner = inner
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._inner:
+            yield part
+
+    async def aclose(self) -> None:
+        """Close it; httpx does so itself where the body was read to its end."""
+        try:
+            await self._inner.aclose()
+        finally:
+            self._body.free()
+
+
+class LeasedStream:
+    """`LeasedAsyncStream`, for threads."""
+
+    def __init__(self, inner: Any, body: BodyInUse) -> None:
+        self._inner = inner
+        self._body = body
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._inner
+
+    def close(self) -> None:
+        """Close it; httpx does so itself where the body was read to its end."""
+        try:
+            self._inner.close()
+        finally:
+            self._body.free()
+
+
+class _Library:
+    """What both transports need of their library."""
+
+    httpx: Any
+    httpcore: Any
+    errors: HopErrors
+    stream: Any
+    """The class of their streams."""
+
+    guarded: bool
+    """Whether every address is judged where it is dialled; else only the URLs are."""
+
+    def _prepare(self, gate: Any, transport: object, guarded: bool | None, resolver: Any) -> None:
+        config = getattr(gate, "config", None)
+        config = config if isinstance(config, Config) else as_config(None)
+        self.guarded = transport is None
+        if transport is not None:
+            accept_unguarded(config, guarded, "a transport of your own")
+        self._names = GuardedNames(config, resolver)
+        self._bodies: weakref.WeakSet[BodyInUse] = weakref.WeakSet()
+
+    @contextmanager
+    def _told(self, request: Any) -> Iterator[None]:
+        """Our errors as the library's users expect them."""
+        try:
+            yield
+        except GatekeeperError as error:
+            raise self.errors.of(error, request) from error
+
+    def _pool(self, kind: Any, backend: Any, options: dict[str, Any]) -> Any:
+        """A pool of connections that are dialled by the backend."""
+        verify, cert = options.pop("verify", True), options.pop("cert", None)
+        context = verify
+        if not isinstance(verify, ssl.SSLContext):
+            context = self.httpx.create_ssl_context(verify=verify, cert=cert, trust_env=True)
+        return kind(
+            # No bound of its own: the turns are one, and waiting here would be in their time.
+            **{"max_connections": None, "max_keepalive_connections": 100, "keepalive_expiry": 15.0}
+            | options,
+            ssl_context=context,
+            network_backend=backend,
+        )
+
+    def _raw(self, request: Any) -> Any:
+        url = request.url
+        return self.httpcore.Request(
+            method=request.method,
+            url=self.httpcore.URL(
+                scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+            ),
+            headers=request.headers.raw,
+            content=request.stream,
+            extensions=request.extensions,
+        )
+
+    def _begun(self, request: Any, hop: Any) -> None:
+        if hop.user_agent is not None:
+            request.headers["User-Agent"] = hop.user_agent
+
+    def _failed(self, hop: Any, error: BaseException) -> None:
+        network = isinstance(error, self.httpx.RequestError | OSError)
+        hop.failed(by_network=network and not isinstance(error, Denied))
+
+    def _leased(self, hop: Any, response: Any) -> Any:
+        body = hop.answered(response.status_code, response.headers)
+        if response.is_closed:  # it was made with all its body
+            body.free()
+            return response
+        self._bodies.add(body)
+        response.stream = self.stream(response.stream, body)
+        return response
+
+    def _free(self) -> None:
+        for body in list(self._bodies):
+            body.free()
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        """The errors of httpcore as httpx's of the same name."""
+        try:
+            yield
+        except Exception as error:
+            for kind in type(error).__mro__:
+                if kind.__module__.partition(".")[0] == self.httpcore.__name__:
+                    found = getattr(self.httpx, kind.__name__, None)
+                    if found is not None:
+                        raise found(str(error)) from error
+            raise
+
+
+class AsyncHopTransport(_Library):
+    """The mixin of an asynchronous transport."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        transport: Any = None,
+        *,
+        guarded: bool | None = None,
+        resolver: AbstractResolver | None = None,
+        **options: Any,
+    ) -> None:
+        self._gate = gate
+        self._prepare(gate, transport, guarded, resolver)
+        backend = _Backend(self.httpcore, self._names, gate)
+        self._inner = transport or _PoolTransport(
+            self, self._pool(self.httpcore.AsyncConnectionPool, backend, options)
+        )
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Decide, wait for the turn, and send; called once a redirect hop."""
+        url, sent = str(request.url), request.headers.get("User-Agent")
+        with self._told(request):
+            if self.guarded:
+                self._names.refuse_url(self._gate, url, sent)
+            hop = await begin(self._gate, url, sent)
+        self._begun(request, hop)
+        try:
+            response = await self._inner.handle_async_request(request)
+        except AddressRefused as error:
+            hop.failed(by_network=False)
+            raise self.errors.of(self._names.denied(url, sent), request) from error
+        except BaseException as error:
+            self._failed(hop, error)
+            raise
+        return self._leased(hop, response)
+
+    async def aclose(self) -> None:
+        """Close the connections; what is open of leases ends."""
+        try:
+            await self._inner.aclose()
+        finally:
+            self._free()
+            await self._names.close()
+
+
+class HopTransport(_Library):
+    """The mixin of a transport for threads."""
+
+    def __init__(
+        self,
+        gate: SyncGatekeeper,
+        transport: Any = None,
+        *,
+        guarded: bool | None = None,
+        resolver: AbstractResolver | None = None,
+        **options: Any,
+    ) -> None:
+        self._gate = gate
+        self._prepare(gate, transport, guarded, resolver)
+        backend = _SyncBackend(self.httpcore, self._names, gate)
+        self._inner = transport or _SyncPoolTransport(
+            self, self._pool(self.httpcore.ConnectionPool, backend, options)
+        )
+
+    def handle_request(self, request: Any) -> Any:
+        """Decide, wait for the turn, and send; called once a redirect hop."""
+        url, sent = str(request.url), request.headers.get("User-Agent")
+        with self._told(request):
+            if self.guarded:
+                self._gate.do(lambda inner: self._names.refuse_url(inner, url, sent))
+            hop = begin_sync(self._gate, url, sent)
+        self._begun(request, hop)
+        try:
+            response = self._inner.handle_request(request)
+        except AddressRefused as error:
+            hop.failed(by_network=False)
+            raise self.errors.of(self._names.denied(url, sent), request) from error
+        except BaseException as error:
+            self._failed(hop, error)
+            raise
+        return self._leased(hop, response)
+
+    def close(self) -> None:
+        """Close the connections; what is open of leases ends."""
+        try:
+            self._inner.close()
+        finally:
+            self._free()
+            with suppress(GateClosed):
+                self._gate.wait(lambda _: self._names.close())
+
+
+class _PoolTransport:
+    """Requests over httpcore's pool, which httpx's own transport makes without a word about how
+    names are looked up."""
+
+    def __init__(self, outer: AsyncHopTransport, pool: Any) -> None:
+        self._outer = outer
+        self._pool = pool
+
+    async def handle_async_request(self, request: Any) -> Any:
+        outer = self._outer
+        with outer._mapped():
+            answer = await self._pool.handle_async_request(outer._raw(request))
+        return outer.httpx.Response(
+            status_code=answer.status,
+            headers=answer.headers,
+            stream=_MappedAsyncStream(outer, answer.stream),
+            extensions=answer.extensions,
+        )
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+
+
+class _MappedAsyncStream:
+    def __init__(self, outer: AsyncHopTransport, inner: Any) -> None:
+        self._outer = outer
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with self._outer._mapped():
+            async for part in self._inner:
+                yield part
+
+    async def aclose(self) -> None:
+        if hasattr(self._inner, "aclose"):
+            await self._inner.aclose()
+
+
+class _SyncPoolTransport:
+    """`_PoolTransport`, for threads."""
+
+    def __init__(self, outer: HopTransport, pool: Any) -> None:
+        self._outer = outer
+        self._pool = pool
+
+    def handle_request(self, request: Any) -> Any:
+        outer = self._outer
+        with outer._mapped():
+            answer = self._pool.handle_request(outer._raw(request))
+        return outer.httpx.Response(
+            status_code=answer.status,
+            headers=answer.headers,
+            stream=_MappedStream(outer, answer.stream),
+            extensions=answer.extensions,
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _MappedStream:
+    def __init__(self, outer: HopTransport, inner: Any) -> None:
+        self._outer = outer
+        self._inner = inner
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._outer._mapped():
+            yield from self._inner
+
+    def close(self) -> None:
+        if hasattr(self._inner, "close"):
+            self._inner.close()
+
+
+class _Dialling:
+    """What both backends do with the addresses of a host."""
+
+    def __init__(self, httpcore: Any, names: GuardedNames, gate: Any) -> None:
+        self._httpcore = httpcore
+        self._names = names
+        self._gate = gate
+
+    @contextmanager
+    def _looking_up(self) -> Iterator[None]:
+        try:
+            yield
+        except AddressRefused:
+            raise
+        except OSError as error:
+            raise self._httpcore.ConnectError(str(error)) from error
+
+
+class _Backend(_Dialling):
+    """httpcore's network, where the guard says which addresses are dialled."""
+
+    def __init__(self, httpcore: Any, names: GuardedNames, gate: Any) -> None:
+        super().__init__(httpcore, names, gate)
+        self._network = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> Any:
+        """Dial the first address that answers of those that the guard lets through."""
+        began = time.monotonic()
+        with self._looking_up():
+            found = await self._names.addresses(self._gate, host, port)
+        for number, (address, real) in enumerate(found, 1):
+            left = None if timeout is None else timeout - (time.monotonic() - began)
+            try:
+                self._names.dialled()
+                return await self._network.connect_tcp(
+                    address,
+                    real,
+                    timeout=seconds_each(left, len(found) + 1 - number),
+                    local_address=local_address,
+                    socket_options=socket_options,
+                )
+            except (self._httpcore.ConnectError, self._httpcore.ConnectTimeout):
+                if number == len(found):
+                    raise
+        raise self._httpcore.ConnectError(f"{host} has no address")
+
+    async def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> Any:
+        """Refused: it is no address of a site."""
+        raise AddressRefused
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait so long."""
+        await self._network.sleep(seconds)
+
+
+class _SyncBackend(_Dialling):
+    """`_Backend`, for threads; names are looked up in the gate's loop."""
+
+    def __init__(self, httpcore: Any, names: GuardedNames, gate: SyncGatekeeper) -> None:
+        super().__init__(httpcore, names, gate)
+        self._network = httpcore.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> Any:
+        """Dial the first address that answers of those that the guard lets through."""
+        began = time.monotonic()
+        with self._looking_up():
+            found = self._gate.wait(lambda inner: self._names.addresses(inner, host, port))
+        for number, (address, real) in enumerate(found, 1):
+            left = None if timeout is None else timeout - (time.monotonic() - began)
+            try:
+                self._names.dialled()
+                return self._network.connect_tcp(
+                    address,
+                    real,
+                    timeout=seconds_each(left, len(found) + 1 - number),
+                    local_address=local_address,
+                    socket_options=socket_options,
+                )
+            except (self._httpcore.ConnectError, self._httpcore.ConnectTimeout):
+                if number == len(found):
+                    raise
+        raise self._httpcore.ConnectError(f"{host} has no address")
+
+    def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> Any:
+        """Refused: it is no address of a site."""
+        raise AddressRefused
+
+    def sleep(self, seconds: float) -> None:
+        """Wait so long."""
+        self._network.sleep(seconds)

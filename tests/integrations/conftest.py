@@ -1,0 +1,39 @@
+"""Each rig, over a gate of this process and over a sidecar's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from tests.conformance.conftest import short, sidecar_on
+from tests.conformance.ways import settings
+from tests.integrations.rigs import RIGS, Rig
+from tests.internet import FakeInternet
+
+__all__ = ["short", "sidecar_on"]
+
+
+@pytest.fixture(params=["embedded", "sidecar"])
+def where(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=RIGS, ids=lambda rig: rig.__name__)
+async def rig_on(
+    request: pytest.FixtureRequest, where: str, sidecar_on: Any
+) -> AsyncIterator[Callable[..., Awaitable[Rig]]]:
+    """`rig = await rig_on(internet, pacing={...})`; it is closed at the end."""
+    pytest.importorskip(request.param.library)
+    async with AsyncExitStack() as stack:
+
+        async def begin(internet: FakeInternet, **tables: Any) -> Rig:
+            sidecar = await sidecar_on(internet, **tables) if where == "sidecar" else None
+            rig = request.param(internet, settings(**tables), sidecar)
+            await rig.start()
+            stack.push_async_callback(rig.stop)
+            return rig
+
+        yield begin

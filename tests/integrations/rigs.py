@@ -1,0 +1,224 @@
+"""How the one suite uses each integration: a rig opens a client of the library round a gate."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gatekeeper import Config, Gatekeeper, RemoteGatekeeper, SyncGatekeeper
+from tests.conformance.ways import AGENT, Sidecar
+from tests.internet import FakeInternet, certs
+
+__all__ = ["RIGS", "Answer", "Rig"]
+
+
+@dataclass
+class Answer:
+    """What came back, in no library's words."""
+
+    status: int
+    text: str
+
+
+class Rig:
+    """A client of one library, round a gate of this process or a sidecar's."""
+
+    library: str
+    error: str
+    """The library's own error of a request, by its dotted name."""
+    cancels = True
+    """A request of it can be cancelled."""
+    guarded = True
+    threads = False
+    """It blocks: each request is in a thread."""
+
+    def __init__(self, internet: FakeInternet, config: Config, sidecar: Sidecar | None) -> None:
+        self.internet = internet
+        self.config = config
+        self.sidecar = sidecar
+        self.gate: Any = None
+
+    @classmethod
+    def base_error(cls) -> type[Exception]:
+        module, _, name = cls.error.rpartition(".")
+        return getattr(importlib.import_module(module), name)
+
+    async def start(self) -> None:
+        """Open gate and client."""
+        if self.threads:
+            self.gate = await asyncio.to_thread(self._sync_gate)
+            await asyncio.to_thread(self.open)
+        else:
+            self.gate = await self._gate().__aenter__()
+            self.open()
+
+    def _gate(self) -> Any:
+        if self.sidecar is None:
+            return Gatekeeper(AGENT, config=self.config, resolver=self.internet.resolver)
+        return RemoteGatekeeper(self.sidecar.where, AGENT, config=self.config, patience=0.2)
+
+    def _sync_gate(self) -> SyncGatekeeper:
+        if self.sidecar is None:
+            gate = SyncGatekeeper(AGENT, config=self.config, resolver=self.internet.resolver)
+        else:
+            gate = SyncGatekeeper.remote(
+                self.sidecar.where, AGENT, config=self.config, patience=0.2
+            )
+        return gate.__enter__()
+
+    async def stop(self) -> None:
+        await self.close()
+        await self.close_gate()
+
+    async def close_gate(self) -> None:
+        if self.threads:
+            await asyncio.to_thread(self.gate.close)
+        else:
+            await self.gate.__aexit__(None, None, None)
+
+    async def ask(self, name: str, *given: Any) -> Any:
+        """A method of the gate."""
+        if self.threads:
+            return await asyncio.to_thread(getattr(self.gate, name), *given)
+        return await getattr(self.gate, name)(*given)
+
+    async def in_flight(self) -> int:
+        """Leases that are open, of the gate that gives them."""
+        if self.sidecar is not None:
+            return int(self.sidecar.gate.stats().pacing.in_flight)
+        if self.threads:
+            return int((await asyncio.to_thread(self.gate.stats)).pacing.in_flight)
+        return int(self.gate.stats().pacing.in_flight)
+
+    # -- of each integration
+
+    def open(self) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    async def get(self, url: str, **headers: str) -> Answer:
+        """The page, redirects followed."""
+        raise NotImplementedError
+
+    async def begin(self, url: str) -> Any:
+        """A response whose body was not read."""
+        raise NotImplementedError
+
+    async def finish(self, response: Any) -> None:
+        """Close it."""
+        raise NotImplementedError
+
+
+class Httpx(Rig):
+    library = "httpx"
+    error = "httpx.RequestError"
+
+    def open(self) -> None:
+        self.httpx = importlib.import_module(self.library)
+        module = importlib.import_module(f"gatekeeper.integrations.{self.library}")
+        self.transport = module.PoliteTransport(
+            self.gate, resolver=self.internet.resolver, verify=self.internet.client_ssl
+        )
+        assert self.transport.guarded
+        self.client = self.httpx.AsyncClient(transport=self.transport, follow_redirects=True)
+
+    async def close(self) -> None:
+        await self.client.aclose()
+
+    async def get(self, url: str, **headers: str) -> Answer:
+        response = await self.client.get(url, headers=named(headers))
+        return Answer(response.status_code, response.text)
+
+    async def begin(self, url: str) -> Any:
+        return await self.client.send(self.client.build_request("GET", url), stream=True)
+
+    async def finish(self, response: Any) -> None:
+        await response.aclose()
+
+
+class Httpx2(Httpx):
+    library = "httpx2"
+    error = "httpx2.RequestError"
+
+
+class SyncHttpx(Rig):
+    library = "httpx"
+    error = "httpx.RequestError"
+    cancels = False
+    threads = True
+
+    def open(self) -> None:
+        self.httpx = importlib.import_module(self.library)
+        module = importlib.import_module(f"gatekeeper.integrations.{self.library}")
+        transport = module.SyncPoliteTransport(
+            self.gate, resolver=self.internet.resolver, verify=self.internet.client_ssl
+        )
+        self.client = self.httpx.Client(transport=transport, follow_redirects=True)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.client.close)
+
+    async def get(self, url: str, **headers: str) -> Answer:
+        response = await asyncio.to_thread(self.client.get, url, headers=named(headers))
+        return Answer(response.status_code, response.text)
+
+    async def begin(self, url: str) -> Any:
+        request = self.client.build_request("GET", url)
+        return await asyncio.to_thread(self.client.send, request, stream=True)
+
+    async def finish(self, response: Any) -> None:
+        await asyncio.to_thread(response.close)
+
+
+class SyncHttpx2(SyncHttpx):
+    library = "httpx2"
+    error = "httpx2.RequestError"
+
+
+class Requests(Rig):
+    library = "requests"
+    error = "requests.RequestException"
+    cancels = False
+    threads = True
+
+    def open(self) -> None:
+        import requests
+
+        from gatekeeper.integrations.requests import PoliteAdapter
+
+        self.client = requests.Session()
+        self.client.trust_env = False
+        self.folder = tempfile.TemporaryDirectory()
+        self.client.verify = str(Path(self.folder.name) / "authority.pem")
+        certs.authority().cert_pem.write_to_path(self.client.verify)
+        adapter = PoliteAdapter(self.gate, resolver=self.internet.resolver)
+        for scheme in ("http://", "https://"):
+            self.client.mount(scheme, adapter)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.client.close)
+        self.folder.cleanup()
+
+    async def get(self, url: str, **headers: str) -> Answer:
+        response = await asyncio.to_thread(self.client.get, url, headers=named(headers), timeout=60)
+        return Answer(response.status_code, response.text)
+
+    async def begin(self, url: str) -> Any:
+        return await asyncio.to_thread(self.client.get, url, stream=True)
+
+    async def finish(self, response: Any) -> None:
+        await asyncio.to_thread(response.close)
+
+
+def named(headers: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+RIGS: list[Callable[..., Rig]] = [Httpx, Httpx2, SyncHttpx, SyncHttpx2, Requests]

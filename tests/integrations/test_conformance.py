@@ -1,0 +1,257 @@
+"""The one suite: what every integration promises, judged by what the sites saw."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from typing import Any
+
+import pytest
+
+from gatekeeper import Deferred, Denied, GateClosed, InvalidURL, LeaseTimeout, NotYet
+from tests.conformance.ways import AGENT
+from tests.integrations.rigs import Rig
+from tests.internet import FakeInternet, Hold, Page, Reset, Stall, redirect
+
+DENYING = "User-agent: *\nDisallow: /private\n"
+
+
+async def settled(rig: Rig) -> None:
+    """Every lease has ended: the test's own timeout is the limit."""
+    while await rig.in_flight():
+        await asyncio.sleep(0)
+
+
+async def test_a_denied_url_never_reaches_the_server(internet: FakeInternet, rig_on: Any) -> None:
+    site = internet.site("a.test").robots(DENYING).page("/x", "hello")
+    rig = await rig_on(internet)
+    assert (await rig.get("http://a.test/x")).text == "hello"
+    with pytest.raises(Denied) as caught:
+        await rig.get("http://a.test/private")
+    assert isinstance(caught.value, rig.base_error())
+    assert not isinstance(caught.value, Deferred)
+    assert caught.value.decision.rule.line == 2  # type: ignore[union-attr]
+    assert site.paths == ["/robots.txt", "/x"]
+
+
+async def test_an_unreachable_file_defers(internet: FakeInternet, rig_on: Any) -> None:
+    site = internet.site("a.test").robots(Page("", status=503)).page("/x")
+    rig = await rig_on(internet)
+    with pytest.raises(Deferred) as caught:
+        await rig.get("http://a.test/x")
+    assert isinstance(caught.value, rig.base_error())
+    assert caught.value.retry_at is not None
+    assert set(site.paths) == {"/robots.txt"}
+
+
+async def test_each_redirect_hop_is_decided(internet: FakeInternet, rig_on: Any) -> None:
+    internet.site("a.test").robots("").on("/x", redirect("http://b.test/private"))
+    other = internet.site("b.test").robots(DENYING).page("/y", "there")
+    internet.sites["a.test"].on("/y", redirect("http://b.test/y"))
+    rig = await rig_on(internet)
+    with pytest.raises(Denied) as caught:
+        await rig.get("http://a.test/x")
+    assert caught.value.decision.origin == "http://b.test"
+    assert (await rig.get("http://a.test/y")).text == "there"
+    assert other.paths == ["/robots.txt", "/y"]
+    await settled(rig)
+
+
+async def test_each_redirect_hop_takes_a_turn(internet: FakeInternet, rig_on: Any) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
+    site.on("/1", redirect("/2")).on("/2", redirect("/3")).page("/3", "there")
+    rig = await rig_on(internet)
+    assert (await rig.get("http://a.test/1")).text == "there"
+    assert site.paths == ["/robots.txt", "/1", "/2", "/3"]
+    assert min(site.gaps()) >= 0.1
+
+
+async def test_crawl_delay_is_kept_between_any_two(internet: FakeInternet, rig_on: Any) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n").page("/", "hello")
+    rig = await rig_on(internet)
+    found = await asyncio.gather(*(rig.get("http://a.test/") for _ in range(6)))
+    assert [one.text for one in found] == ["hello"] * 6
+    assert len(site.paths) == 7
+    assert min(site.gaps()) >= 0.1
+    assert site.most_concurrent == 1
+
+
+async def test_retry_after_holds_that_host_only(internet: FakeInternet, rig_on: Any) -> None:
+    busy = Page("", status=429, headers={"Retry-After": "300"})
+    site = internet.site("a.test").robots("").on("/x", busy)
+    internet.site("b.test").robots("").page("/", "free")
+    rig = await rig_on(internet)
+    assert (await rig.get("http://a.test/x")).status == 429
+    await settled(rig)
+    found = await rig.ask("try_acquire", "http://a.test/x")
+    assert isinstance(found, NotYet)
+    assert found.due_at.timestamp() - internet.clock.wall() > 200
+    assert (await rig.get("http://b.test/")).text == "free"
+    assert site.paths == ["/robots.txt", "/x"]
+
+
+async def test_a_slow_host_delays_no_other(internet: FakeInternet, rig_on: Any) -> None:
+    hold = Hold(Page("late"))
+    internet.site("slow.test").robots("").on("/", hold)
+    internet.site("a.test").robots("").page("/", "free")
+    rig = await rig_on(internet)
+    slow = asyncio.create_task(rig.get("http://slow.test/"))
+    await hold.waiting.acquire()
+    for _ in range(3):
+        assert (await rig.get("http://a.test/")).text == "free"
+    assert not slow.done()
+    hold.release()
+    assert (await slow).text == "late"
+
+
+async def test_a_streamed_body_holds_the_slot_until_closed(
+    internet: FakeInternet, rig_on: Any
+) -> None:
+    site = internet.site("a.test").robots("").page("/1", "x" * 100).page("/2", "second")
+    rig = await rig_on(internet)
+    response = await rig.begin("http://a.test/1")
+    await internet.settle()
+    assert await rig.in_flight() == 1
+    with contextlib.suppress(LeaseTimeout):
+        # Who holds it is told that it would wait for itself; another one waits.
+        found = await rig.ask("try_acquire", "http://a.test/2")
+        assert isinstance(found, NotYet)
+    assert "/2" not in site.paths
+    await rig.finish(response)
+    await settled(rig)
+    assert (await rig.get("http://a.test/2")).text == "second"
+    assert site.most_concurrent == 1
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # that is what requests leaves
+async def test_a_dropped_response_frees_the_lease(internet: FakeInternet, rig_on: Any) -> None:
+    internet.site("a.test").robots("").on("/1", Stall("x" * 100)).page("/2", "second")
+    rig = await rig_on(internet)
+    response = await rig.begin("http://a.test/1")
+    assert await rig.in_flight() == 1
+    del response
+    while await rig.in_flight():  # a thread may hold it for a moment longer
+        gc.collect()
+        await asyncio.sleep(0)
+    assert (await rig.get("http://a.test/2")).text == "second"
+
+
+async def test_a_cancelled_request_frees_the_lease(internet: FakeInternet, rig_on: Any) -> None:
+    hold = Hold(Page("late"))
+    internet.site("a.test").robots("").on("/1", hold).page("/2", "second")
+    rig = await rig_on(internet)
+    if not rig.cancels:
+        return  # a thread can't be cancelled: what interrupts it is tried in test_sync
+    first = asyncio.create_task(rig.get("http://a.test/1"))
+    await hold.waiting.acquire()
+    waiting = asyncio.create_task(rig.get("http://a.test/2"))
+    await internet.settle()
+    for task in (waiting, first):
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+    await settled(rig)
+    assert (await rig.get("http://a.test/2")).text == "second"
+
+
+async def test_a_failed_request_is_the_library_s_error_and_frees_the_lease(
+    internet: FakeInternet, rig_on: Any
+) -> None:
+    internet.site("a.test").robots("").on("/1", Reset())
+    rig = await rig_on(internet)
+    with pytest.raises(rig.base_error()) as caught:
+        await rig.get("http://a.test/1")
+    assert not isinstance(caught.value, Denied)
+    await settled(rig)
+
+
+async def test_a_closed_client_frees_the_lease(internet: FakeInternet, rig_on: Any) -> None:
+    internet.site("a.test").robots("").on("/1", Stall("x" * 100))
+    rig = await rig_on(internet)
+    response = await rig.begin("http://a.test/1")
+    assert await rig.in_flight() == 1
+    await rig.close()
+    await settled(rig)
+    await rig.finish(response)
+
+
+@pytest.mark.parametrize("sent", ["otherbot/2.0", "nicebot/1.0"])
+async def test_the_identity_sent_is_the_one_judged(
+    internet: FakeInternet, rig_on: Any, sent: str
+) -> None:
+    text = "User-agent: otherbot\nDisallow: /\n\nUser-agent: examplebot\nDisallow: /private\n"
+    site = internet.site("a.test").robots(text).page("/x").page("/private")
+    rig = await rig_on(internet)
+    await rig.get("http://a.test/x")
+    assert site.requests[-1].headers["User-Agent"] == AGENT  # the library's default is none
+    if sent == "otherbot/2.0":
+        with pytest.raises(Denied) as caught:
+            await rig.get("http://a.test/x", User_Agent=sent)
+        assert caught.value.decision.user_agent == "otherbot"
+        assert len(site.paths) == 2
+    else:
+        await rig.get("http://a.test/private", User_Agent=sent)
+        assert site.requests[-1].headers["User-Agent"] == sent
+
+
+async def test_while_the_gate_is_down_nothing_is_sent(internet: FakeInternet, rig_on: Any) -> None:
+    site = internet.site("a.test").robots("").page("/x")
+    rig = await rig_on(internet)
+    await rig.get("http://a.test/x")
+    await settled(rig)
+    if rig.sidecar is not None:
+        await rig.sidecar.stop()
+        with pytest.raises(Deferred, match="gate_unreachable") as caught:
+            await rig.get("http://a.test/x")
+        assert isinstance(caught.value, rig.base_error())
+    else:
+        await rig.close_gate()
+        with pytest.raises(GateClosed):
+            await rig.get("http://a.test/x")
+    assert site.paths == ["/robots.txt", "/x"]
+
+
+async def test_a_private_address_is_refused(internet: FakeInternet, rig_on: Any) -> None:
+    internet.site("a.test").robots("").on("/x", redirect("http://169.254.169.254/latest"))
+    rig = await rig_on(internet)
+    if not rig.guarded:
+        return  # its page says so, and its own tests show it
+    for url in ("http://10.1.2.3/", "http://a.test/x", "http://[::ffff:10.1.2.3]/"):
+        with pytest.raises(Denied, match="blocked") as caught:
+            await rig.get(url)
+        assert isinstance(caught.value, rig.base_error())
+    assert not internet.dialled("10.1.2.3")
+
+
+async def test_an_address_that_a_name_is_rebound_to_is_refused(
+    internet: FakeInternet, rig_on: Any
+) -> None:
+    """The first answer is the robots.txt's, and harmless; the second is the page's."""
+    site = internet.site("a.example").robots("").page("/")
+    rig = await rig_on(internet, guard={"allow": ["127.0.0.0/8"]})
+    if not rig.guarded:
+        return
+    await rig.ask("check", "http://a.example/")
+    internet.dns("a.example", "10.1.2.3")
+    with pytest.raises(Denied, match="blocked") as caught:
+        await rig.get("http://a.example/")
+    assert isinstance(caught.value, rig.base_error())
+    assert site.paths == ["/robots.txt"]
+    await settled(rig)
+
+
+async def test_what_is_no_url_of_ours_is_told(internet: FakeInternet, rig_on: Any) -> None:
+    rig = await rig_on(internet)
+    with pytest.raises((InvalidURL, rig.base_error(), ValueError)):
+        await rig.get("http://a%zz.test/")
+
+
+async def test_tls_is_checked_by_name(internet: FakeInternet, rig_on: Any) -> None:
+    internet.listener().port(tls=True)  # from this thread: it begins to serve in its loop
+    internet.site("a.test").page("/", "safe")
+    internet.site("wrong.test", tls="wrong-name").page("/")
+    rig = await rig_on(internet, host=[{"match": "*", "robots": "allow"}])
+    assert (await rig.get("https://a.test/")).text == "safe"
+    with pytest.raises(rig.base_error()):
+        await rig.get("https://wrong.test/")

@@ -1,0 +1,181 @@
+"""What is of httpx, httpx2 and requests alone, beside the one suite."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from typing import Any
+
+import pytest
+
+from gatekeeper import ConfigError, Denied, Gatekeeper, LeaseTimeout, SyncGatekeeper
+from tests.conformance.ways import AGENT, settings
+from tests.internet import FakeInternet, Page
+
+LIBRARIES = ["httpx", "httpx2"]
+
+
+@pytest.fixture(params=LIBRARIES)
+def library(request: pytest.FixtureRequest) -> Any:
+    return pytest.importorskip(request.param)
+
+
+def transports(library: Any) -> Any:
+    return importlib.import_module(f"gatekeeper.integrations.{library.__name__}")
+
+
+async def test_an_open_lease_is_used(internet: FakeInternet, library: Any) -> None:
+    site = internet.site("a.test").robots("").page("/x", "mine")
+    transport = transports(library).PoliteTransport
+    async with (
+        Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+        library.AsyncClient(transport=transport(gate)) as client,
+    ):
+        async with gate.lease("http://a.test/x") as lease:
+            assert (await client.get("http://a.test/x")).text == "mine"
+            assert not lease.ended
+            with pytest.raises(LeaseTimeout):  # it is used: another request would wait for it
+                await client.get("http://a.test/x")
+        assert lease.ended
+    assert site.paths == ["/robots.txt", "/x"]
+
+
+async def test_waiting_is_in_no_timeout(internet: FakeInternet, library: Any) -> None:
+    internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.3\n").page("/x", "mine")
+    transport = transports(library).PoliteTransport
+    async with Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate:
+        timeout = library.Timeout(0.25)
+        async with library.AsyncClient(transport=transport(gate), timeout=timeout) as client:
+            for _ in range(2):
+                assert (await client.get("http://a.test/x")).status_code == 200
+
+
+async def test_event_hooks_see_each_hop(internet: FakeInternet, library: Any) -> None:
+    internet.site("a.test").robots("").redirect("/x", "/y").page("/y", "there")
+    seen: list[str] = []
+
+    async def note(response: Any) -> None:
+        seen.append(f"{response.status_code} {response.url.path}")
+
+    transport = transports(library).PoliteTransport
+    async with (
+        Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+        library.AsyncClient(
+            transport=transport(gate), event_hooks={"response": [note]}, follow_redirects=True
+        ) as client,
+    ):
+        await client.get("http://a.test/x")
+    assert seen == ["302 /x", "200 /y"]
+
+
+async def test_a_transport_of_your_own_is_not_guarded_and_has_to_be_accepted(
+    internet: FakeInternet, library: Any
+) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
+    polite = transports(library).PoliteTransport
+    mine = library.MockTransport(lambda request: library.Response(200, text=str(request.url)))
+    async with Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate:
+        with pytest.raises(ConfigError, match="guarded=False"):
+            polite(gate, mine)
+        transport = polite(gate, mine, guarded=False)
+        assert transport.guarded is False
+        async with library.AsyncClient(transport=transport) as client:
+            assert (await client.get("http://a.test/x")).text == "http://a.test/x"
+            with pytest.raises(Denied):
+                await client.get("http://a.test/private")
+
+
+async def test_a_task_that_would_wait_for_its_own_stream_is_told(
+    internet: FakeInternet, library: Any
+) -> None:
+    internet.site("a.test").robots("").page("/x", "mine" * 100)
+    transport = transports(library).PoliteTransport
+    async with (
+        Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+        library.AsyncClient(transport=transport(gate)) as client,
+        client.stream("GET", "http://a.test/x"),
+    ):
+        with pytest.raises(library.RequestError) as caught:
+            await client.get("http://a.test/y")
+        assert isinstance(caught.value, LeaseTimeout)
+
+
+def polite_requests(gate: SyncGatekeeper, **options: Any) -> Any:
+    requests = pytest.importorskip("requests")
+    from gatekeeper.integrations.requests import PoliteAdapter
+
+    session = requests.Session()
+    session.trust_env = False
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, PoliteAdapter(gate, **options))
+    return session
+
+
+async def test_retries_of_urllib3_are_turns_of_their_own(internet: FakeInternet) -> None:
+    retries = pytest.importorskip("urllib3").Retry(3, status_forcelist=[500], backoff_factor=0)
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
+    site.on("/x", Page("", status=500), Page("", status=500), Page("there"))
+    site.on("/never", Page("", status=500))
+
+    def crawl() -> None:
+        requests = pytest.importorskip("requests")
+        with (
+            SyncGatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+            polite_requests(gate, max_retries=retries) as session,
+        ):
+            assert session.get("http://a.test/x").text == "there"
+            with pytest.raises(requests.exceptions.RetryError):
+                session.get("http://a.test/never")
+
+    await asyncio.to_thread(crawl)
+    assert site.paths == ["/robots.txt", *["/x"] * 3, *["/never"] * 4]
+    assert min(site.gaps()) >= 0.1
+
+
+async def test_a_refused_connection_is_retried_in_turns_of_its_own(internet: FakeInternet) -> None:
+    internet.refusing("a.test")
+    config = settings(host=[{"match": "*", "robots": "allow"}])
+
+    def crawl() -> int:
+        requests = pytest.importorskip("requests")
+        with (
+            SyncGatekeeper(AGENT, config=config, resolver=internet.resolver) as gate,
+            polite_requests(gate, max_retries=2) as session,
+        ):
+            with pytest.raises(requests.ConnectionError):
+                session.get("http://a.test/x")
+            return int(gate.stats().pacing.granted)  # type: ignore[union-attr]
+
+    assert await asyncio.to_thread(crawl) == 3
+
+
+async def test_a_proxy_has_to_be_accepted(internet: FakeInternet) -> None:
+    internet.site("a.test").robots("")
+
+    def crawl() -> None:
+        with (
+            SyncGatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+            polite_requests(gate) as session,
+        ):
+            with pytest.raises(ConfigError, match="proxy"):
+                session.get("http://a.test/x", proxies={"http": "http://127.0.0.1:9"})
+            assert gate.stats().pacing.in_flight == 0  # type: ignore[union-attr]
+
+    await asyncio.to_thread(crawl)
+
+
+async def test_requests_reuses_its_connections_under_their_names(internet: FakeInternet) -> None:
+    site = internet.site("a.test").robots("").page("/x", "mine")
+
+    def crawl() -> None:
+        with (
+            SyncGatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+            polite_requests(gate) as session,
+        ):
+            for _ in range(3):
+                assert session.get("http://a.test/x").text == "mine"
+
+    await asyncio.to_thread(crawl)
+    pages = [request for request in site.requests if request.target == "/x"]
+    assert {request.host for request in pages} == {"a.test"}
+    assert len({id(request.connection) for request in pages}) == 1
