@@ -722,6 +722,10 @@ class GateInternals:
             raise GateClosed("the gate has no session of its own, or is not open")
         return connector
 
+    def refused(self, url: str, header: str, note: str) -> Decision:
+        """See `Decider.refused`."""
+        return self._decider.refused(url, header, note)
+
     @property
     def resolver(self) -> AbstractResolver | None:
         """What its connector looks names up by; None: the system."""

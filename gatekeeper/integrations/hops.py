@@ -16,9 +16,8 @@ from typing import Any
 
 from aiohttp.abc import AbstractResolver
 
-from gatekeeper import urls
 from gatekeeper.config import Config
-from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, Verdict
+from gatekeeper.decision import BLOCKED_NOTE, Decision
 from gatekeeper.errors import (
     AddressRefused,
     ConfigError,
@@ -30,6 +29,7 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.guard import Guard, GuardedResolver
 from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.gate.decider import refused_request
 from gatekeeper.middleware import (
     Gate,
     HeldLease,
@@ -39,7 +39,6 @@ from gatekeeper.middleware import (
     other_agent,
     unnamed,
 )
-from gatekeeper.robots import product_token
 from gatekeeper.sync import SyncGatekeeper
 
 __all__ = [
@@ -241,6 +240,7 @@ class GuardedNames:
         self._config = config
         self._given = resolver
         self._guard: Guard | None = None
+        self._deny: Callable[[str, str, str], Decision] | None = None
         self._resolver: AbstractResolver | None = None
 
     async def addresses(self, gate: Any, host: str, port: int) -> list[tuple[str, int]]:
@@ -263,21 +263,8 @@ class GuardedNames:
 
     def denied(self, url: str, sent: str | None) -> Denied:
         """The error for what the guard refused, as everywhere: one word (T2)."""
-        try:
-            origin = urls.parse(url).origin
-        except InvalidURL:
-            origin = ""
-        return Denied(
-            Decision(
-                verdict=Verdict.DENY,
-                reason=Reason.BLOCKED,
-                url=urls.mask(url),
-                origin=origin,
-                user_agent=product_token(sent or "") or "",
-                note=BLOCKED_NOTE,
-                id=self._guard.next_id() if self._guard is not None else "",
-            )
-        )
+        deny = self._deny or refused_request
+        return Denied(deny(url, sent or "", BLOCKED_NOTE))
 
     def refuse_url(self, gate: Any, url: str, sent: str | None) -> None:
         """Raise Denied for a URL whose text the guard refuses. A gate with a guard of its own
@@ -291,7 +278,7 @@ class GuardedNames:
             inner = self._given
             if isinstance(gate, Gatekeeper):
                 inside = internals(gate)
-                self._guard = inside.guard
+                self._guard, self._deny = inside.guard, inside.refused
                 inner = inner or inside.resolver
             self._guard = self._guard or Guard(self._config)
             self._resolver = GuardedResolver(self._guard, inner)

@@ -34,15 +34,15 @@ RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
 RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
 
-class _AsyncStream(LeasedAsyncStream, httpx2.AsyncByteStream):
+class _AsyncStream2(LeasedAsyncStream, httpx2.AsyncByteStream):
     pass
 
 
-class _Stream(LeasedStream, httpx2.SyncByteStream):
+class _Stream2(LeasedStream, httpx2.SyncByteStream):
     pass
 
 
-class PoliteTransport(AsyncHopTransport, httpx2.AsyncBaseTransport):
+class PoliteTransport2(AsyncHopTransport, httpx2.AsyncBaseTransport):
     """For `httpx2.AsyncClient(transport=...)`: each hop is decided, paced and reported.
 
     `gate` is a `Gatekeeper` or `RemoteGatekeeper`; close it after the client. The lease is held
@@ -66,10 +66,10 @@ class PoliteTransport(AsyncHopTransport, httpx2.AsyncBaseTransport):
     httpx = httpx2
     httpcore = httpcore2
     errors = _ERRORS
-    stream = _AsyncStream
+    stream = _AsyncStream2
 
 
-class SyncPoliteTransport(HopTransport, httpx2.BaseTransport):
+class SyncPoliteTransport2(HopTransport, httpx2.BaseTransport):
     """For `httpx2.Client(transport=...)`: `PoliteTransport` over a `SyncGatekeeper`.
 
     >>> def main(gate) -> None:
@@ -80,4 +80,8 @@ class SyncPoliteTransport(HopTransport, httpx2.BaseTransport):
     httpx = httpx2
     httpcore = httpcore2
     errors = _ERRORS
-    stream = _Stream
+    stream = _Stream2
+
+
+PoliteTransport = PoliteTransport2
+SyncPoliteTransport = SyncPoliteTransport2
