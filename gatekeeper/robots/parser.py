@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gatekeeper.robots import signals
-from gatekeeper.robots.groups import Groups, Source, find_groups, records_of
 from gatekeeper.robots.model import (
     LIMIT,
     Decoded,
@@ -25,7 +24,15 @@ from gatekeeper.robots.model import (
     value_of,
     values_in,
 )
-from gatekeeper.robots.policy import Conflicts, Policy, V2Semantics
+from gatekeeper.robots.policy import (
+    Conflicts,
+    Groups,
+    Policy,
+    Source,
+    V2Semantics,
+    find_groups,
+    records_of,
+)
 
 if TYPE_CHECKING:
     from gatekeeper.robots.lint import Finding

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta
+from typing import NamedTuple
 
 import msgspec
 
-from gatekeeper.robots.model import Spans
+from gatekeeper.robots import signals
+from gatekeeper.robots.model import Spans, shown
 
 __all__ = [
+    "FIELDS",
     "MAX_SECONDS",
+    "Directives",
     "RequestRate",
     "Window",
     "by_crawl_delay",
@@ -24,6 +28,7 @@ __all__ = [
     "parse_request_rate",
     "parse_visit_time",
     "rate_in_force",
+    "read_directives",
 ]
 
 MAX_SECONDS = 31_536_000.0
@@ -182,6 +187,45 @@ def effective_interval(
     if rule_of_thumb:
         return max(_THUMB_SECONDS, _THUMB_FACTOR * (took or 0.0))
     return None
+
+
+FIELDS = (
+    "crawl-delay",
+    "request-rate",
+    "visit-time",
+    "comment",
+    "content-signal",
+    "content-usage",
+)
+
+
+class Directives(NamedTuple):
+    """What came of the values; those that can't be read are left out."""
+
+    crawl_delay: float | None
+    """Seconds; of several the largest (VND-01)."""
+    request_rates: tuple[RequestRate, ...]
+    visit_times: tuple[Window, ...]
+    comments: tuple[str, ...]
+    signal: dict[str, str]
+    """What the Content-Signal lines say together (SIG-12)."""
+    usage: Sequence[str]
+    """Content-Usage lines, which speak of paths."""
+
+
+def read_directives(said: Mapping[str, Sequence[str]]) -> Directives:
+    """Read the values, as octets, of each of the `FIELDS`."""
+    delays = map(parse_crawl_delay, said["crawl-delay"])
+    rates = map(parse_request_rate, said["request-rate"])
+    windows = map(parse_visit_time, said["visit-time"])
+    return Directives(
+        crawl_delay=max((delay for delay in delays if delay is not None), default=None),
+        request_rates=tuple(rate for rate in rates if rate),
+        visit_times=tuple(window for window in windows if window),
+        comments=tuple(map(shown, said["comment"])),
+        signal=signals.combine_signals(map(signals.parse_content_signal, said["content-signal"])),
+        usage=said["content-usage"],
+    )
 
 
 def _holds(window: Window, moment: time) -> bool:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from gatekeeper.robots.groups import choose
 from gatekeeper.robots.model import (
     Dialect,
     Rule,
@@ -42,6 +41,7 @@ from gatekeeper.robots.patterns import (
     squeeze,
     wild_match,
 )
+from gatekeeper.robots.policy import choose
 from gatekeeper.robots.rules import rules_in
 from gatekeeper.urls import MAX_PATH
 
