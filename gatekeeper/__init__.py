@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from gatekeeper.lazy import lazily
+from gatekeeper.speedups import lazily
 
 if TYPE_CHECKING:
     from gatekeeper.clock import Clock, SystemClock, VirtualClock
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper, GateStats
     from gatekeeper.gate.leases import Lease
     from gatekeeper.middleware import Gate, signals
-    from gatekeeper.pacing.explain import ClockView
     from gatekeeper.pacing.ledger import Granted, Ledger, MemoryLedger, NotBefore
+    from gatekeeper.pacing.waiting import ClockView
     from gatekeeper.queue import PoliteQueue
     from gatekeeper.remote.client import RemoteGatekeeper, RemoteStats
     from gatekeeper.robots import (
@@ -79,7 +79,7 @@ else:  # each when it is first asked for: a parser alone need not wait for an HT
             "gatekeeper.gate": ["Gatekeeper", "GateStats"],
             "gatekeeper.gate.leases": ["Lease"],
             "gatekeeper.middleware": ["Gate", "signals"],
-            "gatekeeper.pacing.explain": ["ClockView"],
+            "gatekeeper.pacing.waiting": ["ClockView"],
             "gatekeeper.pacing.ledger": ["Granted", "Ledger", "MemoryLedger", "NotBefore"],
             "gatekeeper.queue": ["PoliteQueue"],
             "gatekeeper.robots": [

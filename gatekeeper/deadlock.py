@@ -27,7 +27,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gatekeeper.clock import Clock, Deadline, Timer
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.pacing.explain import Need
+from gatekeeper.pacing.waiting import Need
 from gatekeeper.urls import mask
 
 __all__ = ["Choice", "Holdings", "TurnWait", "WaitGraph", "WaitsForItself"]

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gatekeeper.lazy import lazily
+from gatekeeper.speedups import lazily
 
 if TYPE_CHECKING:
-    from gatekeeper.refusals import Deferred, Denied, LeaseTimeout
+    from gatekeeper.decision import Deferred, Denied, LeaseTimeout
 else:  # they bring aiohttp in, which who reads a text needs not wait for
     __getattr__, __dir__ = lazily(
-        __name__, {"gatekeeper.refusals": ["Deferred", "Denied", "LeaseTimeout"]}
+        __name__, {"gatekeeper.decision": ["Deferred", "Denied", "LeaseTimeout"]}
     )
 
 __all__ = [

@@ -1,15 +1,21 @@
-"""The switch for everything that exists for speed alone.
+"""What exists for speed alone: its switch, and names that are imported when first asked for.
 
-Behind it stand the decision cache, the compiled rules and first-match shortcuts of a policy, the
-URL cache of a polite session, and the responses that the sidecar writes inline. Each has a plain
-way beside it that gives the same answers; the whole test suite passes with the switch off.
+Behind the switch stand the decision cache, the compiled rules and first-match shortcuts of a
+policy, the URL cache of a polite session, and the responses that the sidecar writes inline. Each
+has a plain way beside it that gives the same answers; the whole test suite passes with the switch
+off.
+
+`lazily` is for packages of many parts (PEP 562): an import costs what its user uses.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 
-__all__ = ["ON", "VARIABLE"]
+__all__ = ["ON", "VARIABLE", "lazily"]
 
 VARIABLE = "GATEKEEPER_NO_SPEEDUPS"
 """The environment variable that turns them off: any value but the empty text and "0"."""
@@ -17,3 +23,52 @@ VARIABLE = "GATEKEEPER_NO_SPEEDUPS"
 ON: bool = os.environ.get(VARIABLE, "") in ("", "0")
 """Whether they are used. Classes read it when they are constructed, as `speedups.ON`, so that a
 test can set it; what was made before keeps to what it read."""
+
+
+def lazily(
+    package: str, homes: Mapping[str, Iterable[str]]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` for the package. `homes`: each module, and which of its names
+    (`name`, or `name as other`) are the package's.
+
+    Modules of the package can be had as its attributes, too, imported or not.
+
+    >>> getattr_, dir_ = lazily("gatekeeper", {"gatekeeper.urls": ["mask", "mask as hide"]})
+    >>> getattr_("hide") is getattr_("mask"), {"hide", "mask"} <= {*dir_()}
+    (True, True)
+    """
+    places: dict[str, tuple[str, str]] = {}
+    for module, its in homes.items():
+        for text in its:
+            name, _, other = text.partition(" as ")
+            places[other or name] = module, name
+
+    def find(name: str) -> object:
+        place = places.get(name)
+        if place is not None:
+            value: object = getattr(import_module(place[0]), place[1])
+        elif name.startswith("_"):
+            raise _missing(package, name)
+        else:
+            value = _module(package, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *places})
+
+    return find, names
+
+
+def _module(package: str, name: str) -> object:
+    whole = f"{package}.{name}"
+    try:
+        return import_module(whole)
+    except ModuleNotFoundError as error:
+        if error.name != whole:
+            raise
+        raise _missing(package, name) from None
+
+
+def _missing(package: str, name: str) -> AttributeError:
+    return AttributeError(f"module {package!r} has no attribute {name!r}", name=name)

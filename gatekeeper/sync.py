@@ -30,7 +30,7 @@ from gatekeeper.errors import GateClosed
 from gatekeeper.gate import Gatekeeper, GateStats
 from gatekeeper.gate.leases import Lease
 from gatekeeper.middleware import ConnectionInUse, open_leases
-from gatekeeper.pacing.explain import ClockView
+from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.remote.client import RemoteGatekeeper, RemoteStats
 from gatekeeper.remote.leases import RemoteLease
 from gatekeeper.robots import Policy, RobotsTxt

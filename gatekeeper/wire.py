@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from gatekeeper.decision import Decision
-from gatekeeper.pacing.explain import ClockView
+from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Candidate
 
 __all__ = [

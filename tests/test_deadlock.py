@@ -25,7 +25,7 @@ from gatekeeper import (
 from gatekeeper.clock import VirtualClock
 from gatekeeper.deadlock import WaitGraph, WaitsForItself
 from gatekeeper.gate import internals
-from gatekeeper.pacing.explain import Need
+from gatekeeper.pacing.waiting import Need
 from tests.internet import Drip, FakeInternet, Stall, redirect
 
 MakeGate = Callable[..., AbstractAsyncContextManager[Gatekeeper]]

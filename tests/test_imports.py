@@ -19,7 +19,7 @@ import gatekeeper
 import gatekeeper.errors
 import gatekeeper.robots
 from gatekeeper.cli import COMMANDS
-from gatekeeper.lazy import lazily
+from gatekeeper.speedups import lazily
 
 HEAVY = ("aiohttp", "asyncio", "yarl", "prometheus_client", "sqlite3", "ssl", "email", "idna")
 PACKAGES = [gatekeeper, gatekeeper.robots, gatekeeper.errors]

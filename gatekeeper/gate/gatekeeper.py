@@ -39,11 +39,11 @@ from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
 from gatekeeper.gate.questions import GateQuestions, token_of
 from gatekeeper.gate.robots_pacing import RobotsPacing
 from gatekeeper.middleware import UNLIMITED, DeadlineMiddleware, gate_middleware_with
-from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scheduler import PacingStats, Scheduler, check_moment
 from gatekeeper.pacing.scopes import Scope
+from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.compiled import QuickAnswer
 from gatekeeper.storage.base import HistoryEntry, Storage

@@ -37,10 +37,9 @@ from gatekeeper.middleware import (
     wrong_report,
 )
 from gatekeeper.pacing.engine import Grant
-from gatekeeper.pacing.explain import EVERYTHING
 from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.waiting import Entrance
+from gatekeeper.pacing.waiting import EVERYTHING, Entrance
 from gatekeeper.url_cache import url_of
 from gatekeeper.urls import Target
 

@@ -20,7 +20,6 @@ from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError, GateClosed, LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine, Grant
-from gatekeeper.pacing.explain import ClockView, Need, explain, needs
 from gatekeeper.pacing.ledger import Ledger, Report, ScopeClock
 from gatekeeper.pacing.ledger_calls import Hold, LedgerAnswers, LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
@@ -41,11 +40,15 @@ from gatekeeper.pacing.scopes import (
 from gatekeeper.pacing.waiting import (
     AT_ONCE,
     Admit,
+    ClockView,
     Deadlines,
     Departures,
     DueWatch,
+    Need,
     Refetch,
     TaskWaiter,
+    explain,
+    needs,
 )
 from gatekeeper.storage.base import Storage
 

@@ -36,7 +36,7 @@ from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, NotYet, Reason, Verdict
 from gatekeeper.errors import ConfigError, GateClosed, GatekeeperError, InvalidURL, SidecarError
 from gatekeeper.middleware import gate_middleware, refuse_one_text
-from gatekeeper.pacing.explain import ClockView
+from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.remote.connection import (
     Outbox,
     OwnedTasks,

@@ -39,7 +39,7 @@ from gatekeeper.middleware import (
     open_leases,
     wrong_report,
 )
-from gatekeeper.pacing.explain import Need
+from gatekeeper.pacing.waiting import Need
 from gatekeeper.remote.connection import (
     Outbox,
     OutboxMessage,

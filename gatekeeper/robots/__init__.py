@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gatekeeper.lazy import lazily
+from gatekeeper.speedups import lazily
 
 if TYPE_CHECKING:
     from gatekeeper.robots.composition import (

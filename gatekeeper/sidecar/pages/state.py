@@ -12,9 +12,9 @@ import msgspec
 
 from gatekeeper.clock import utc
 from gatekeeper.fetching.records import Moment
-from gatekeeper.pacing.explain import ClockView
 from gatekeeper.pacing.rules import SHARED
 from gatekeeper.pacing.scopes import INF
+from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.sidecar.pages.feeds import Counts, DecisionFeed, Series, retrievals
 from gatekeeper.sidecar.pages.host_index import STATES, HostIndex, HostOrder, state_of
 from gatekeeper.wire import HostBody, HostState
