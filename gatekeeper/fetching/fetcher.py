@@ -29,9 +29,10 @@ from yarl import URL
 from gatekeeper.clock import Clock
 from gatekeeper.config import Config, FetchConfig, PacingConfig
 from gatekeeper.errors import GateClosed, InvalidURL, LeaseTimeout, StorageError
-from gatekeeper.fetching.guard import connecting, dialling
+from gatekeeper.fetching.guard import FirstDial, GuardedConnector, connecting, dialling
 from gatekeeper.fetching.limits import HostTurns, RetrievalDeadline, SharedTimer, Slots, watching
 from gatekeeper.fetching.outcomes import (
+    ANSWERED,
     Known,
     Outcome,
     Refuse,
@@ -44,6 +45,7 @@ from gatekeeper.fetching.outcomes import (
     is_media,
     judge,
     lifetime,
+    precedence,
 )
 from gatekeeper.http_fields import wait_of
 from gatekeeper.library_internals import default_proxy, limit_interim
@@ -201,6 +203,8 @@ class RequestSender:
         self._alarm = SharedTimer(clock)
         self._ssl = config.tls_errors != "accept" and config.profile != "archival"
         self._own: aiohttp.ClientSession | None = None
+        self._dials_first: GuardedConnector | None = None
+        """Connects to origins that were not asked before, ahead of the request."""
         self._reaching: aiohttp.ClientSession | None = None
 
     def watch(self) -> RetrievalDeadline:
@@ -228,7 +232,14 @@ class RequestSender:
             own = self._own = _laid_over(self._lent, connector, self._headers)
             # It holds nothing to be closed; but aiohttp warns of a session that is not.
             weakref.finalize(self, own.detach)
+            if isinstance(connector, GuardedConnector) and not self._proxied:
+                self._dials_first = connector
         return own
+
+    @property
+    def _proxied(self) -> bool:
+        """There may be a proxy between us and the sites."""
+        return self._lent.trust_env or any(default_proxy(self._lent).values())
 
     def _connector(self) -> aiohttp.BaseConnector:
         """That of the lent session. Raises GateClosed where that is closed."""
@@ -252,6 +263,7 @@ class RequestSender:
         session = self._session()
         in_body = False
         head: aiohttp.ClientResponse | None = None
+        first: FirstDial | None = None
         dialled: list[str] = []
         dialling.set(dialled)
         connecting.set(None)  # whoever was the first to ask is told of its own alone
@@ -260,6 +272,8 @@ class RequestSender:
             hurry.on_request()
         try:
             with watch:
+                if self._dials_first is not None and precedence.get() != ANSWERED:
+                    first = await self._dials_first.dial(target)
                 async with session.get(
                     _url_of(target),
                     headers=headers,
@@ -291,6 +305,9 @@ class RequestSender:
                 detail=f"{type(error).__name__}: {error}"[:300],
                 addresses=tuple(dialled),
             )
+        finally:
+            if first is not None:
+                first.close()
 
     async def reach(self, target: Target, watch: RetrievalDeadline) -> bool | None:
         """Whether a connection to the target's origin comes about; no request is sent over it.
@@ -300,7 +317,7 @@ class RequestSender:
         a proxy stands in between. Raises GateClosed.
         """
         connector = self._connector()
-        if self._lent.trust_env or any(default_proxy(self._lent).values()):
+        if self._proxied:
             return None
         session = self._reaching
         if session is None:

@@ -45,7 +45,12 @@ from gatekeeper.decision import BLOCKED_NOTE, Decision
 from gatekeeper.errors import AddressRefused, ConfigError, Denied
 from gatekeeper.fetching.guard_policy import Guard, GuardStats, Kind, Refusal
 from gatekeeper.fetching.limits import PlaceQueue, watching
-from gatekeeper.library_internals import DialConnector, close_pooled, limit_interim
+from gatekeeper.library_internals import (
+    DialConnector,
+    close_pooled,
+    limit_interim,
+    start_connection,
+)
 from gatekeeper.url_cache import UrlCache
 
 if TYPE_CHECKING:
@@ -55,6 +60,7 @@ if TYPE_CHECKING:
     from aiohttp.tracing import Trace
 
 __all__ = [
+    "FirstDial",
     "Guard",
     "GuardStats",
     "GuardedConnector",
@@ -188,6 +194,61 @@ connecting: ContextVar[Callable[[bool], object] | None] = ContextVar(
 is over; a connection that is kept alive is used without."""
 
 
+class _Socket(socket.socket):
+    """One that may be handed to aiohttp when it is connected: to connect it again does nothing."""
+
+    __slots__ = ("made",)
+    made: bool
+
+    def connect(self, address: Any) -> None:
+        """Connect, the first time."""
+        if not getattr(self, "made", False):
+            super().connect(address)
+
+
+class FirstDial:
+    """A name that was looked up and dialled before there is a request for it, for one context.
+
+    The request finds the answers and the connection where it asks for them: in the resolver and in
+    the socket factory.
+    """
+
+    __slots__ = ("answers", "host", "port", "sock")
+
+    def __init__(self, host: str, port: int, answers: list[ResolveResult]) -> None:
+        self.host = host
+        self.port = port
+        self.answers = answers
+        """Vetted; the one that was connected to stands first."""
+        self.sock: _Socket | None = None
+        """Connected, as long as no request has taken it."""
+
+    def connected(self, sock: _Socket) -> None:
+        """It came about."""
+        sock.made = True
+        self.sock = sock
+        if len(self.answers) > 1:
+            peer = sock.getpeername()[0]
+            self.answers.sort(key=lambda answer: answer["host"] != peer)
+
+    def take(self, address: tuple[str, int]) -> _Socket | None:
+        """The connection to that address, once."""
+        sock = self.sock
+        if sock is None or sock.getpeername()[:2] != address:
+            return None
+        self.sock = None
+        return sock
+
+    def close(self) -> None:
+        """No request follows any more."""
+        _first_dial.set(None)
+        if self.sock is not None:
+            self.sock.close()
+
+
+_first_dial: ContextVar[FirstDial | None] = ContextVar("gatekeeper_first_dial", default=None)
+
+
 class GuardedResolver(AbstractResolver):
     """Drops the answers that may not be dialled."""
 
@@ -203,6 +264,8 @@ class GuardedResolver(AbstractResolver):
         attempt = _attempt.get()
         if attempt is not None and attempt.proxied:
             return await self._inner.resolve(host, port, family)
+        if (dial := _first_dial.get()) is not None and (dial.host, dial.port) == (host, port):
+            return dial.answers
         if self._guard.refuses_name(host) is not None:
             raise AddressRefused
         answers = await self._inner.resolve(host, port, family)
@@ -234,6 +297,11 @@ Deny = Callable[[str, str, str], Decision]
 """The decision about a request that the guard refuses: of its URL, its User-Agent header, and the
 note of the refusal."""
 
+_NOT_ABOUT_DIALS: Final = frozenset({"limit", "use_dns_cache", "keepalive_timeout", "force_close"})
+"""Options of a connector that leave its dials as they are, `limit` 0."""
+_NEXT_ADDRESS: Final = 0.25
+"""Seconds after which another address of a name is dialled as well (RFC 8305 section 5)."""
+
 _connect = aiohttp.TCPConnector.connect  # each request goes this way: no super() for it
 
 
@@ -260,6 +328,7 @@ class GuardedConnector(DialConnector):
         self._deny = deny
         self._guarded_resolver = GuardedResolver(guard, resolver)
         self._judged_by = guard.version
+        self._dials_first = not options.keys() - _NOT_ABOUT_DIALS and not options.get("limit")
         super().__init__(
             resolver=self._guarded_resolver, socket_factory=self._open_socket, **options
         )
@@ -273,6 +342,11 @@ class GuardedConnector(DialConnector):
         family, kind, proto, _, sockaddr = info
         host, port = str(sockaddr[0]), int(sockaddr[1])
         attempt = _attempt.get()
+        dial = _first_dial.get()
+        if dial is not None and (ready := dial.take((host, port))) is not None:
+            if attempt is not None:
+                attempt.dialled += 1
+            return ready
         if attempt is None:
             refusal = self.guard.refuses_address(host, port)
         elif attempt.proxied:
@@ -288,7 +362,7 @@ class GuardedConnector(DialConnector):
         if (dialled := dialling.get()) is not None and len(dialled) < _MOST_NAMED:
             dialled.append(host)
         self.guard.dialled()
-        return socket.socket(family, kind, proto)
+        return (socket.socket if dial is None else _Socket)(family, kind, proto)
 
     def connect(
         self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
@@ -306,6 +380,55 @@ class GuardedConnector(DialConnector):
         if not passed and (refusal := self.guard.refuses_request(url)) is not None:
             raise self._denied(req, refusal.note)
         return _connect(self, req, traces, timeout)
+
+    async def dial(self, target: urls.Target) -> FirstDial | None:
+        """Look a host up and connect to it, for a request of this context that follows at once.
+
+        Most origins that nobody asked before are dead, and to build a request first would cost
+        more than all the rest. None: the request has to do it, also where the guard objects,
+        which it then says. Close what is returned when the request is over. Raises OSError where
+        there is no such name or no connection; a resolver may raise anything.
+        """
+        host, port = target.host, target.port
+        start = start_connection()
+        if (
+            start is None
+            or not self._dials_first
+            or ":" in host
+            or host[-1:].isdigit()  # an address: nothing to look up
+            or host.endswith(".")
+            or self._judged_by != self.guard.version
+            or self.guard.refuses_target(target) is not None
+        ):
+            return None
+        try:
+            answers = await self._guarded_resolver.resolve(host, port)
+        except (AddressRefused, TimeoutError, socket.gaierror) as error:
+            if isinstance(error, AddressRefused):
+                return None
+            raise
+        except OSError as error:  # aiodns, by way of aiohttp
+            raise socket.gaierror(error.errno, str(error)) from error
+        dial = FirstDial(host, port, answers)
+        attempt = _Attempt(host, proxied=False)
+        token = _attempt.set(attempt)
+        _first_dial.set(dial)
+        try:
+            sock = await start(
+                [_addr_info(answer) for answer in answers],
+                happy_eyeballs_delay=_NEXT_ADDRESS,
+                socket_factory=self._open_socket,
+            )
+            if isinstance(sock, _Socket):  # it is: `_open_socket` made it
+                dial.connected(sock)
+        except BaseException as error:
+            dial.close()
+            if isinstance(error, OSError) and attempt.refused and not attempt.dialled:
+                return None
+            raise
+        finally:
+            _attempt.reset(token)
+        return dial
 
     def _give_up_judged(self) -> None:
         """Other settings are in force: what was let through by the old ones is not used again."""
@@ -349,6 +472,12 @@ class GuardedConnector(DialConnector):
         """Close the connections, and the resolver if it is not the caller's."""
         await super().close(abort_ssl=abort_ssl)
         await self._guarded_resolver.close()
+
+
+def _addr_info(answer: ResolveResult) -> AddrInfoType:
+    family, host, port = answer["family"], answer["host"], answer["port"]
+    address = (host, port, 0, 0) if family == socket.AF_INET6 else (host, port)
+    return family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address
 
 
 def refuse_proxy(mode: str, proxy: object) -> None:
