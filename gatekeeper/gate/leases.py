@@ -693,6 +693,7 @@ class LeaseManager:
             async with deadline(self.clock, timeout):
                 return await self.questions.check(url, target, agent)
         except TimeoutError:
+            self._scheduler.refuse_unknown(target.host)  # the storage may be why
             raise LeaseTimeout(
                 target.url, f"{target.url}: its robots.txt did not come within {timeout:g} s"
             ) from None

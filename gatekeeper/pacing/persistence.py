@@ -58,6 +58,8 @@ class Promises:
         for it, since whenever it grows the wall clock goes on as well (`check_wall`)."""
         self.unwritten: set[str] = set()
         """Scopes whose latest promise could not be written when it was made."""
+        self._unread = False
+        """The storage could not be read at the start."""
         self.made: int = 0
         """Records made durable since the start."""
 
@@ -66,9 +68,14 @@ class Promises:
 
         Returns how many hosts were left in the storage, since there is no room for them.
         """
-        records = await self._storage.load_clocks()
         if (watch := getattr(self._storage, "watch", None)) is not None:
             watch(self._look)
+        try:
+            records = await self._storage.load_clocks()
+        except StorageError:
+            if self.failing is None:
+                raise
+            return self._load_later()
         now = self._clock.monotonic()
         if any(record.scope == RUNNING for record in records):
             self._memory.floor_until = now + DURABLE
@@ -89,6 +96,15 @@ class Promises:
         with contextlib.suppress(StorageError):
             self.mark()
         return left
+
+    def _load_later(self) -> int:
+        """The storage can't be read yet: each host is looked up there before its first lease, and
+        what an earlier process did in its last second counts as just done."""
+        self._unread = True
+        self._memory.floor_until = self._clock.monotonic() + DURABLE
+        with contextlib.suppress(StorageError):
+            self.mark()
+        return 1
 
     def mark(self) -> None:
         """Let the next run know of a crash. Raises StorageError: until it is written no turn
@@ -117,6 +133,7 @@ class Promises:
             return False
         if self.marked and hasattr(self._storage, "failing") and self.failing is None:
             self.unwritten.clear()  # the storage has made up for all of them
+            self._unread = False
         return scope.name in self.unwritten
 
     def _wall_moved(self, records: list[ClockRecord]) -> bool:
@@ -343,7 +360,11 @@ class Promises:
             self._storage.forget_clock(RUNNING)
         # Else the last second of a crashed run is not over yet: what was asked then is still
         # unknown, and the next run must wait for it as well.
-        await self._storage.flush()
+        try:
+            await self._storage.flush()
+        except StorageError:
+            if not self._unread or self.failing is None:
+                raise  # else it was never open, and nothing was promised
 
 
 def _stamp_of(record: ClockRecord) -> Stamp | None:

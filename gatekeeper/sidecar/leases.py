@@ -53,6 +53,7 @@ from gatekeeper.gate import internals
 from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.waiting import LeaseWaiters, WantedLease, draining, full
+from gatekeeper.storage.base import NO_SPACE
 
 if TYPE_CHECKING:
     from gatekeeper.gate import GateInternals, Gatekeeper
@@ -64,6 +65,8 @@ _log = logging.getLogger(__name__)
 
 
 _STORAGE = "storage"
+_TAKE_UP = 0.5
+"""Seconds between two looks whether the leases of an earlier process can be held again."""
 _SLACK = 1000
 _IDS = 256
 """Ids made at once: to ask the system costs more than all the rest of one."""
@@ -116,8 +119,9 @@ class LeaseTable:
         self._timer = SingleTimer(clock, self._sweep)
         self._idle = asyncio.Event()
         self._idle.set()
-        self._unwritten = False
+        self._unwritten = not self._book.begun
         """The journal took no line when it was last tried."""
+        self._taking_up: asyncio.Task[None] | None = None
         self._on_report = on_report
         self.ended: dict[str, int] = {"reported": 0, "given_back": 0, "expired": 0, "dropped": 0}
         self.refused: dict[str, int] = {"leases": 0, "journal": 0, "client": 0}
@@ -192,8 +196,16 @@ class LeaseTable:
         accepted, once, and what it says of the host counts.
         """
         async with asyncio.TaskGroup() as tasks:
-            for left in self._book.left_over:
+            for left in list(self._left_over.values()):
                 tasks.create_task(self._take_up(gate, left))
+        if self._left_over and gate.storage_failing is not None:
+            self._taking_up = asyncio.create_task(self._take_up_later(gate))
+
+    async def _take_up_later(self, gate: GateInternals) -> None:
+        """The state file can't be read yet: hold them again when it can."""
+        while gate.storage_failing is not None:
+            await self._clock.sleep(_TAKE_UP)
+        await self.take_up(gate)
 
     async def _take_up(self, gate: GateInternals, left: OpenLease) -> None:
         seconds = left.left(self._clock)
@@ -300,6 +312,8 @@ class LeaseTable:
     def close(self) -> None:
         """End what is still held, as used. The journal keeps it for the next process."""
         self.drain()
+        if self._taking_up is not None:
+            self._taking_up.cancel()
         self._book.close()
         self._timer.cancel()
         for held in self:
@@ -563,10 +577,11 @@ class LeaseBook:
     """The journal, open for appending. Without a path nothing is kept.
 
     `left_over` are the leases that an earlier process left open and whose report may still
-    come. Raises OSError where the file can't be read or written.
+    come. Raises OSError where the file can't be read or written, but for the want of space
+    with `wait`: then `writable` begins it as soon as there is some.
     """
 
-    def __init__(self, path: Path | None, *, clock: Clock) -> None:
+    def __init__(self, path: Path | None, *, clock: Clock, wait: bool = False) -> None:
         self._path = path
         self._clock = clock
         self._open: dict[str, OpenLease] = {}
@@ -581,7 +596,11 @@ class LeaseBook:
             self._open = {
                 lease.id: lease for lease in _read(path).values() if lease.reportable(clock)
             }
-            self._rewrite(path)
+            try:
+                self._rewrite(path)
+            except OSError as error:
+                if not wait or error.errno not in NO_SPACE:
+                    raise
         self.left_over: tuple[OpenLease, ...] = tuple(self._open.values())
 
     def granted(self, lease: OpenLease) -> None:
@@ -617,6 +636,11 @@ class LeaseBook:
     def kept(self) -> bool:
         """Whether anything is written at all."""
         return self._path is not None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the file is open, or none is needed."""
+        return self._path is None or self._fd != -1
 
     @property
     def writable(self) -> bool:

@@ -207,7 +207,8 @@ def _lease_book(config: Config) -> LeaseBook:
     state = config.storage.path
     path = None if state is None else Path(state + "-leases")
     try:
-        return LeaseBook(path, clock=SystemClock())
+        wait = config.storage.on_failure == "refuse"
+        return LeaseBook(path, clock=SystemClock(), wait=wait)
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
 

@@ -24,6 +24,7 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import LeaseTimeout
+from gatekeeper.gate import internals
 from gatekeeper.gate.leases import Lease, refuse
 from gatekeeper.sidecar.exchange import Problem
 
@@ -235,6 +236,10 @@ class LeaseWaiters:
         except LeaseTimeout:
             raise
         except TimeoutError:
+            within = internals(gate)
+            if (why := within.storage_failing) is not None:
+                target = urls.parse(wanted.url)
+                refuse(within.unkept(wanted.url, target, wanted.user_agent, why))
             raise LeaseTimeout(
                 wanted.url,
                 f"{wanted.url}: its robots.txt did not come within {wanted.wait:g} s",

@@ -7,6 +7,7 @@ by the machine's own count (`clock.Stamp`): from those two its moments are read.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import zlib
 from collections.abc import Callable, Iterable
@@ -15,8 +16,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from gatekeeper.errors import StorageError
+
 __all__ = [
     "ClockRecord",
+    "DiskFull",
     "HistoryEntry",
     "OriginRecord",
     "Pending",
@@ -33,6 +37,14 @@ __all__ = [
 
 MAX_TEXT = 64 * 1024 * 1024
 """No body is inflated beyond this many bytes, whatever a tampered file holds."""
+
+
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""System errors that end by themselves once there is space, or the disk is well."""
+
+
+class DiskFull(StorageError):
+    """The state can't be opened for the want of space, or since its disk fails: try again."""
 
 
 class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -421,6 +433,10 @@ class Pending:
         self._clocks = batch.clocks
         for origin, seen in batch.sightings.items():
             self._see(origin, seen)
+        self.put_later(newer)
+
+    def put_later(self, newer: WriteBatch) -> None:
+        """What was put after all that is here: it wins."""
         for origin, seen in newer.sightings.items():
             self._see(origin, seen)
         for record in newer.origins.values():

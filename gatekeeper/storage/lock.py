@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from gatekeeper.errors import StorageError
+from gatekeeper.storage.base import NO_SPACE, DiskFull
 
 __all__ = ["DatabaseLock", "FileLock"]
 
@@ -87,7 +88,8 @@ class FileLock:
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise StorageError(
+            kind = DiskFull if error.errno in NO_SPACE else StorageError
+            raise kind(
                 f"{guarded}: can't be used: {path.name} can't be created beside it "
                 f"({error.strerror}); give a path in a directory that this user may write to"
             ) from error

@@ -33,7 +33,15 @@ from pathlib import Path
 from typing import Any
 
 from gatekeeper.errors import StorageError
-from gatekeeper.storage.base import ClockRecord, HistoryEntry, OriginRecord, Sighting, unpack_body
+from gatekeeper.storage.base import (
+    NO_SPACE,
+    ClockRecord,
+    DiskFull,
+    HistoryEntry,
+    OriginRecord,
+    Sighting,
+    unpack_body,
+)
 from gatekeeper.urls import host_of
 
 __all__ = [
@@ -209,15 +217,23 @@ _MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {
 
 def unusable(path: Path, error: Exception, *, opening: bool = False) -> StorageError:
     """What to tell people when SQLite gives up on a file; `opening`: at the start."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    if opening and code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-        return StorageError(f"{path}: {error}; make space there, or look at the disk, to start")
+    if opening and _lacks_space(path, error):
+        return DiskFull(f"{path}: {error}; make space there, or look at the disk, to start")
     remedy = _REMEDIES.get(
-        code,
+        getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF,
         f"move it away, with {path.name}-wal if there is one, and start again "
         "(promises are taken over from the journal beside it), or restore a copy",
     )
     return StorageError(f"{path}: {error}; {remedy}")
+
+
+def _lacks_space(path: Path, error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in NO_SPACE
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if code == sqlite3.SQLITE_CANTOPEN:  # a log beside it, of which there was no room to make one
+        return path.parent.is_dir() and os.access(path.parent, os.W_OK)
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def prepare(path: Path) -> None:
@@ -279,7 +295,8 @@ def _create(path: Path) -> None:
             connection.close()
         new.replace(path)
     except (OSError, sqlite3.Error) as error:
-        raise StorageError(
+        kind = DiskFull if _lacks_space(path, error) else StorageError
+        raise kind(
             f"{path}: can't be created ({error}); "
             "give a path in a directory that this user may write to, with space left"
         ) from error

@@ -43,7 +43,9 @@ class SqliteStorage:
     `path` is created with its directory; `config` bounds it; `clock` tells what is old.
     `open` raises StorageError, naming the file and the remedy, for a file that is
     damaged, foreign, of a newer gatekeeper, in use by another process, or read-only, and
-    leaves such a file as it was.
+    leaves such a file as it was. On a full disk, with `on_failure` "refuse", it begins without
+    the file: promises are refused, and what would have to be read raises StorageError, until
+    there is room.
 
     >>> async def remember(record):
     ...     async with SqliteStorage("state.db") as storage:
@@ -221,6 +223,8 @@ class SqliteStorage:
     def _check_open(self) -> ThreadPoolExecutor:
         if self._readers is None or self._closing is not None:
             raise StorageError(f"{self._path}: not open; nothing can be read before or after")
+        if not self._writer.opened:
+            raise StorageError(f"{self._path}: can't be read yet ({self._writer.failing})")
         return self._readers
 
     def _query(self, query: Callable[[sqlite3.Connection], T]) -> T:

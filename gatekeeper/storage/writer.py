@@ -31,6 +31,7 @@ from gatekeeper.errors import StorageError
 from gatekeeper.storage import schema
 from gatekeeper.storage.base import (
     ClockRecord,
+    DiskFull,
     OriginRecord,
     Pending,
     Sighting,
@@ -323,10 +324,18 @@ class Writer:
             with contextlib.ExitStack() as stack:
                 try:
                     committer = self._open(stack)
+                except DiskFull as error:
+                    if not self._refuses:
+                        opened.set_exception(error)
+                        return
+                    if (later := self._open_later(stack, error, opened)) is None:
+                        return
+                    committer = later
                 except BaseException as error:  # noqa: BLE001 - it belongs to who awaits `open`
                     opened.set_exception(error)
                     return
-                opened.set_result(None)
+                else:
+                    opened.set_result(None)
                 self._serve(committer)
         finally:
             with self._wake:
@@ -335,6 +344,38 @@ class Writer:
             for flush in waiting:
                 flush.set_exception(StorageError(f"{self._path}: the writer has ended"))
             self._ended.set_result(None)
+
+    def _open_later(
+        self, stack: contextlib.ExitStack, error: Exception, opened: Future[None]
+    ) -> Committer | None:
+        """Begin without the file: refuse every promise, and try to open it until there is room.
+        None: there was none before the end."""
+        with self._wake:
+            self._running = not self._stopping
+            self._unproven = True
+            self._in_trouble(OSError(str(error)))
+        opened.set_result(None)
+        stack.close()
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._stopping or self._flushes, MEND_INTERVAL)
+                flushes, self._flushes = self._flushes, []
+                stopping = self._stopping
+            for flush in flushes:
+                flush.set_exception(error)
+            if stopping:
+                return None
+            try:
+                return self._open(stack)
+            except (StorageError, sqlite3.Error, OSError) as again:
+                stack.close()
+                error = again
+                self._trouble = str(again)
+
+    @property
+    def opened(self) -> bool:
+        """Is the file open? It is not where the writer began on a full disk."""
+        return self._committer is not None
 
     def _open(self, stack: contextlib.ExitStack) -> Committer:
         try:
@@ -351,18 +392,23 @@ class Writer:
         stack.callback(database.release)
         connection = schema.connect(self._path)
         stack.callback(connection.close)
-        self._committer = committer = Committer(connection, self._config, self._clock)
+        committer = Committer(connection, self._config, self._clock)
         stack.callback(self._journal.close)
         latest = committer.absorbed
-        for sequence, record in self._journal.replay(committer.absorbed):
-            self._pending.put_clock(record.scope, record)
-            latest = max(latest, sequence)
-            self._replayed += 1
-        self._pending.sequence = latest
+        kept = list(self._journal.replay(committer.absorbed))
+        with self._wake:
+            early = self._pending.take()  # what was put before the file could be opened is newer
+            for sequence, record in kept:
+                self._pending.put_clock(record.scope, record)
+                latest = max(latest, sequence)
+                self._replayed += 1
+            self._pending.sequence = latest + len(early.clocks)
+            self._pending.put_later(early)
         if not len(self._pending):
             self._journal.discard(self._journal.retired())
         self._begin_journal()
         with self._wake:
+            self._committer = committer
             self._running = not self._stopping
             if len(self._pending):
                 self._set_due()

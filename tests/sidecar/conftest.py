@@ -67,10 +67,15 @@ Start = Callable[..., Awaitable[Sidecar]]
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """`await start("--option", ..., env={...})`; ended, however the test ends."""
+    """`await start("--option", ..., env={...})`; ended, however the test ends. `first` is called
+    in the new process before anything else."""
     async with AsyncExitStack() as stack:
 
-        async def begin(*arguments: str, env: dict[str, str] | None = None) -> Sidecar:
+        async def begin(
+            *arguments: str,
+            env: dict[str, str] | None = None,
+            first: Callable[[], None] | None = None,
+        ) -> Sidecar:
             socket = next(
                 (arguments[n + 1] for n, a in enumerate(arguments) if a == "--socket"), None
             )
@@ -84,6 +89,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env={**os.environ, **settings, **(env or {})},
+                preexec_fn=first,
             )
             stack.push_async_callback(_end, process)
             connector = aiohttp.UnixConnector(socket) if socket else aiohttp.TCPConnector()

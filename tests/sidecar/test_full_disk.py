@@ -117,3 +117,43 @@ async def test_with_continue_it_goes_on(start: Any, internet: FakeInternet, orig
         async with sidecar.session.post(f"{sidecar.base}/v1/leases", json=body) as response:
             assert response.status == 201
     assert await sidecar.said("going on without (storage.on_failure")
+
+
+async def clocks(sidecar: Any) -> Any:
+    async with sidecar.session.get(f"{sidecar.base}/v1/hosts/127.0.0.1") as response:
+        return (await response.json())["clocks"]
+
+
+def no_file_may_grow() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+async def test_a_start_on_a_full_disk_defers_and_recovers_by_itself(
+    start: Any, internet: FakeInternet, origin: str, earlier: bool
+) -> None:
+    """With a state of an earlier process, which was killed, and without one."""
+    page = f"{origin}/page"
+    if earlier:
+        first = await start()
+        async with first.session.post(
+            f"{first.base}/v1/leases", json={"url": page, "wait": 20}
+        ) as got:
+            assert got.status == 201
+        first.process.kill()
+        await first.stopped()
+    asked = len(internet.requests)
+    second = await start(first=no_file_may_grow)
+    assert "promises can't be kept" in await ready(second, 503)
+    await refused_everywhere(second, page)
+    assert len(internet.requests) == asked
+    with full_disk(second):
+        pass  # there is room again
+    await ready(second, 200)
+    if earlier:  # its lease is held again: the slot is not free
+        async with asyncio.timeout(30.0):
+            while not [one for one in await clocks(second) if one["kind"] == "in_flight"]:
+                await asyncio.sleep(0.02)
+    if not earlier:
+        assert (await fetch(second, page))[0] == 200
+        assert len(internet.requests) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import errno
@@ -165,6 +166,7 @@ async def test_a_disk_that_refuses_every_write_is_survived(path: Path, on_failur
 
 OPEN = """
 import asyncio, resource, signal, sys
+from gatekeeper.config import StorageConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import SqliteStorage
 
@@ -175,7 +177,7 @@ async def main():
         pass
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     try:
-        await SqliteStorage(sys.argv[1]).open()
+        await SqliteStorage(sys.argv[1], config=StorageConfig(on_failure="continue")).open()
     except StorageError as error:
         print(error)
 
@@ -192,6 +194,62 @@ def test_a_start_on_a_full_disk_ends_with_one_line(path: Path) -> None:
     assert run.stdout.startswith(f"{path}: ")
     assert run.stdout.endswith("; make space there, or look at the disk, to start\n")
     assert run.stdout.count("\n") == 1
+
+
+BEGIN = """
+import asyncio, resource, sys
+from gatekeeper.errors import StorageError
+from gatekeeper.storage import ClockRecord, SqliteStorage, writer
+
+writer.MEND_INTERVAL = 0.02
+
+async def refused(of, *what):
+    try:
+        found = of(*what)
+        await found if asyncio.iscoroutine(found) else None
+    except StorageError as error:
+        return str(error)
+
+async def main():
+    path, earlier = sys.argv[1], sys.argv[2] == "True"
+    if earlier:
+        async with SqliteStorage(path) as storage:
+            storage.put_clock(ClockRecord(scope="kept.example", next_at=5.0))
+            storage.promise(ClockRecord(scope="both.example", next_at=5.0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    async with SqliteStorage(path) as storage:
+        assert path in storage.failing
+        assert path in await refused(storage.load_clocks)
+        assert path in await refused(storage.load_clock_nowait, "kept.example")
+        assert await refused(storage.flush)
+        assert await refused(storage.promise, ClockRecord(scope="both.example", next_at=6.0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        async with asyncio.timeout(30.0):
+            while storage.failing:
+                await asyncio.sleep(0.01)
+        storage.promise(ClockRecord(scope="later.example", next_at=7.0))
+        print({record.scope: record.next_at for record in await storage.load_clocks()})
+    async with SqliteStorage(path) as storage:
+        print({record.scope: record.next_at for record in await storage.load_clocks()})
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no resource limits there")
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_start_on_a_full_disk_refuses_until_there_is_room(path: Path, earlier: bool) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", BEGIN, path, str(earlier)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    expected = {"both.example": 6.0, "later.example": 7.0}
+    if earlier:
+        expected["kept.example"] = 5.0
+    assert [ast.literal_eval(line) for line in run.stdout.splitlines()] == [expected] * 2
 
 
 # --- the journal ----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from aiohttp import web
 from gatekeeper import urls
 from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision
-from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout
+from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.gate.leases import Lease, refuse
 from gatekeeper.sidecar.exchange import CRAWL, SANDBOXED, Call, Problem, Route, read_query
 from gatekeeper.sidecar.waiting import WantedLease
@@ -175,9 +176,10 @@ async def _turn(service: Service, call: Call, url: str, end: float) -> Lease:
     if known is not None:
         refuse(known)
     # A block is no queue: who asks is told when to come again instead of waiting it out.
-    for view in await service.gate.why(url):
-        if view.kind in ("block", "pause"):
-            raise LeaseTimeout(url, f"{urls.mask(url)}: {view}", retry_at=view.until)
+    with contextlib.suppress(StorageError):  # whoever waits for the turn is told
+        for view in await service.gate.why(url):
+            if view.kind in ("block", "pause"):
+                raise LeaseTimeout(url, f"{urls.mask(url)}: {view}", retry_at=view.until)
     started = service.clock.monotonic()
     wanted = WantedLease(url, (end - started) * _FOR_THE_TURN, 0.0, 0, None)
     lease = await service.leases.waiters.turn(service.gate, wanted, call.client)
