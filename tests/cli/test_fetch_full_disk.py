@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from gatekeeper.cli.crawl import runner
+from gatekeeper.errors import StorageError
 from gatekeeper.storage import writer
 from tests.cli.crawling import OPEN, fetch, stored
 from tests.internet import FakeInternet
 
 URL = "http://a.test/x"
+pwrite = os.pwrite
 
 
 @pytest.fixture
@@ -35,14 +38,35 @@ async def test_nothing_is_asked_until_there_is_room(
 ) -> None:
     net, folder = virtual_internet, tmp_path / "out"
     site = net.site("a.test").robots(OPEN).page("/x", "here")
+    # The thread that writes goes by the machine's time, of which the virtual one knows nothing.
+    full.setattr(runner, "_FOR_ROOM", 1e9)
 
     async def run() -> int:
         fetching = asyncio.create_task(fetch(net, URL, output=folder))
         await net.clock.sleep(60.0)
         assert not fetching.done()
         assert site.paths == []
-        full.undo()
+        full.setattr(os, "pwrite", pwrite)
         return await fetching
 
     assert await net.drive(run()) == 0
+    assert stored(folder, URL) == b"here"
+
+
+@pytest.mark.parametrize("max_wait", [3600.0, 100.0])
+async def test_a_disk_that_stays_full_ends_it_with_one_line(
+    virtual_internet: FakeInternet, tmp_path: Path, full: pytest.MonkeyPatch, max_wait: float
+) -> None:
+    net, folder = virtual_internet, tmp_path / "out"
+    site = net.site("a.test").robots(OPEN).page("/x", "here")
+    began = net.clock.monotonic()
+    with pytest.raises(
+        StorageError,
+        match=r"gatekeeper\.db: No space.*no clock of a host could be kept.*run it again",
+    ):
+        await net.drive(fetch(net, URL, output=folder, max_wait=max_wait))
+    assert net.clock.monotonic() - began == pytest.approx(min(300.0, max_wait), abs=40.0)
+    assert site.paths == []
+    full.undo()
+    assert await net.drive(fetch(net, URL, output=folder)) == 0
     assert stored(folder, URL) == b"here"

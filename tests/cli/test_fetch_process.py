@@ -8,12 +8,16 @@ import json
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 import pytest
 
 from tests.internet import FakeInternet, Hold, Page
+
+if sys.platform != "win32":
+    import resource
 
 ROBOTS = "User-agent: *\nDisallow: /page/3\nCrawl-delay: 0.05\n"
 PAGES = 12
@@ -29,7 +33,9 @@ async def site(internet: FakeInternet) -> str:
 
 
 async def start(
-    *arguments: str, stdin: int | IO[bytes] = asyncio.subprocess.PIPE
+    *arguments: str,
+    stdin: int | IO[bytes] = asyncio.subprocess.PIPE,
+    first: Callable[[], None] | None = None,
 ) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gatekeeper", "fetch", "--allow-address", "127.0.0.0/8"),
@@ -38,6 +44,7 @@ async def start(
         stdin=stdin,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        preexec_fn=first,
     )
 
 
@@ -133,3 +140,31 @@ async def test_a_second_ctrl_c_ends_it_at_once(internet: FakeInternet) -> None:
     code, out, err = await finish(process)
     assert (code, out) == (130, "")
     assert "Traceback" not in err
+
+
+def no_file_may_grow() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no resource limits there")
+@pytest.mark.parametrize("earlier", [True, False])
+async def test_on_a_full_disk_it_waits_for_room_for_a_while_and_says_so(
+    internet: FakeInternet, site: str, tmp_path: Path, earlier: bool
+) -> None:
+    """With the state of an earlier run and without one. Nothing is asked meanwhile."""
+    if earlier:
+        code, *_ = await finish(await start(f"{site}/page/0", "-o", str(tmp_path)))
+        assert code == 0
+    asked = len(internet.requests)
+    full = await start(
+        f"{site}/page/1", "-o", str(tmp_path), "--max-wait", "2", first=no_file_may_grow
+    )
+    code, _, err = await finish(full)
+    assert code == 2
+    assert len(internet.requests) == asked
+    last = err.splitlines()[-1]
+    assert last.startswith(f"gatekeeper fetch: {tmp_path}")
+    assert "no clock of a host could be kept" in last
+    assert last.endswith("make room there and run it again: it goes on where it stopped")
+    code, out, err = await finish(await start(f"{site}/page/1", "-o", str(tmp_path)))
+    assert (code, "fetched 1 (1 x 200)" in out) == (0, True), err

@@ -7,6 +7,7 @@ import math
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
@@ -16,7 +17,7 @@ from gatekeeper.cli.common import paint
 from gatekeeper.cli.crawl.manifest import Entry, Result
 from gatekeeper.clock import Clock
 from gatekeeper.decision import Decision, Reason, State, Verdict
-from gatekeeper.errors import Deferred, InvalidURL
+from gatekeeper.errors import Deferred, InvalidURL, StorageError
 
 if TYPE_CHECKING:
     from gatekeeper.origin_queues import QueueGate, QueueLease
@@ -684,7 +685,10 @@ class Hosts:
         count, url = self._waiting.get(origin, (0, ""))
         wall, seconds, holdup, interval = clock.wall(), 0.0, None, 0.0
         slowed = ""
-        for view in await gate.why(urls.parse(origin).host):
+        views: Iterable[Clockwork] = ()
+        with suppress(StorageError):  # nothing can be read: the decision says so
+            views = await gate.why(urls.parse(origin).host)
+        for view in views:
             if view.decides:
                 interval = max(interval, view.seconds or 0.0)
             if view.kind == "interval" and view.since is not None:

@@ -36,7 +36,7 @@ from gatekeeper.cli.crawl.sources import MANIFEST, STATE, Limits, Listed, given,
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision
-from gatekeeper.errors import ConfigError
+from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.queue import PoliteQueue
 from gatekeeper.session import polite_session, session_gate
@@ -153,6 +153,8 @@ _log = logging.getLogger(__name__)
 INTERRUPTED = 130
 _SHOWN_TURNS = 8
 _MAX_QUEUED = 1_000_000
+_FOR_ROOM = 300.0
+"""Seconds for which a crawl waits for room on the disk, if --max-wait is not less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,10 +442,23 @@ async def _watch(
     speed: Speedometer,
     max_wait: float,
 ) -> None:
-    """Show the state of things again and again; stop what only waits, and for too long."""
-    done = -1
+    """Show the state of things again and again; stop what only waits, and for too long.
+
+    Raises StorageError where what it waits for is room on the disk.
+    """
+    done, moved_at = -1, clock.monotonic()
     while True:
         tally = work.tally
+        why = internals(gate).storage_failing
+        if why is None or tally.done != done:
+            moved_at = clock.monotonic()
+        elif (waited := clock.monotonic() - moved_at) >= min(max_wait, _FOR_ROOM):
+            path = str(gate.config.storage.path)
+            why = why if path in why else f"{path}: {why}"
+            raise StorageError(
+                f"{why}: for {waited:.0f} s no clock of a host could be kept, and nothing is asked "
+                "without; make room there and run it again: it goes on where it stopped"
+            )
         turns = await work.hosts.busiest(gate, clock, _SHOWN_TURNS)
         progress.show(tally, turns, speed.read(clock.monotonic(), tally, turns))
         # Nothing moved since the last look: is there anything that soon will?
