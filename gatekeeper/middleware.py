@@ -455,9 +455,7 @@ def gate_middleware_with(
     Their leases stand in no context's list. `url_cache` is what reads the requests' URLs, if
     anything of ours does. `unreached` is told of each request that failed, and with what.
     """
-
-    offered = _Offered()
-    spelt = url_cache or UrlCache()
+    offered, spelt = _Offered(), url_cache or UrlCache()
     current_task = asyncio.current_task
 
     async def pass_gate(
@@ -490,18 +488,13 @@ def gate_middleware_with(
         try:
             own.begin(task)
             response = await handler(request)
-            headers, status = response.headers, response.status
-            lease.answered(
-                status,
-                retry_after=headers.get(RETRY_AFTER),
-                rate_limit=headers.get(_RATE_LIMIT),
-            )
+            _tell(lease, response)
         except BaseException as error:
             unreached(lease, error)
             if _failed(error, lease, own, started):
                 raise TimeoutError from None
             raise
-        redirected = status in _REDIRECTS
+        redirected = response.status in _REDIRECTS
         # The next hop takes a turn of its own; to hold this one meanwhile could wait for ever.
         # Else an adopted lease lasts until both its block and its connection are done with.
         _until_free(response, own, lease, in_block=adopted is not None and not redirected)
@@ -510,6 +503,16 @@ def gate_middleware_with(
         return response
 
     return pass_gate
+
+
+def _tell(lease: HeldLease, response: ClientResponse) -> None:
+    """The head of the answer is here."""
+    headers = response.headers
+    lease.answered(
+        response.status,
+        retry_after=headers.get(RETRY_AFTER),
+        rate_limit=headers.get(_RATE_LIMIT),
+    )
 
 
 # What libraries send where nobody said who asks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from gatekeeper.gate.gatekeeper import GateInternals, Gatekeeper, GateStats, internals
+from gatekeeper.gate.gatekeeper import Gatekeeper, GateStats
+from gatekeeper.gate.internals import GateInternals, internals
 
 __all__ = ["GateInternals", "GateStats", "Gatekeeper", "internals"]

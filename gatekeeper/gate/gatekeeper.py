@@ -1,6 +1,6 @@
 """`Gatekeeper`: the files, the decisions and the turns of all hosts, behind a few methods.
 
-`internals` gives the sidecar, the session and the queue what they need of a gate beyond that.
+What the sidecar, the session and the queue need of a gate beyond that is in `internals`.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import aiohttp
 from aiohttp import ClientMiddlewareType
@@ -31,27 +30,26 @@ from gatekeeper.fetching.directory import Directory, DirectoryStats, HeldUp, OnR
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import Guard, GuardedConnector, GuardStats, HostAddresses
-from gatekeeper.fetching.outcomes import OutcomeRow, Retrieval
+from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.fetching.records import Record
 from gatekeeper.gate.decider import Decider, DecisionIds
-from gatekeeper.gate.decision_cache import CachedOrigin, WrittenDecision
+from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
 from gatekeeper.gate.questions import GateQuestions, token_of
 from gatekeeper.gate.robots_pacing import RobotsPacing
-from gatekeeper.middleware import UNLIMITED, DeadlineMiddleware, gate_middleware_with
+from gatekeeper.middleware import UNLIMITED, gate_middleware_with
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scheduler import PacingStats, Scheduler, check_moment
-from gatekeeper.pacing.scopes import Scope
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.compiled import QuickAnswer
 from gatekeeper.storage.base import HistoryEntry, Storage
 from gatekeeper.storage.sqlite import SqliteStorage
 from gatekeeper.url_cache import UrlCache
-from gatekeeper.urls import Target, not_text
+from gatekeeper.urls import not_text
 
-__all__ = ["GateInternals", "GateStats", "Gatekeeper", "internals"]
+__all__ = ["GateStats", "Gatekeeper"]
 
 _log = logging.getLogger(__name__)
 
@@ -143,16 +141,7 @@ class Gatekeeper:
         self._waits: WaitGraph[Lease] = WaitGraph(
             self._clock, config.pacing.own_wait, self._scheduler.needs
         )
-        self._pacing = RobotsPacing(
-            self._scheduler,
-            self._decider,
-            self._clock,
-            agent=self._agent,
-            waits=self._waits,
-            dns=self._dns,
-            recall=self._known_of,
-            holder=self._holder,
-        )
+        self._pacing = self._robots_pacing()
         self._faults = LocalFaults(self._rng, self._on_fault, self._on_answer, self._on_doubt)
         self._url_cache = UrlCache()
         self._middleware = partial(
@@ -169,6 +158,18 @@ class Gatekeeper:
         self._find_origin = self._decider.own_origin
         self._warm_allowed = 0
         self._warm_denied = 0
+
+    def _robots_pacing(self) -> RobotsPacing:
+        return RobotsPacing(
+            self._scheduler,
+            self._decider,
+            self._clock,
+            agent=self._agent,
+            waits=self._waits,
+            dns=self._dns,
+            recall=self._known_of,
+            holder=self._holder,
+        )
 
     # -- life ------------------------------------------------------------------------
 
@@ -408,8 +409,8 @@ class Gatekeeper:
     @property
     def ready(self) -> bool:
         """Open, our own network seems to be up, and clocks can be kept."""
-        opened = self._opened
-        return opened is not None and opened.directory.ready and _failing(self._storage) is None
+        opened, failing = self._opened, getattr(self._storage, "failing", None)
+        return opened is not None and opened.directory.ready and failing is None
 
     async def why(self, host: str) -> tuple[ClockView, ...]:
         """Every clock of the host, each with where it came from.
@@ -559,246 +560,6 @@ class _NoOrigin:
     """What the cache has of no origin."""
 
     first_match: QuickAnswer | None = None
-
-
-class GateInternals:
-    """What the sidecar, the session and the queue need of a gate beyond its public methods.
-
-    Not public: it may change in any version. Made by `internals`.
-    """
-
-    def __init__(self, gate: Gatekeeper) -> None:
-        self._gate = gate
-        self.clock: Final[Clock] = gate._clock
-        self.guard: Final[Guard | None] = gate._guard
-        """None where a session was handed in."""
-        self.url_cache: Final[UrlCache] = gate._url_cache
-        """What the gate's own connector knows the URLs by that it read."""
-        self._monotonic = gate._monotonic
-        self._decider = gate._decider
-        self._scheduler = gate._scheduler
-
-    # -- questions that wait for nothing ---------------------------------------------
-
-    def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """The decision of `check`, where the decision cache has it."""
-        agent = self._gate._agent if user_agent is None else token_of(user_agent)
-        return self._decider.recall(url, agent, self._monotonic())
-
-    def write_many(
-        self,
-        urls: Sequence[str],
-        *,
-        user_agent: str | None = None,
-        written: list[WrittenDecision] | None = None,
-    ) -> list[str | None]:
-        """`recall` for many URLs, each decision as JSON; `written`, if any, takes what was given.
-
-        None also for a URL whose deciding rule was not met before.
-        """
-        agent = self._gate._agent if user_agent is None else token_of(user_agent)
-        try:
-            return self._decider.write_many(urls, agent, self._monotonic(), written)
-        except Exception:  # noqa: BLE001 - one URL's error is its own
-            # The error of one URL is not that of its batch: each is looked at by itself then.
-            _log.exception("many URLs can't be answered at once")
-            if written is not None:
-                written.clear()
-            return [None] * len(urls)
-
-    def robots_file(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """ALLOW for the URL of any /robots.txt, whatever is known of its origin; else None.
-
-        Raises InvalidURL.
-        """
-        agent = self._gate._agent if user_agent is None else token_of(user_agent)
-        return self._decider.robots_file(url, urls.parse(url), agent)
-
-    def unknown(self, url: str, *, user_agent: str | None = None) -> Decision:
-        """DEFER: the file is needed first, and nobody waits for it. Raises InvalidURL."""
-        agent = self._gate._agent if user_agent is None else token_of(user_agent)
-        moment = self._gate._open.questions.moment()
-        return self._decider.unknown(url, urls.parse(url), agent, moment)
-
-    def unkept(self, url: str, target: Target, user_agent: str | None, why: str) -> Decision:
-        """DEFER, since the clock of the turn can't be written to the state file."""
-        return self._gate._open.questions.unkept(url, target, user_agent, why)
-
-    def what_if(
-        self, url: str, robots: RobotsTxt, row: OutcomeRow, *, user_agent: str
-    ) -> tuple[Decision, Policy]:
-        """The decision that a text would give which was fetched with the outcome of `row`, and
-        the text as it reads for the agent. Nothing is counted. Raises InvalidURL, ConfigError.
-        """
-        target, agent = urls.parse(url), token_of(user_agent)
-        policy = self._decider.policy_of(robots, agent)
-        wall = self.clock.wall()
-        return self._decider.what_if(url, target, agent, policy, row, wall), policy
-
-    # -- questions of a queue --------------------------------------------------------
-
-    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """See `Gatekeeper.peek`."""
-        return self._gate.peek(url, user_agent=user_agent)
-
-    def check(self, url: str, *, user_agent: str | None = None) -> Coroutine[Any, Any, Decision]:
-        """See `Gatekeeper.check`."""
-        return self._gate.check(url, user_agent=user_agent)
-
-    def acquire(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        user_agent: str | None = None,
-        owned: bool = True,
-    ) -> Coroutine[Any, Any, Lease]:
-        """See `Gatekeeper.acquire`."""
-        return self._gate.acquire(
-            url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
-        )
-
-    @property
-    def waits(self) -> WaitGraph[Lease]:
-        """Who waits and holds what."""
-        return self._gate._waits
-
-    def take(self, url: str) -> Lease | None:
-        """The lease that `acquire` gives with `owned=False`, if its turn is free; else None."""
-        return self._gate._open.leases.take(url, None)
-
-    def when_due(
-        self, host: str, callback: Callable[[], object], *, priority: float = 0
-    ) -> Callable[[], None]:
-        """Call back once when a turn of the host can be had; returns what undoes it.
-
-        Takes no turn. The callback is called from within the scheduler, perhaps at once:
-        it must be short and must not raise.
-        """
-        return self._scheduler.when_due(host, callback, priority=priority)
-
-    # -- files and leases ------------------------------------------------------------
-
-    async def source(self, url: str) -> bytes | None:
-        """The octets of the robots.txt that `Gatekeeper.robots` is parsed from, or None."""
-        return await self._gate._open.questions.source(url)
-
-    async def learn(self, origin: str) -> None:
-        """Ask the origin for its file if need be."""
-        await self._gate._open.questions.learn(origin)
-
-    def on_retrieval(self, callback: OnRetrieval) -> None:
-        """Have `callback(origin, retrieval, seconds)` called after each robots.txt fetch.
-
-        `seconds` include the wait for turns, `retrieval.took` is the network alone. It must be
-        short and must not raise. It is called in the context of whoever was the first to ask.
-        """
-        self._gate._listeners.append(callback)
-
-    async def hold(self, url: str, seconds: float, *, user_agent: str | None = None) -> Lease:
-        """A lease that an earlier process gave out and that is still out, open for `seconds`.
-
-        It takes its host's slot at once, without a turn; with no second left it is one that
-        has ended, whose report counts. Raises InvalidURL, LeaseTimeout.
-        """
-        return await self._gate._open.leases.hold(url, seconds, user_agent)
-
-    # -- connections -----------------------------------------------------------------
-
-    def guarded_connector(self) -> aiohttp.TCPConnector:
-        """A connector that dials through this gate's guard; close it with its session."""
-        return self._gate._connector()
-
-    @property
-    def connector(self) -> aiohttp.BaseConnector:
-        """That of the session which fetches robots.txt, for another session on the same
-        connections (`connector_owner=False`); the gate closes it. Raises GateClosed.
-        """
-        opened = self._gate._opened
-        own = None if opened is None else opened.session
-        connector = None if own is None else own.connector
-        if connector is None:
-            raise GateClosed("the gate has no session of its own, or is not open")
-        return connector
-
-    def refused(self, url: str, header: str, note: str) -> Decision:
-        """See `Decider.refused`."""
-        return self._decider.refused(url, header, note)
-
-    @property
-    def resolver(self) -> AbstractResolver | None:
-        """What its connector looks names up by; None: the system."""
-        gate = self._gate
-        return gate._resolver if gate._dns is None else gate._dns.resolver
-
-    def deadline_middleware(self) -> DeadlineMiddleware:
-        """`Gatekeeper.middleware`, for a session that gives each request a deadline of its own
-        and may read its URLs by `url_cache`. Raises GateClosed.
-        """
-        leases = self._gate._open.leases
-        return gate_middleware_with(
-            self._gate, leases.wait, leases.take, self.url_cache, leases.uplink.unreached
-        )
-
-    # -- the operator ----------------------------------------------------------------
-
-    def watch_hosts(self) -> tuple[Mapping[str, Scope], list[Scope]]:
-        """See `Scheduler.watch`."""
-        return self._scheduler.watch()
-
-    def record(self, origin: str) -> Record | None:
-        """What is in memory of an origin, however old. Raises GateClosed."""
-        return self._gate._known_of(origin)
-
-    async def text_of(self, digest: bytes) -> bytes | None:
-        """The octets behind a hash of `Gatekeeper.history`; None: not kept."""
-        return await storage.body(digest) if (storage := self._gate._storage) else None
-
-    def host_states(self) -> Counter[str]:
-        """How many hosts and shared clocks in memory are "paused", "blocked", "waiting"
-        (somebody waits for their turn) or "idle". It looks at each of them, which takes a
-        tenth of a second for a million: with many, call it from another thread.
-        """
-        return self._scheduler.host_states()
-
-    def adjust(self, config: Config) -> None:
-        """Put the `[guard]`, the `[pacing]` and the `[[host]]` tables of another configuration in
-        force, all at once; its other settings have to be those of this gate's own, and so have
-        `pacing.lease_ttl`, `address_interval` and `domain_interval`.
-
-        Raises ConfigError, and changes nothing then.
-        """
-        gate, guard = self._gate, self.guard
-        old, opened = gate.config, gate._open
-        if guard is not None and config.guard != old.guard:
-            Guard(config)  # raises, if anything does
-        if config.host != old.host:
-            self._scheduler.replace_words(config.host)
-            gate._overrides.replace(config.host)
-        if config.pacing != old.pacing:
-            self._scheduler.adjust(config.pacing)
-            gate._waits.adjust(config.pacing.own_wait)
-            opened.fetcher.adjust(config.pacing)
-        if guard is not None and config.guard != old.guard:
-            guard.adjust(config.guard)
-            opened.directory.void_refusals()
-        gate._adjusted(config)
-
-    @property
-    def storage_failing(self) -> str | None:
-        """Why the state file takes no clocks now, so that leases are deferred with the reason
-        `storage`; None: it does, or there is none, or storage.on_failure is "continue"."""
-        return _failing(self._gate._storage)
-
-
-def internals(gate: Gatekeeper) -> GateInternals:
-    """What other parts of this package need of a gate; nobody else should call this."""
-    return GateInternals(gate)
-
-
-def _failing(storage: Storage | None) -> str | None:
-    return getattr(storage, "failing", None)
 
 
 def _storage_of(config: Config, clock: Clock) -> Storage | None:

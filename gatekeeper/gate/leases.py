@@ -553,14 +553,7 @@ class LeaseManager:
         target = urls.parse(url)
         waiting = None if owner is None else await self.questions.begin_wait(target, owner)
         try:
-            decision = await self._decide_within(url, target, timeout, user_agent)
-            if decision.reason is Reason.OWN_LEASE:
-                raise LeaseTimeout(target.url, f"{urls.mask(target.url)}: {decision.note}")
-            if decision.reason not in _HELD or self._scheduler.held(target.host) is None:
-                refuse(decision)
-            # Else the file waits for the end of the host's block, as this lease will.
-            if (why := self._scheduler.unkept(target.host)) is not None:
-                refuse(self.questions.unkept(url, target, user_agent, why))
+            decision = await self._welcome(url, target, timeout, user_agent)
             scopes = () if self._dns is None else await self._locate(target, end)
             if waiting is not None:
                 self._waits.check(waiting)  # others may have joined in the meantime
@@ -679,6 +672,21 @@ class LeaseManager:
             raise LeaseTimeout(
                 target.url, f"{target.url}: the address of {target.host} did not come in time"
             ) from None
+
+    async def _welcome(
+        self, url: str, target: Target, timeout: float | None, user_agent: str | None
+    ) -> Decision:
+        """The decision before there is a turn. Raises Denied, Deferred or LeaseTimeout where it is
+        in the way of one."""
+        decision = await self._decide_within(url, target, timeout, user_agent)
+        if decision.reason is Reason.OWN_LEASE:
+            raise LeaseTimeout(target.url, f"{urls.mask(target.url)}: {decision.note}")
+        if decision.reason not in _HELD or self._scheduler.held(target.host) is None:
+            refuse(decision)
+        # Else the file waits for the end of the host's block, as this lease will.
+        if (why := self._scheduler.unkept(target.host)) is not None:
+            refuse(self.questions.unkept(url, target, user_agent, why))
+        return decision
 
     async def _decide_within(
         self, url: str, target: Target, timeout: float | None, user_agent: str | None
