@@ -51,15 +51,7 @@ from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, tracing
 from gatekeeper.sidecar.metrics import Metrics, gate_samples
 from gatekeeper.sidecar.pages.feeds import DecisionFeed
 from gatekeeper.sidecar.pages.state import OperatorState
-from gatekeeper.sidecar.routes import (
-    check,
-    explain,
-    fetch,
-    forward_auth,
-    hosts,
-    leases,
-    operators,
-)
+from gatekeeper.sidecar.routes import check, fetch, forward_auth, hosts, leases, operators
 from gatekeeper.sidecar.routes import service as own
 from gatekeeper.sidecar.routes.forward_auth import OriginLearner
 from gatekeeper.sidecar.security import Admission, ClientLimits, Networks, Tokens, accepted_hosts
@@ -79,7 +71,6 @@ _log = logging.getLogger(__name__)
 
 ROUTES = (
     *check.ROUTES,
-    *explain.ROUTES,
     *leases.ROUTES,
     *fetch.ROUTES,
     *hosts.ROUTES,

@@ -40,8 +40,7 @@ from gatekeeper.storage.base import (
     merge,
     with_hash,
 )
-from gatekeeper.storage.journal import NOBODYS, NOTHING, Journal
-from gatekeeper.storage.lock import DatabaseLock, FileLock
+from gatekeeper.storage.journal import NOBODYS, NOTHING, DatabaseLock, FileLock, Journal
 from gatekeeper.storage.schema import (
     forget,
     get_meta,

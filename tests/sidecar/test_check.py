@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -38,6 +39,10 @@ class ScriptedGate:
         self.error: Exception | None = None
 
     ready = True
+
+    def stats(self) -> SimpleNamespace:
+        """Nothing was asked yet."""
+        return SimpleNamespace(decisions={}, directory=SimpleNamespace(outcomes={}))
 
     def on_retrieval(self, callback: object) -> None:
         """Nothing is retrieved here."""

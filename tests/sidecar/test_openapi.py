@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.sidecar.openapi import document
+from gatekeeper.sidecar.routes.service import document
 from gatekeeper.sidecar.service import ROUTES
 
 DOCUMENT = document(ROUTES, version="1")

@@ -295,7 +295,7 @@ async def test_a_past_version_is_told_with_its_text(
     from gatekeeper import Gatekeeper
     from gatekeeper.config import Config, GuardConfig, StorageConfig
     from gatekeeper.sidecar.exchange import Call, Problem
-    from gatekeeper.sidecar.routes.explain import RobotsQuery, past_version
+    from gatekeeper.sidecar.routes.check import RobotsQuery, past_version
     from gatekeeper.sidecar.service import Service
 
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /old\n")

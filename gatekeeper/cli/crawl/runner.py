@@ -40,7 +40,7 @@ from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.queue import PoliteQueue
 from gatekeeper.session import polite_session, session_gate
-from gatekeeper.storage.lock import FileLock
+from gatekeeper.storage.journal import FileLock
 from gatekeeper.urls import mask
 
 __all__ = [

@@ -1,15 +1,20 @@
-"""`/v1/check`: may this URL be fetched, and why."""
+"""`/v1/check`, `/v1/explain`, `/v1/robots`: may a URL be fetched, why, and the file as parsed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from aiohttp import web
 
-from gatekeeper.decision import Decision
+from gatekeeper import urls
+from gatekeeper.clock import utc
+from gatekeeper.decision import Decision, Reason, State
+from gatekeeper.fetching.outcomes import Outcome, is_binary, judge, readable
 from gatekeeper.gate.decision_cache import WrittenDecision
+from gatekeeper.robots import Finding, Group, Policy, RobotsTxt
 from gatekeeper.sidecar.exchange import (
     CHECK,
     Call,
@@ -17,16 +22,17 @@ from gatekeeper.sidecar.exchange import (
     Problem,
     Route,
     decode,
+    json_response,
     read_body,
     read_query,
     respond_json,
 )
-from gatekeeper.wire import Batch, Decisions, UserAgent, encode
+from gatekeeper.wire import Batch, Decisions, Explanation, FetchStory, UserAgent, encode
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["ROUTES", "CheckQuery"]
+__all__ = ["ROUTES", "CheckQuery", "RobotsFile", "RobotsQuery", "WhatIf", "as_read", "explanation"]
 
 
 class CheckQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,7 +91,7 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
     return respond_json(call.request, f'{{"decisions":[{",".join(given)}]}}'.encode())
 
 
-ROUTES = (
+_CHECK_ROUTES = (
     Route(
         "GET",
         "/v1/check",
@@ -106,5 +112,279 @@ ROUTES = (
         answers={200: Decisions},
         needs=CHECK,
         problems=(400, 413, 415),
+    ),
+)
+
+
+# --- `/v1/explain`, `/v1/robots`, `/v1/history`: the whole story of an answer, and the file.
+
+
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `POST /v1/explain` asks: how would this text answer?"""
+
+    robots_txt: str
+    url: str
+    user_agent: UserAgent
+
+
+class RobotsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `GET /v1/robots` asks."""
+
+    origin: str
+    user_agent: UserAgent | None = None
+    version: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
+    """The SHA-256 of a past version, as `/v1/history` lists it."""
+
+
+class HistoryQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `GET /v1/history` asks."""
+
+    origin: str
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """One text of an origin, or its absence, and when it was seen."""
+
+    sha256: str | None
+    first_seen: datetime
+    last_seen: datetime
+    outcome: str
+    status: int | None
+    size: int
+
+
+class History(msgspec.Struct, frozen=True):
+    """The versions of an origin's file, oldest first."""
+
+    origin: str
+    versions: tuple[Version, ...]
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text says to one agent about when and how often."""
+
+    crawl_delay: float | None
+    request_rates: list[str]
+    visit_times: list[str]
+
+
+class RobotsFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of an origin as it was parsed."""
+
+    origin: str
+    user_agent: str
+    state: State | None
+    status: int | None
+    fetched_at: datetime | None
+    expires_at: datetime | None
+    size: int | None
+    truncated: bool
+    groups: tuple[Group, ...]
+    sitemaps: tuple[str, ...]
+    licenses: tuple[str, ...]
+    hosts: tuple[str, ...]
+    timing: Timing
+    content_signal: dict[str, str]
+    findings: tuple[Finding, ...]
+    version: str | None = None
+    """Where a past version was asked for: its SHA-256 ..."""
+    robots_txt: str | None = None
+    """... and its text."""
+
+
+async def explain(service: Service, call: Call) -> web.StreamResponse:
+    """The decision, the text, every rule that matched, and how the file was had."""
+    return json_response(await explanation(service, read_query(call.query, CheckQuery), call))
+
+
+async def explanation(service: Service, query: CheckQuery, call: Call) -> Explanation:
+    """All that `/v1/explain` tells. Raises what `Gatekeeper.check` does."""
+    gate, agent = service.gate, query.user_agent
+    decision = await gate.check(query.url, user_agent=agent)
+    service.decided(decision, call)
+    held = decision.reason in (Reason.HOST_BLOCKED, Reason.HOST_PAUSED)
+    if held or decision.state is None or decision.state is State.OVERRIDE:
+        # The guard or the operator decided, or the host may not be asked: no file is fetched now.
+        return Explanation(decision=decision, robots_txt=None, candidates=(), fetch=None)
+    robots = await gate.robots(query.url)
+    policy = await gate.policy(query.url, user_agent=agent)
+    return Explanation(
+        decision=decision,
+        robots_txt=await _text(service, query.url),
+        candidates=policy.match(query.url).candidates if robots is not None else (),
+        fetch=FetchStory(
+            status=decision.robots_status,
+            fetched_at=decision.fetched_at,
+            expires_at=decision.expires_at,
+            hops=decision.hops,
+            size=robots.size if robots is not None else None,
+            truncated=robots.truncated if robots is not None else False,
+        ),
+    )
+
+
+async def what_if(service: Service, call: Call) -> web.StreamResponse:
+    """The same for a text in the request; nothing is fetched, stored, counted or logged."""
+    asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
+    settings, limit = service.config.robots, service.config.fetch.max_body
+    body = asked.robots_txt.encode("utf-8", "surrogatepass")
+    outcome = Outcome.NOT_TEXT
+    if not is_binary(body):
+        outcome = judge(Outcome.RULES, body[: limit + 1], truncated=len(body) > limit)
+    text = RobotsTxt.parse(readable(body), dialect=settings.dialect, limit=limit)
+    decision, policy = service.internals.what_if(
+        asked.url, text, outcome.row, user_agent=asked.user_agent
+    )
+    candidates = policy.match(asked.url).candidates if outcome.row.verdict is None else ()
+    answer = Explanation(
+        decision=decision, robots_txt=asked.robots_txt, candidates=candidates, fetch=None
+    )
+    return json_response(answer)
+
+
+async def robots(service: Service, call: Call) -> web.StreamResponse:
+    """The file of an origin as it was parsed: groups, sitemaps, timing, findings."""
+    query = read_query(call.query, RobotsQuery)
+    gate = service.gate
+    target = urls.parse(query.origin)
+    if query.version is not None:
+        return json_response(await past_version(service, target.origin, query))
+    if target.path not in ("/", "/robots.txt"):
+        raise Problem(400, "bad-request", "origin: scheme, host and port alone are wanted")
+    # A question about "/" goes past guard and operator first, as any other would.
+    decision = await gate.check(target.origin + "/", user_agent=query.user_agent)
+    if decision.state is None:
+        raise Problem(403, "denied", decision.explain(), decision=decision)
+    found = await gate.robots(target.origin + "/")
+    policy = await gate.policy(target.origin + "/", user_agent=query.user_agent)
+    answer = RobotsFile(
+        origin=target.origin,
+        user_agent=decision.user_agent,
+        state=decision.state,
+        status=decision.robots_status,
+        fetched_at=decision.fetched_at,
+        expires_at=decision.expires_at,
+        size=found.size if found is not None else None,
+        truncated=found.truncated if found is not None else False,
+        groups=found.groups if found is not None else (),
+        sitemaps=tuple(found.sitemaps) if found is not None else (),
+        licenses=tuple(found.licenses) if found is not None else (),
+        hosts=tuple(found.hosts) if found is not None else (),
+        timing=_timing(policy),
+        content_signal=dict(policy.content_signal),
+        findings=tuple(found.findings) if found is not None else (),
+    )
+    return json_response(answer)
+
+
+async def past_version(service: Service, origin: str, query: RobotsQuery) -> RobotsFile:
+    """A version of the file that was seen before. Raises Problem 404 where it is not kept."""
+    entries = await service.gate.history(origin)
+    digest = bytes.fromhex(query.version or "")
+    entry = next((one for one in reversed(entries) if one.body_hash == digest), None)
+    body = None if entry is None else await service.internals.text_of(digest)
+    if entry is None or body is None:
+        raise Problem(404, "not-found", f"no such version of {origin} is kept; see /v1/history")
+    robots = as_read(service, body)
+    agent = query.user_agent or service.gate.user_agent
+    return RobotsFile(
+        origin=origin,
+        user_agent=agent,
+        state=None,
+        status=entry.status,
+        fetched_at=utc(entry.first_seen),
+        expires_at=None,
+        size=robots.size,
+        truncated=robots.truncated,
+        groups=robots.groups,
+        sitemaps=tuple(robots.sitemaps),
+        licenses=tuple(robots.licenses),
+        hosts=tuple(robots.hosts),
+        timing=_timing(robots.policy(agent)),
+        content_signal=dict(robots.policy(agent).content_signal),
+        findings=tuple(robots.findings),
+        version=query.version,
+        robots_txt=body.decode("utf-8", "replace"),
+    )
+
+
+def as_read(service: Service, body: bytes) -> RobotsTxt:
+    """A text as the gate reads those that it fetches."""
+    settings, limit = service.config.robots, service.config.fetch.max_body
+    return RobotsTxt.parse(readable(body), dialect=settings.dialect, limit=limit)
+
+
+async def history(service: Service, call: Call) -> web.StreamResponse:
+    """Every version of the file that was seen, and when; needs a storage."""
+    query = read_query(call.query, HistoryQuery)
+    entries = await service.gate.history(query.origin)
+    versions = tuple(
+        Version(
+            sha256=entry.body_hash.hex() if entry.body_hash else None,
+            first_seen=utc(entry.first_seen),
+            last_seen=utc(entry.last_seen),
+            outcome=entry.outcome,
+            status=entry.status,
+            size=entry.size,
+        )
+        for entry in entries
+    )
+    return json_response(History(urls.parse(query.origin).origin, versions))
+
+
+def _timing(policy: Policy) -> Timing:
+    return Timing(
+        crawl_delay=policy.crawl_delay,
+        request_rates=[f"{one.documents}/{one.seconds:g}s" for one in policy.request_rates],
+        visit_times=[f"{one.start:%H:%M}-{one.end:%H:%M}" for one in policy.visit_times],
+    )
+
+
+async def _text(service: Service, url: str) -> str | None:
+    body = await service.internals.source(url)
+    return None if body is None else body.decode("utf-8", "replace")
+
+
+ROUTES = (
+    *_CHECK_ROUTES,
+    Route(
+        "GET",
+        "/v1/explain",
+        explain,
+        "Why this answer?",
+        query=CheckQuery,
+        answers={200: Explanation},
+        needs=CHECK,
+        problems=(400,),
+    ),
+    Route(
+        "POST",
+        "/v1/explain",
+        what_if,
+        "How would this text answer?",
+        body=WhatIf,
+        answers={200: Explanation},
+        needs=CHECK,
+        problems=(400, 413, 415),
+    ),
+    Route(
+        "GET",
+        "/v1/robots",
+        robots,
+        "The file of an origin, as parsed; of a past version with its text.",
+        query=RobotsQuery,
+        answers={200: RobotsFile},
+        needs=CHECK,
+        problems=(400, 403, 404),
+    ),
+    Route(
+        "GET",
+        "/v1/history",
+        history,
+        "Every version of an origin's file, and when it was seen.",
+        query=HistoryQuery,
+        answers={200: History},
+        needs=CHECK,
+        problems=(400,),
     ),
 )
