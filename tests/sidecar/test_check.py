@@ -47,6 +47,10 @@ class ScriptedGate:
     def on_retrieval(self, callback: object) -> None:
         """Nothing is retrieved here."""
 
+    def watch_hosts(self) -> tuple[dict[str, object], list[object]]:
+        """No host is heard of here."""
+        return {}, []
+
     async def learn(self, origin: str) -> None:
         """Every answer is known here."""
 
