@@ -1,4 +1,4 @@
-"""Credentials in a URL are refused on every hop, though aiohttp hides them (T1, DESIGN 8)."""
+"""Credentials in a URL are refused on every hop, though aiohttp hides them (T1)."""
 
 from __future__ import annotations
 

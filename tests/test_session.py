@@ -367,7 +367,7 @@ async def test_the_connection_that_brought_robots_txt_brings_the_page(
 
 
 async def test_a_body_longer_than_a_lease_keeps_its_slot(virtual_internet: FakeInternet) -> None:
-    """DESIGN 4.3: held until the connection is released."""
+    """It is held until the connection is released."""
     net = virtual_internet
     site = net.site("a.test").robots("").on("/long", Drip("x" * 70, size=1, every=10.0))
     site.page("/next", "next")

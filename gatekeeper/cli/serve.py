@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _announce_json(where: str, curl: str) -> None:
-    """The same as one line for a program."""
+    """Say where it listens, as one line of JSON."""
     print(json_text({"listening": where, "try": curl}), flush=True)
 
 

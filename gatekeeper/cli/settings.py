@@ -101,7 +101,7 @@ class Settings:
         return self.config.user_agent or DEFAULT_IDENTITY
 
     def obeying(self) -> Settings:
-        """The same without the operator's allow and deny: for what asks about the site alone."""
+        """Settings without the operator's allow and deny: for what asks about the site alone."""
         rules = tuple(msgspec.structs.replace(rule, robots="obey") for rule in self.config.host)
         config = msgspec.structs.replace(self.config, host=rules)
         return dataclasses.replace(self, config=config)

@@ -380,7 +380,7 @@ class HeldRemoteLeases:
             self.give_back_id(lease.id)
 
     def give_back_id(self, lease_id: str) -> None:
-        """The same for one that nobody took."""
+        """End a lease unused that no caller took."""
         self._send("DELETE", f"/v1/leases/{lease_id}", None)
 
     def prolong(self, lease: RemoteLease) -> None:

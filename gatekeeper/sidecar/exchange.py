@@ -266,7 +266,7 @@ class Problem(Exception):
         self.held: Holder = held or Holder()
 
     def with_decision(self, decision: Decision) -> Problem:
-        """The same problem about a URL."""
+        """A problem with this status and text, and with a decision about the URL."""
         return Problem(self.status, self.kind, self.detail, headers=self.headers, decision=decision)
 
     def document(self, request_id: str | None = None) -> ProblemDocument:
@@ -481,7 +481,7 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
 def read_inline_body(
     call: InlineCall, decoder: msgspec.json.Decoder[_T], *, limit: int
 ) -> _T | None:
-    """The same of a body that is all here; None for one that `read_body` must judge."""
+    """A JSON body that is in memory as a struct; None for one that `read_body` must judge."""
     if call.headers.get("Content-Type") != JSON or len(call.body) > limit:
         return None
     try:

@@ -380,7 +380,7 @@ class Tracing:
         self._tracer = provider.get_tracer("gatekeeper", version)
 
     def around(self, answer: RequestHandler, router: Router) -> RequestHandler:
-        """The same answers, each within a span; probes have none."""
+        """A handler that answers as `answer` does, each time within a span; probes have none."""
 
         async def traced(request: web.BaseRequest) -> web.StreamResponse:
             path = request.raw_path.partition("?")[0]

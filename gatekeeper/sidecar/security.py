@@ -248,7 +248,7 @@ class Admission:
         transport: asyncio.Transport | None,
         needs: frozenset[Role] = ANY_ROLE,
     ) -> str:
-        """The same by a request's headers, where it came from, and its connection."""
+        """`admit`, by a request's headers, the address that it came from, and its connection."""
         if self._hosts is not None:
             self._check_browser(headers, self._hosts)
         if self._certificates and not self._tokens:

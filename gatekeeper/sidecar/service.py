@@ -285,7 +285,7 @@ class Service:
             self._tracing.decided(decision)
 
     def decided_inline(self, decision: Decision, call: InlineCall) -> None:
-        """The same for an answer that needed no `Call`."""
+        """Log a decision that was answered inline; the gate has counted it."""
         self._feed(decision, call.id, call.client)
         if self.log.enabled:
             self.log.add(decision, call.id, call.client)

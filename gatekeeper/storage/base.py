@@ -227,7 +227,7 @@ class Storage(Protocol):
         """One scope's clock, pending writes included."""
 
     def load_clock_nowait(self, scope: str) -> ClockRecord | None:
-        """The same at once, for callers that can't wait: a look into the file at most.
+        """`load_clock` for callers that can't wait: one look into the file at most.
 
         Raises StorageError when the file can't be read.
         """
@@ -245,8 +245,8 @@ class Storage(Protocol):
         """
 
     def owe(self, record: ClockRecord) -> None:
-        """The same of what came of an answer and is in force whatever happens: room is held
-        back for it on a disk that fills up. Raises StorageError."""
+        """`promise` what came of an answer, and is in force whatever happens: room is held back
+        for it on a disk that fills up. Raises StorageError."""
 
     @property
     def failing(self) -> str | None:

@@ -427,7 +427,7 @@ class FileLock:
 
 
 class DatabaseLock:
-    """The same on the database, whatever becomes of the file beside it.
+    """A lock on the database itself, whatever becomes of the file beside it.
 
     Made before anything opens the database, held before SQLite does, released after: to
     close any descriptor of a file drops every POSIX lock that the process holds on it,

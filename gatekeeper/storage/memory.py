@@ -85,7 +85,7 @@ class MemoryStorage:
         return self.load_clock_nowait(scope)
 
     def load_clock_nowait(self, scope: str) -> ClockRecord | None:
-        """The same."""
+        """The clock of a scope, or None."""
         return self._clocks.get(scope)
 
     def put_clock(self, record: ClockRecord) -> None:
@@ -99,7 +99,7 @@ class MemoryStorage:
         self.put_clock(record)
 
     def owe(self, record: ClockRecord) -> None:
-        """The same."""
+        """Keep it."""
         self.promise(record)
 
     @property

@@ -139,7 +139,7 @@ class SqliteStorage:
         return await self._read(lambda connection: schema.read_clock(connection, scope))
 
     def load_clock_nowait(self, scope: str) -> ClockRecord | None:
-        """The same at once: a row is read by its key, and no writer stands in the way (WAL)."""
+        """`load_clock` without waiting: a row is read by its key, and no writer delays it (WAL)."""
         known, pending = self._writer.pending_clock(scope)
         if known:
             return pending
@@ -160,7 +160,7 @@ class SqliteStorage:
         self._writer.promise(record)
 
     def owe(self, record: ClockRecord) -> None:
-        """The same of what came of an answer. Raises StorageError."""
+        """`promise` what came of an answer, with the room held back for it. Raises StorageError."""
         self._writer.promise(record, spare=True)
 
     @property

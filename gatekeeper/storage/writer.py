@@ -61,7 +61,7 @@ EARLY = 10_000
 """So many pending records are written without waiting for the interval's end."""
 MAX_RETRY = 30.0
 SYNC_INTERVAL = 1.0
-"""A power cut may cost this much of the journal (DESIGN.md promise 8)."""
+"""Seconds of the journal that a power cut may cost."""
 MEND_INTERVAL = 1.0
 """Seconds between two attempts to have a journal again that takes promises."""
 _AT_ONCE = 500

@@ -32,7 +32,7 @@ EPSILON = 1e-6
 NO_FILE = frozenset(range(400, 500)) - {408, 421, 425, 429}
 """Statuses that say: there is no robots.txt."""
 UNSAID = 60.0
-"""Seconds to stay away after a 429 or 503 that names no moment (issue 4, back-off)."""
+"""Seconds to stay away after a 429 or 503 that names no moment."""
 
 Hours = tuple[str, str]
 """From "HHMM" to the end of the minute "HHMM", UTC."""

@@ -1,4 +1,4 @@
-"""The points under DESIGN 4.2 and 4.3, one by one, at the level of the whole gate."""
+"""What gate and session promise, point by point, at the level of the whole gate."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_robots_txt_gives_its_turn_back_before_it_takes_the_next_of_its_ho
 async def test_a_429_for_robots_txt_blocks_the_pages_of_the_host_too(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
-    # fetching.md row 16: the whole host, its other origins included.
+    # The whole host, its other origins included.
     internet.site("a.test").robots("")
     refusal = Page("slow down", 429, {"Retry-After": "500"})
     internet.site("a.test:8080").robots(refusal)
@@ -168,7 +168,6 @@ async def test_a_429_for_robots_txt_blocks_the_pages_of_the_host_too(
 async def test_a_name_that_does_not_exist_parks_the_host_until_asking_helps(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
-    # fetching.md row 24.
     internet.site("a.test").robots("")
     internet.dns("a.test", "127.0.0.1", Fail.NXDOMAIN, "127.0.0.1")
     log: list[tuple[str, float]] = []
@@ -215,7 +214,7 @@ async def test_parking_does_not_swallow_the_operators_block(
 async def test_too_many_waiters_are_not_held_against_the_origin(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
-    # fetching.md row 28: nothing is recorded of what we could not do.
+    # Nothing is recorded of what we could not do.
     internet.site("a.test").robots("User-agent: *\nCrawl-delay: 30\n")
     internet.site("http://a.test:8080").robots("")
     log: list[tuple[str, float]] = []

@@ -14,7 +14,7 @@ from tests.politeness.conftest import MakeGate
 
 OTHERS = 1000
 MANY = 100_000
-"""A tenth of the million that issue 4 names: beyond what is kept in memory all the same."""
+"""Beyond what is kept in memory all the same."""
 SOON = 2.5
 """Virtual seconds: robots.txt, and one interval after it."""
 

@@ -105,7 +105,6 @@ async def cut_off(gate: Gatekeeper, *, but: str) -> None:
 async def test_hosts_that_failed_wait_while_our_own_network_is_down_and_probes_go_on(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
-    # fetching.md section 6.
     site = internet.site("known.test").on("/robots.txt", Page("", close=True))
     for number in range(40):
         internet.dns(f"o{number}.test", Fail.SERVFAIL)

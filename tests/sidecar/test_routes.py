@@ -1,4 +1,4 @@
-"""The whole contract of DESIGN 4.5 over a real gate and the fake internet."""
+"""The whole contract of the HTTP API over a real gate and the fake internet."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def _place(job: Job, stack: AsyncExitStack) -> Place:
 
 
 def _told_of(manifest: Manifest) -> Manifest:
-    """The same; it is said if it is not all a manifest's."""
+    """The manifest; lines of it that are no entries are told on stderr."""
     if manifest.unreadable:
         _log.warning(
             "%s: %d of its lines are no entries of a crawl: they are left alone, and what they "

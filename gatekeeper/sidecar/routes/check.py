@@ -51,7 +51,7 @@ async def check(service: Service, call: Call) -> web.StreamResponse:
 
 
 def check_inline(service: Service, call: InlineCall) -> bytes | None:
-    """The same where everything about the URL is known and ordinary."""
+    """`check`, where the file is known and the question has one parameter; else None."""
     question = _plain_question(call.query)
     if question is None:
         return None
@@ -224,7 +224,8 @@ async def explanation(service: Service, query: CheckQuery, call: Call) -> Explan
 
 
 async def what_if(service: Service, call: Call) -> web.StreamResponse:
-    """The same for a text in the request; nothing is fetched, stored, counted or logged."""
+    """Explain how a text in the request would answer; nothing is fetched, stored, counted or
+    logged."""
     asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
     settings, limit = service.config.robots, service.config.fetch.max_body
     body = asked.robots_txt.encode("utf-8", "surrogatepass")

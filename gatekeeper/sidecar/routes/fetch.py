@@ -156,7 +156,7 @@ async def _hop(service: Service, call: Call, url: str, end: float) -> web.Stream
 
 
 async def _under(lease: Lease, service: Service, call: Call, url: str) -> web.StreamResponse | str:
-    """The same, the turn being there."""
+    """Ask for one URL under its lease: the page passed on, or where it is redirected."""
     service.decided(lease.decision, call)
     asked = {name: call.request.headers[name] for name in _ASKED if name in call.request.headers}
     asked.setdefault("Accept-Encoding", "identity")

@@ -71,7 +71,7 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
 
 
 def acquire_inline(service: Service, call: InlineCall) -> bytes | None:
-    """The same where the turn is free."""
+    """`acquire`, where the host is due and nobody waits for it; else None."""
     server = service.config.server
     asked = read_inline_body(call, _lease_wanted, limit=server.max_body)
     if asked is None or asked.user_agent is not None or asked.wait > server.max_wait:
@@ -86,7 +86,7 @@ def acquire_inline(service: Service, call: InlineCall) -> bytes | None:
 
 
 async def renew(service: Service, call: Call) -> web.StreamResponse:
-    """The same lease with a new end."""
+    """Put the end of a lease further off."""
     wanted = Renewal()
     if call.request.body_exists:
         wanted = await read_body(call.request, Renewal, limit=service.config.server.max_body)
@@ -105,7 +105,7 @@ async def report(service: Service, call: Call) -> web.StreamResponse:
 
 
 def report_inline(service: Service, call: InlineCall) -> bytes | None:
-    """The same for a lease that is held."""
+    """`report`, for a lease that is held; else None."""
     lease_id = call.params["id"]
     if lease_id not in service.leases:
         return None
