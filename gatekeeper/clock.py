@@ -30,9 +30,11 @@ __all__ = [
     "Boot",
     "Clock",
     "Deadline",
+    "SharedTimer",
     "SingleTimer",
     "Stamp",
     "SystemClock",
+    "Timed",
     "Timer",
     "VirtualClock",
     "boot_of",
@@ -374,6 +376,52 @@ class SingleTimer:
         self._timer = None
         self.when = math.inf
         self._callback()
+
+
+class Timed(Protocol):
+    """What a `SharedTimer` looks after; hashed by what it is."""
+
+    ends: float
+    """The monotonic moment at which `due` is to be called; the timer's to write."""
+
+    def due(self, now: float) -> None:
+        """The moment has come. Whoever wants another one says so to the timer."""
+
+
+class SharedTimer:
+    """One timer for many moments, most of which are called off before they come."""
+
+    __slots__ = ("_timer", "clock", "running")
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.running: dict[Timed, None] = {}
+        """What is looked after."""
+        self._timer = SingleTimer(clock, self._look)  # no later than the first of them
+
+    def set(self, one: Timed, moment: float) -> None:
+        """Call its `due` at that moment, and not at the one before."""
+        one.ends = moment
+        self.running[one] = None
+        if moment < self._timer.when:
+            self._timer.set(moment)
+
+    def drop(self, one: Timed) -> bool:
+        """Don't call it; whether that was still to come."""
+        # The timer stays, though it may find nothing: the next one is about to come.
+        return self.running.pop(one, self) is None
+
+    def cancel(self) -> None:
+        """Call nobody before something is set again."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self.clock.monotonic()
+        for one in [one for one in self.running if one.ends <= now]:
+            del self.running[one]
+            one.due(now)
+        if self.running:
+            self._timer.set_no_later(min(one.ends for one in self.running))
 
 
 class Deadline:

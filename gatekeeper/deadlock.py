@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from gatekeeper.clock import Clock, Deadline, Timer
+from gatekeeper.clock import Clock, Deadline, SingleTimer
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.waiting import Need
 from gatekeeper.urls import mask
@@ -298,7 +298,7 @@ class WaitGraph(Generic[H]):
         self._looks: list[tuple[float, int, TurnWait[H]]] = []
         self._order = itertools.count()
         self._alive = 0
-        self._timer: Timer | None = None
+        self._timer = SingleTimer(clock, self._look)
 
     def adjust(self, own_wait: float) -> None:
         """Follow another `pacing.own_wait`, for the waits to come."""
@@ -309,9 +309,7 @@ class WaitGraph(Generic[H]):
 
     def close(self) -> None:
         """Look at nobody any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         self._looks.clear()
 
     # --- beginning and ending -----------------------------------------------------------
@@ -435,11 +433,9 @@ class WaitGraph(Generic[H]):
         if len(self._looks) > 2 * self._alive + _FEW:
             self._looks = [entry for entry in self._looks if not entry[2].over]
             heapq.heapify(self._looks)
-        if self._timer is None:
-            self._timer = self._clock.call_at(moment, self._look)
+        self._timer.set_no_later(moment)
 
     def _look(self) -> None:
-        self._timer = None
         now = self._clock.monotonic()
         for _ in range(_AT_ONCE):
             if not self._looks or self._looks[0][0] > now:
@@ -449,8 +445,8 @@ class WaitGraph(Generic[H]):
                 self._look_at(wait, now)
         while self._looks and self._looks[0][2].over:
             heapq.heappop(self._looks)
-        if self._looks and self._timer is None:
-            self._timer = self._clock.call_at(self._looks[0][0], self._look)
+        if self._looks:
+            self._timer.set_no_later(self._looks[0][0])
 
     def _look_at(self, wait: TurnWait[H], now: float) -> None:
         """Warn, or refuse, if the same lease was in its way for so long."""

@@ -7,6 +7,7 @@ whatever is written against it runs over either.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
@@ -26,7 +27,7 @@ from aiohttp import (
 )
 from aiohttp.hdrs import AUTHORIZATION, LOCATION, RETRY_AFTER, URI, USER_AGENT
 
-from gatekeeper.clock import Clock, Deadline, Timer
+from gatekeeper.clock import Deadline, SharedTimer
 from gatekeeper.decision import Decision, NotYet, Verdict
 from gatekeeper.errors import Deferred, Denied
 from gatekeeper.robots import PageSignals, page_signals, product_token
@@ -40,7 +41,6 @@ __all__ = [
     "Gate",
     "HeldLease",
     "RequestDeadline",
-    "RequestDeadlines",
     "Unentered",
     "Unlimited",
     "adopt",
@@ -182,51 +182,14 @@ class Gate(Protocol):
 # turn as well. A `RequestDeadline` runs while a hop is under way or its body is read, and stands
 # still between hops. One timer serves all requests of a session.
 
-_INF = float("inf")
-
-
-class RequestDeadlines:
-    """The deadlines that run, and the one timer that looks after them."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.now: Callable[[], float] = clock.monotonic
-        self.running: dict[RequestDeadline, None] = {}
-        self._timer: Timer | None = None
-        self.armed: float = _INF
-        """No deadline that runs comes before that monotonic moment."""
-
-    def arm(self, moment: float) -> None:
-        """Look at them then."""
-        self.cancel()
-        self.armed = moment
-        self._timer = self.clock.call_at(moment, self._look)
-
-    def cancel(self) -> None:
-        """Look no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self.armed = _INF
-
-    def _look(self) -> None:
-        self._timer = None
-        self.armed = _INF
-        now = self.now()
-        for over in [one for one in self.running if one.ends <= now]:
-            over.expire()
-        # Nearly all are done long before their end: what runs now is few, and met anew.
-        if self.running:
-            self.arm(min(one.ends for one in self.running))
-
 
 class RequestDeadline(msgspec.Struct, eq=False):
     """How many seconds one request, with its redirects, may still spend on the network."""
 
-    among: RequestDeadlines
+    among: SharedTimer
     left: float | None
     """None: no limit; over, where not above zero."""
-    ends: float = _INF
+    ends: float = math.inf
     """While they run: the moment at which they are over."""
     _under_way: int = 0
     """Hops that were sent and whose connection is not free; more than one where somebody
@@ -248,16 +211,13 @@ class RequestDeadline(msgspec.Struct, eq=False):
         if self._under_way > 1:
             return  # they run
         among = self.among
-        self.ends = ends = among.now() + left
-        among.running[self] = None
-        if ends < among.armed:
-            among.arm(ends)
+        among.set(self, among.clock.monotonic() + left)
 
     def watch(self, response: ClientResponse) -> None:
         """The head is here: they run on until `stop`, when the connection is free."""
         self._response = ref(response)
         if self._deadline is not None and self._fired():
-            self.expire()  # whoever caught our cancellation and went on
+            self.due(self.ends)  # whoever caught our cancellation and went on
 
     def let_go(self) -> None:
         """Free the connection of an earlier attempt, of which nobody reads on: the next one
@@ -274,8 +234,8 @@ class RequestDeadline(msgspec.Struct, eq=False):
             return
         self._under_way = 0
         among = self.among
-        if among.running.pop(self, self) is None:
-            self.left = self.ends - among.now()
+        if among.drop(self):
+            self.left = self.ends - among.clock.monotonic()
 
     def ran_out(self, error: BaseException) -> bool:
         """The hop failed with that error; whether it did because the time was over.
@@ -302,9 +262,9 @@ class RequestDeadline(msgspec.Struct, eq=False):
         self._task.uncancel()
         return True
 
-    def expire(self) -> None:
+    def due(self, now: float) -> None:
         """The time is over: end what is under way, the hop or the body."""
-        self.among.running.pop(self, None)
+        self.among.drop(self)
         self.left = 0.0
         if self._response is not None:
             response = self._response()

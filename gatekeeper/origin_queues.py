@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gatekeeper.clock import Clock, Timer
+from gatekeeper.clock import Clock, SingleTimer, Timer
 from gatekeeper.deadlock import Choice
 from gatekeeper.decision import Decision
 from gatekeeper.errors import StorageError
@@ -586,7 +586,7 @@ class OriginQueues:
         self._order = itertools.count()
         self._ready: list[tuple[float, int, OriginQueue]] = []
         self._deferred: list[tuple[float, int, OriginQueue]] = []
-        self._timer: Timer | None = None
+        self._timer = SingleTimer(clock, self._wake)
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -651,15 +651,7 @@ class OriginQueues:
         """Not before that monotonic moment."""
         queued.state = QueueState.DEFERRED
         heapq.heappush(self._deferred, (until, next(self._order), queued))
-        if self._deferred[0][2] is queued:
-            self._set_timer()
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = (
-            self._clock.call_at(self._deferred[0][0], self._wake) if self._deferred else None
-        )
+        self._timer.set_no_later(until)
 
     def _wake(self) -> None:
         now = self._clock.monotonic()
@@ -667,13 +659,12 @@ class OriginQueues:
             queued = heapq.heappop(self._deferred)[2]
             if queued.state is QueueState.DEFERRED:
                 self.ready(queued)
-        self._set_timer()
+        if self._deferred:
+            self._timer.set_no_later(self._deferred[0][0])
 
     def close(self) -> None:
         """Forget everything."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         for queued in list(self._queues.values()):
             self.forget(queued)
         self._ready.clear()

@@ -19,7 +19,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, SystemClock
+from gatekeeper.clock import Clock, SharedTimer, SystemClock
 from gatekeeper.config import Config, as_config
 from gatekeeper.errors import ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.fetcher import send_once
@@ -27,7 +27,7 @@ from gatekeeper.fetching.guard import Guard, GuardedConnector, Refusal, refuse_p
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.gate.decider import refused_request
 from gatekeeper.library_internals import wrap_requests
-from gatekeeper.middleware import RequestDeadline, RequestDeadlines
+from gatekeeper.middleware import RequestDeadline
 from gatekeeper.storage.base import Storage
 from gatekeeper.url_cache import url_of
 
@@ -109,7 +109,7 @@ async def polite_session(
                 f"session_factory made a {type(session).__name__}, which is no ClientSession: wrap "
                 "the session of polite_session in it instead"
             )
-        times = RequestDeadlines(clock)
+        times = SharedTimer(clock)
         base = _base_of(session_arguments.get("base_url"))
         _keep_to_the_gate(session, gate, times, inner, base)
         _gates[session] = gate
@@ -213,7 +213,7 @@ def _refuse_ways_round(config: Config, arguments: dict[str, Any]) -> None:
 def _keep_to_the_gate(
     session: aiohttp.ClientSession,
     gate: Gatekeeper,
-    times: RequestDeadlines,
+    times: SharedTimer,
     inner: tuple[Any, ...],
     base: URL | None,
 ) -> None:

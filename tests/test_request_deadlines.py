@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 
 from gatekeeper import Config, VirtualClock, polite_session
-from gatekeeper.middleware import RequestDeadline, RequestDeadlines
+from gatekeeper.clock import SharedTimer
+from gatekeeper.middleware import RequestDeadline
 from tests.internet import Drip, FakeInternet, NeverAnswer, Page, Stall, redirect
 
 T = TypeVar("T")
@@ -33,8 +34,8 @@ async def polite(net: FakeInternet, **arguments: object) -> AsyncIterator[aiohtt
         yield session
 
 
-def running(clock: VirtualClock) -> tuple[RequestDeadlines, list[RequestDeadline]]:
-    among = RequestDeadlines(clock)
+def running(clock: VirtualClock) -> tuple[SharedTimer, list[RequestDeadline]]:
+    among = SharedTimer(clock)
     return among, [RequestDeadline(among, seconds) for seconds in (3.0, 1.0, 2.0)]
 
 
@@ -58,7 +59,7 @@ async def test_one_timer_ends_each_at_its_own_moment() -> None:
 
 async def test_the_same_seconds_serve_all_hops() -> None:
     clock = VirtualClock()
-    one = RequestDeadline(RequestDeadlines(clock), 5.0)
+    one = RequestDeadline(SharedTimer(clock), 5.0)
     for _ in range(2):
         one.begin(asyncio.current_task())
         await clock.elapse(2.0)
@@ -153,7 +154,7 @@ async def test_no_total_is_no_limit(virtual_internet: FakeInternet, total: int |
 
 async def test_attempts_that_overlap_run_on_one_account() -> None:
     clock = VirtualClock()
-    among = RequestDeadlines(clock)
+    among = SharedTimer(clock)
     one = RequestDeadline(among, 5.0)
     one.begin(asyncio.current_task())
     await clock.elapse(2.0)

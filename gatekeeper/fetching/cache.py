@@ -25,7 +25,7 @@ from typing import Final
 import cachetools
 import msgspec
 
-from gatekeeper.clock import Clock, Timer
+from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.config import Config
 from gatekeeper.errors import StorageError
 from gatekeeper.fetching.faults import LocalFaults
@@ -66,28 +66,20 @@ class SoftExpiry:
     def __init__(self, warm: dict[str, Record], clock: Clock) -> None:
         self._warm = warm
         self._clock = clock
-        self._timer: Timer | None = None
-        self._at = 0.0
+        self._timer = SingleTimer(clock, self._sweep)
 
     def expect(self, moment: float) -> None:
         """Something is no longer fresh at that monotonic moment."""
-        if self._timer is not None:
-            if moment >= self._at - _LEAST:
-                return
-            self._timer.cancel()
-        self._at = max(moment, self._clock.monotonic() + _LEAST)
-        self._timer = self._clock.call_at(self._at, self._sweep)
+        if moment < self._timer.when - _LEAST:
+            self._timer.set(max(moment, self._clock.monotonic() + _LEAST))
 
     def close(self) -> None:
         """Forget everything, and the timer."""
         while self._warm:
             self._warm.popitem()[1].retire()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def _sweep(self) -> None:
-        self._timer = None
         now = self._clock.monotonic()
         for origin in [o for o, record in self._warm.items() if record.fresh_until <= now]:
             self._warm.pop(origin).retire()

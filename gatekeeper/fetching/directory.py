@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from gatekeeper.clock import Clock, Timer, deadline
+from gatekeeper.clock import Clock, SingleTimer, deadline
 from gatekeeper.config import Config
 from gatekeeper.errors import GateClosed, StorageError
 from gatekeeper.fetching.cache import RecordCache, RecordUpdates, SoftExpiry, answered
@@ -184,7 +185,7 @@ class Directory:
         )
         self._flights: dict[str, Flight] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
-        self._next_probe: Timer | None = None
+        self._next_probe = SingleTimer(clock, self._send_probes)
         self._waiting = 0
         self._counts: Counter[str] = Counter()
         self._fetches = 0
@@ -205,8 +206,7 @@ class Directory:
         self._soft_expiry.close()
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
         tasks.extend(self._probes.values())
-        if self._next_probe is not None:
-            self._next_probe.cancel()
+        self._next_probe.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -444,20 +444,15 @@ class Directory:
 
     def plan_probes(self) -> None:
         """Probe somebody at the moment that `faults` name, if they name one."""
-        if self._next_probe is not None:
-            self._next_probe.cancel()
-            self._next_probe = None
         now = self._clock.monotonic()
         pause = self._faults.pause(now)
-        if pause is not None and self._open:
-            self._next_probe = self._clock.call_at(now + pause, self._send_probes)
+        self._next_probe.set(math.inf if pause is None or not self._open else now + pause)
 
     def _send_probes(self) -> None:
         """Ask some for their robots.txt to find out whether we can reach anybody.
 
         Nobody waits for a probe: one that gets no answer must not put off the next one.
         """
-        self._next_probe = None
         now = self._clock.monotonic()
         for origin in self._faults.to_ask(now):
             if origin in self._probes:

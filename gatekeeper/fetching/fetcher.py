@@ -26,11 +26,11 @@ from aiohttp.hdrs import CONTENT_ENCODING, CONTENT_TYPE, ETAG, LAST_MODIFIED, LO
 from msgspec.structs import replace
 from yarl import URL
 
-from gatekeeper.clock import Clock
+from gatekeeper.clock import Clock, SharedTimer
 from gatekeeper.config import Config, FetchConfig, PacingConfig
 from gatekeeper.errors import GateClosed, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.fetching.guard import FirstDial, GuardedConnector, connecting, dialling
-from gatekeeper.fetching.limits import HostTurns, RetrievalDeadline, SharedTimer, Slots, watching
+from gatekeeper.fetching.limits import HostTurns, RetrievalDeadline, Slots, watching
 from gatekeeper.fetching.outcomes import (
     ANSWERED,
     Known,

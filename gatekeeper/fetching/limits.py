@@ -1,7 +1,7 @@
 """Limits on retrievals: how long each may take, how many run at once, and whose turn is next.
 
-Nearly every limit on time is over long before its moment, so none has a timer of its own: an
-`SharedTimer` has one for all, set for the earliest, and looks at them when it goes off.
+Nearly every limit on time is over long before its moment, so none has a timer of its own: a
+`SharedTimer` looks after all of them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
-from gatekeeper.clock import Clock, Deadline, Timer
+from gatekeeper.clock import Clock, Deadline, SharedTimer
 from gatekeeper.config import FetchConfig, PacingConfig
 from gatekeeper.fetching.outcomes import ANSWERED, STRANGER, HostTurn, precedence
 from gatekeeper.urls import parse
@@ -24,66 +24,14 @@ __all__ = [
     "HostTurns",
     "PlaceQueue",
     "RetrievalDeadline",
-    "SharedTimer",
     "Slot",
     "Slots",
-    "Timed",
     "watching",
     "within_files",
 ]
 
 
 _NEVER: Final = float("inf")
-
-
-class Timed(Protocol):
-    """What an `SharedTimer` looks after; hashed by what it is."""
-
-    ends: float
-    """The monotonic moment at which `due` is to be called; the alarm's to write."""
-
-    def due(self, now: float) -> None:
-        """The moment has come. Whoever wants another one says so to the alarm."""
-
-
-class SharedTimer:
-    """One timer for many moments, most of which are called off before they come."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self._running: dict[Timed, None] = {}
-        self._timer: Timer | None = None
-        self._armed = _NEVER
-        """The timer goes off then, no later than the first of them."""
-
-    def set(self, one: Timed, moment: float) -> None:
-        """Call its `due` at that moment, and not at the one before."""
-        one.ends = moment
-        self._running[one] = None
-        if moment < self._armed:
-            self._arm(moment)
-
-    def drop(self, one: Timed) -> None:
-        """Don't call it."""
-        # The timer stays, though it may find nothing: the next one is about to come.
-        self._running.pop(one, None)
-
-    def _arm(self, moment: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._armed = moment
-        self._timer = self.clock.call_at(moment, self._look)
-
-    def _look(self) -> None:
-        self._timer, self._armed = None, _NEVER
-        now = self.clock.monotonic()
-        for one in [one for one in self._running if one.ends <= now]:
-            del self._running[one]
-            one.due(now)
-        if self._running:
-            first = min(one.ends for one in self._running)
-            if first < self._armed:
-                self._arm(first)
 
 
 watching: ContextVar[RetrievalDeadline | None] = ContextVar("gatekeeper_watching", default=None)

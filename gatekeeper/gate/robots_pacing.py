@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, Timer
+from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.errors import StorageError
 from gatekeeper.fetching.directory import HeldUp, flying
@@ -159,18 +159,17 @@ class _TurnWatch:
         self._clock = clock
         self._tell = tell
         self._why = why
-        self._timer: Timer | None = None
+        self._timer = SingleTimer(clock, self._look)
 
     def __enter__(self) -> None:
         self._look()
 
     def _look(self) -> None:
         self._tell(self._why)
-        self._timer = self._clock.call_at(self._clock.monotonic() + _PATIENCE, self._look)
+        self._timer.set(self._clock.monotonic() + _PATIENCE)
 
     def __exit__(self, *error: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._tell(None)
 
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from gatekeeper.clock import VirtualClock
+from gatekeeper.clock import SharedTimer, VirtualClock
 from gatekeeper.config import FetchConfig
-from gatekeeper.fetching.limits import RetrievalDeadline, SharedTimer
+from gatekeeper.fetching.limits import RetrievalDeadline
 
 
 class One:
