@@ -450,15 +450,16 @@ class Engine:
         self,
         url: str,
         host: str,
-        asked: RobotsInterval | Callable[[], Offer],
+        asked: RobotsInterval | None,
         now: float | None = None,
         ttl: float | None = None,
+        admit: Callable[[], Offer] | None = None,
     ) -> Grant | None:
         """The lease, if the host is in memory and due, and nobody waits for it; else None.
 
-        `asked` is what the text asks for at this moment, or what is called for it, once the
-        lease could be had: where that offers no interval there is none. Raises what it raises,
-        and StorageError.
+        `asked` is what the text asks for at this moment. Where it is None, `admit` is called for
+        that, once the lease could be had: where it offers no interval there is none. Raises what
+        that raises, and StorageError.
         """
         scope = self.scopes.get(host)
         if scope is None:
@@ -478,8 +479,8 @@ class Engine:
             for other in scope.shared:
                 if other.queue is not None or other.due_at() > now:
                     return None
-        if not isinstance(asked, RobotsInterval):
-            offer = asked()
+        if asked is None:
+            offer = None if admit is None else admit()
             if not isinstance(offer, RobotsInterval):
                 return None
             asked = offer
@@ -590,13 +591,11 @@ class Engine:
         self._running = True
         self.behind = False
         try:
-            if self.granted < self.grant_limit:
-                for queue in self.queues.due(now):
-                    self._serve(queue, now)
-                    if self.granted >= self.grant_limit:
-                        break
-                else:
+            pop_due = self.queues.pop_due
+            while self.granted < self.grant_limit:
+                if (queue := pop_due(now)) is None:
                     return
+                self._serve(queue, now)
             self.behind = True
         finally:
             self._running = False

@@ -6,7 +6,7 @@ who gets what then is for the engine to say.
 
 What holds between any two calls: a queue with a waiter is in exactly one place, READY (in the
 deque), TIMED (one live entry in the heap), PARKED (in the deque of one shared scope's queue),
-SERVING (given out by `due`), or HELD, and then the event it waits for puts it back: the head
+SERVING (given out by `pop_due`), or HELD, and then the event it waits for puts it back: the head
 or the end of a lease, a resume, the end of a robots fetch, an answer of the ledger.
 
 An entry of the heap is only a hint, a packed integer of microseconds and a queue's number: when
@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from math import floor
@@ -409,11 +409,10 @@ class Queues:
             if queue is not None:
                 self.look_again(queue.scope, now)
 
-    def due(self, now: float) -> Iterator[ScopeQueue]:
-        """Each queue that is due, in order, SERVING from then on; also those that become due
-        meanwhile.
+    def pop_due(self, now: float) -> ScopeQueue | None:
+        """The next queue that is due, in order, SERVING from then on; None: there is none.
 
-        One may turn out not to be due, where something changed since: it is HELD and looked at
+        It may turn out not to be due, where something changed since: it is HELD and looked at
         again then.
         """
         ready, heap = self.ready, self._heap
@@ -423,8 +422,7 @@ class Queues:
             if ready and (not heap or ready[0].due <= heap[0]):
                 found = ready.popleft()
                 found.place = _SERVING
-                yield found
-                continue
+                return found
             if heap and (heap[0] < self._limit or heap[0] < self._limit_at(now)):
                 entry = heappop(heap)
                 queue = self._queues[entry & _ID_MASK]
@@ -432,10 +430,10 @@ class Queues:
                 entry = _NEAR
                 queue = self._queues[heappop(self._near)[1]]
             else:
-                return
+                return None
             if queue is not None and queue.due == entry and queue.place is _TIMED:
                 queue.place = _SERVING
-                yield queue
+                return queue
 
     def next_due(self) -> float:
         """The moment of the next hint, inf if there is none."""

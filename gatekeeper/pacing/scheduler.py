@@ -335,7 +335,7 @@ class Scheduler:
         if self._pacing.dry_run:
             return await self._dry(scope, url, admit, refetch, ttl)
         now = self._clock.monotonic()
-        grant = engine.take(url, host, admit, now, ttl)
+        grant = engine.take(url, host, None, now, ttl, admit)
         if grant is not None:
             return grant  # the common case: nobody waits, and the lease can be had at once
         waiter = TaskWaiter(scope, url, priority, ttl, admit)
@@ -412,7 +412,9 @@ class Scheduler:
         scope = self._memory.host(host)
         watch = DueWatch(callback, priority)
         now = self._clock.monotonic()
-        self._engine.take("", host, watch.offer, now)  # nobody waits: no queue is needed
+        self._engine.take(
+            "", host, None, now, admit=watch.offer
+        )  # nobody waits: no queue is needed
         if not watch.told:
             self._queues.join(scope, watch, now)
             self._engine.run(now)
