@@ -24,6 +24,7 @@ __all__ = [
     "CacheConfig",
     "Config",
     "FetchConfig",
+    "FleetConfig",
     "GroupRule",
     "GuardConfig",
     "HostRule",
@@ -239,6 +240,20 @@ class ServerConfig(_Section, frozen=True):
     """Decisions logged a second at most; the rest are counted as dropped."""
 
 
+class FleetConfig(_Section, frozen=True):
+    """Several gates that keep one pace together (`[fleet]`)."""
+
+    url: Place | None = None
+    """A Valkey or Redis server; None: this gate is alone."""
+    namespace: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")] = "gatekeeper"
+    when_lost: Literal["wait", "divide"] = "wait"
+    """Without the store: grant nothing, or each member goes on with hosts of its own."""
+    hold: Annotated[float, msgspec.Meta(ge=0.5, le=300, extra=_SECONDS)] = 20.0
+    """Seconds that what a member holds outlives its last sign of life."""
+    allow_lost_writes: bool = False
+    """Start although a failover of the store may forget what was granted last."""
+
+
 class HostRule(_Section, frozen=True):
     """The operator's word about hosts (`[[host]]`)."""
 
@@ -275,6 +290,7 @@ class Config(_Section, frozen=True):
     pacing: PacingConfig = PacingConfig()
     storage: StorageConfig = StorageConfig()
     server: ServerConfig = ServerConfig()
+    fleet: FleetConfig = FleetConfig()
     host: tuple[HostRule, ...] = ()
     group: tuple[GroupRule, ...] = ()
 

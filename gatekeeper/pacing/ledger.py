@@ -298,6 +298,7 @@ class MemoryLedger:
         self._hold = hold
         self._records: dict[str, ScopeRecord] = {}
         self._scopes_of: dict[str, tuple[str, ...]] = {}
+        self._headed: set[str] = set()
         self._listeners: dict[str, LedgerListener] = {}
         self._crowded = 1024
         """Records at which those that say nothing any more are swept out."""
@@ -325,6 +326,7 @@ class MemoryLedger:
         """What `head` does, at once."""
         now = self._now()
         for token in tokens:
+            self._headed.add(token)
             for record in self._of(token, now):
                 hold = record.holds.get(token)
                 if hold is None or not hold.headed:
@@ -355,7 +357,9 @@ class MemoryLedger:
                     # It ran out, and its request is under way all the same.
                     before = (record.basis, record.interval, record.guess)
                     hold = record.holds[token] = _Hold(now, now, before)
-                    record.moved(now)
+                    hold.headed = token in self._headed
+                    if not hold.headed:
+                        record.moved(now)
                 hold.end = now + micros(self._hold)
 
     async def block(self, reports: Sequence[Report]) -> None:
@@ -483,6 +487,7 @@ class MemoryLedger:
             record.tickets = [one for one in record.tickets if one.token != token]
             self._tell_first(record, now)
         self._scopes_of.pop(token, None)
+        self._headed.discard(token)
 
     def _report(self, reports: Iterable[Report], now: int) -> None:
         for report in reports:

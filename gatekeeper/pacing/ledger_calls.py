@@ -115,6 +115,8 @@ class LedgerCalls:
         self._renewals = SingleTimer(clock, self._renew_due)
         self._renew: dict[str, None] = {}
         self._task: asyncio.Task[None] | None = None
+        self._back = asyncio.Event()
+        """Set where a flight that failed is to be repeated at once."""
         self._closed = False
         self.away = False
         """The ledger says that it can't be reached: nothing is granted."""
@@ -242,6 +244,8 @@ class LedgerCalls:
     def lost(self, lost: bool) -> None:
         """The ledger can't be reached any more, or can be again."""
         self.away = lost
+        if not lost:
+            self._back.set()
         self._answers.lost(lost)
 
     def clocks(self) -> list[ScopeClock]:
@@ -269,7 +273,10 @@ class LedgerCalls:
                 if self.failures == before:
                     delay = RETRY_INITIAL
                     continue
-                await self._clock.sleep(delay)
+                self._back.clear()
+                timer = self._clock.call_at(self._clock.monotonic() + delay, self._back.set)
+                await self._back.wait()
+                timer.cancel()
                 delay = min(2 * delay, RETRY_MAX)
         finally:
             self._task = None
@@ -353,6 +360,8 @@ class LedgerCalls:
             if ok or hold is None:
                 self._renew.pop(token, None)
             if ok and hold is not None:
+                if not hold.headed and self._clock.monotonic() >= hold.good_until:
+                    hold.void = True  # it had run out: what it was for may be another's by now
                 hold.good_until = max(hold.good_until, sent + hold.seconds)
                 hold.renew_at = sent + hold.seconds / 4
                 self._renewals.set_no_later(hold.renew_at)

@@ -364,6 +364,13 @@ class Queues:
                     self.served(queue, waiter)
                     waiter.refuse(error())
 
+    def ask_again(self, now: float) -> None:
+        """The ledger may answer otherwise now, to whomever. `Engine.run` must follow."""
+        for queue in self._queues:
+            if queue is not None and queue.token:
+                queue.ask_at = now
+                self.look_again(queue.scope, now)
+
     def everybody(self) -> list[Waiter]:
         """All who wait, in no order."""
         queues = [queue for queue in self._queues if queue is not None]

@@ -292,7 +292,7 @@ class Scheduler:
         """The ledger is out of reach: who waits is told so, and asks again later."""
         now = self._clock.monotonic()
         if not lost:
-            self._queues.look_at_all(now)
+            self._queues.ask_again(now)
             self._engine.run(now)
             return
         # Who only wants to know when a host is due, and who is off for a robots.txt, waits on.

@@ -1,0 +1,647 @@
+"""`RedisLedger`: the ledger that a fleet shares, on Valkey or Redis.
+
+All calls that are made in one turn of the loop, and while an earlier flight is under way, travel
+together: one script call for up to 128 requests (32 where they have several scopes), and those
+behind one another. Only one flight is under way at a time, so nothing overtakes. Without the
+store nothing is granted: see `FleetConfig.when_lost`.
+
+The store's memory is named by an *epoch*. A store that was restarted, replaced or emptied, or whose
+clock was set, begins another one, and every scope is in quarantine until each member has told what
+it knows. docs/fleet.md says what follows from that for operators.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gatekeeper.clock import Clock, SystemClock
+from gatekeeper.config import FleetConfig
+from gatekeeper.errors import ConfigError, LedgerLost
+from gatekeeper.fleet.scripts import BEAT, DECLARE, FORMAT, PUSHED, TURN
+from gatekeeper.fleet.store import Store, StoreIdentity
+from gatekeeper.pacing.ledger import (
+    LAPSE,
+    MAX_TICKETS,
+    End,
+    Granted,
+    LedgerListener,
+    NotBefore,
+    Report,
+    ScopeClock,
+    TakeRequest,
+    micros,
+)
+
+__all__ = ["BEAT_EVERY", "FleetStats", "RedisLedger"]
+
+BEAT_EVERY = 2.0
+"""Seconds between two signs of life of a member."""
+_GRACE = 1.0
+"""Seconds without an answer after which the store counts as lost."""
+_STEP = 0.05
+"""Seconds by which the store's clock may run away from ours, beside the round trip."""
+_SLEW = 0.001
+"""The share of a second by which either clock may be faster without being set."""
+_BATCH, _BATCH_SHARED = 128, 32
+"""Requests in one script call, during which the store serves nobody else."""
+_POLL = 1.0
+"""Seconds after which to ask again while nobody could tell us that a scope came free."""
+_AT_ONCE = 500
+"""Clocks told in one script call after a loss."""
+_OUTCOMES = {"sent": 0, "given back": 1, "undone": 2}
+
+_log = logging.getLogger(__name__)
+
+
+class FleetStats(msgspec.Struct, frozen=True):
+    """The state of a fleet's ledger, as this member sees it."""
+
+    state: str
+    """connected, lost, or recovering: the store is back, and members tell what they know."""
+    members: int
+    """Those that gave a sign of life lately, this one included."""
+    member: str
+    """Our own name among them."""
+    calls: int
+    """Script calls since the start ..."""
+    requests: int
+    """... and the requests, heads and ends in them."""
+    failures: int
+    epochs: int
+    """How often the store's memory turned out to be another one."""
+    dividing: bool
+    """The store is lost, and this member goes on with the hosts that are its own."""
+
+
+class _Held(msgspec.Struct):
+    """What we hold, or wait for, under a token."""
+
+    scopes: tuple[str, ...]
+    granted: bool = False
+    headed: bool = False
+
+
+class _Told(NamedTuple):
+    """One call of the ledger: operations, how many answers it awaits, and who gets them."""
+
+    order: int
+    operations: list[tuple[Any, ...]]
+    answers: int
+    future: asyncio.Future[Any]
+
+
+class RedisLedger:
+    """A `Ledger` on Valkey or Redis, from version 6.2 on. Open it before use, close it after.
+
+    >>> async def main() -> None:
+    ...     ledger = RedisLedger("redis://127.0.0.1:6379/0")
+    ...     async with Gatekeeper("examplebot", ledger=ledger) as gate:
+    ...         ...  # the gate opens and closes it
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str = "gatekeeper",
+        clock: Clock | None = None,
+        config: FleetConfig | None = None,
+    ) -> None:
+        """`config` has the settings beside `url` and `namespace`. Raises ConfigError for a URL that
+        can't be used, and where the extra `redis` is not installed."""
+        self.config = config = config or FleetConfig()
+        self._clock = clock or SystemClock()
+        self._store = Store(url, config)
+        self._prefix = f"{{{namespace}}}:"
+        self._epoch_keys = [self._key(name) for name in ("epoch", "known", "pushed")]
+        self.member = secrets.token_hex(4)
+        self._listeners: dict[str, LedgerListener] = {}
+        self._held: dict[str, _Held] = {}
+        self._pending: list[_Told] = []
+        self._flying: asyncio.Task[None] | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._hearing: asyncio.Task[None] | None = None
+        self._using = asyncio.Lock()
+        """One flight, recovery or beat at a time."""
+        self._beat_now = asyncio.Event()
+        self._epoch = ""
+        """The one that we may speak in; empty: to be found out."""
+        self._lived_in = ""
+        """The last one in which we may have been granted something."""
+        self._members: dict[str, float] = {}
+        """Seconds since each one's sign of life, at our last one."""
+        self._offset: tuple[float, float, float] | None = None
+        """The store's clock minus ours: at least, at most, and when that was seen."""
+        self._failing_since: float | None = None
+        self._lost_at: float | None = None
+        self._quarantine_until = 0.0
+        self._subscribed = False
+        self._open = False
+        self._calls = self._requests = self._failures = self._epochs = 0
+
+    def _key(self, name: str) -> str:
+        return self._prefix + name
+
+    # --- life ---------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Look at the store, join the fleet. Raises ConfigError where its settings can't keep a
+        promise. One that can't be reached is lost, and looked for from then on."""
+        if self._open:
+            return
+        try:
+            async with self._using:
+                await self._recover(starting=True)
+        except LedgerLost as error:
+            _log.warning("%s", error)
+            self._open = True
+            self._lose()
+        except ConfigError:
+            await self._store.close()
+            raise
+        self._open = True
+        loop = asyncio.get_running_loop()
+        self._hearing = loop.create_task(self._hear())
+        self._beating = loop.create_task(self._beat())
+        await self._join()
+
+    async def close(self) -> None:
+        """Sign off. What we still hold runs out by itself."""
+        if not self._open:
+            return
+        self._open = False
+        for task in (self._beating, self._hearing, self._flying):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        with contextlib.suppress(LedgerLost):
+            async with self._using:
+                if self._epoch:
+                    await self._store.run("ZREM", self._key("members"), self.member)
+        await self._store.close()
+
+    async def __aenter__(self) -> RedisLedger:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def listen(self, owner: str, listener: LedgerListener) -> None:
+        """Tell what concerns the tokens of that owner, and everybody."""
+        self._listeners[owner] = listener
+
+    @property
+    def state(self) -> str:
+        """connected, lost or recovering."""
+        if self._lost_at is not None or not self._epoch:
+            return "lost" if self._lost_at is not None else "recovering"
+        return "recovering" if self._clock.monotonic() < self._quarantine_until else "connected"
+
+    @property
+    def ready(self) -> bool:
+        """Can leases be granted, be it by dividing the hosts?"""
+        return self._lost_at is None or self.config.when_lost == "divide"
+
+    def stats(self) -> FleetStats:
+        """What it does and did."""
+        return FleetStats(
+            state=self.state,
+            members=max(1, len(self._members)),
+            member=self.member,
+            calls=self._calls,
+            requests=self._requests,
+            failures=self._failures,
+            epochs=self._epochs,
+            dividing=self._dividing,
+        )
+
+    # --- what a ledger does -------------------------------------------------------------------
+
+    async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
+        """Grant, or say when to ask again. Raises LedgerLost while the store can't be reached."""
+        if self._dividing:
+            return [self._take_alone(request) for request in requests]
+        for token, scopes in requests:
+            if token not in self._held:
+                self._held[token] = _Held(tuple(one.scope for one in scopes))
+        operations = [("t", token, scopes) for token, scopes in requests]
+        answers = await self._call(3, operations, len(requests))
+        return [
+            self._answer(request, answer) for request, answer in zip(requests, answers, strict=True)
+        ]
+
+    async def head(self, tokens: Sequence[str]) -> None:
+        """The heads of their responses are here."""
+        held = [(token, one) for token in tokens if (one := self._held.get(token)) is not None]
+        for _, one in held:
+            one.headed = True
+        await self._tell(1, [("h", token, one.scopes) for token, one in held])
+
+    async def end(self, ends: Sequence[End]) -> None:
+        """Free the slots: reports first, so that nobody starts between the two."""
+        reports = dict.fromkeys(report for end in ends for report in end.reports)
+        operations = [*map(_report, reports)]
+        for token, outcome, _ in ends:
+            if (one := self._held.get(token)) is not None:
+                operations.append(("e", token, _OUTCOMES[outcome], one.scopes))
+        await self._tell(1, operations)
+        for end in ends:
+            self._held.pop(end.token, None)
+
+    async def renew(self, tokens: Sequence[str]) -> None:
+        """The holds last for a whole time to live from now."""
+        await self._tell(2, self._renewals(tokens))
+
+    async def block(self, reports: Sequence[Report]) -> None:
+        """Take reports into account, and tell everybody."""
+        await self._tell(0, [_report(report) for report in reports])
+
+    async def pause(self, scopes: Sequence[str]) -> None:
+        """No request of these scopes, by any member, until `resume`."""
+        await self._tell(0, [("p", scope, 1) for scope in scopes])
+
+    async def resume(self, scopes: Sequence[str]) -> None:
+        """Requests again."""
+        await self._tell(0, [("p", scope, 0) for scope in scopes])
+
+    def _renewals(self, tokens: Sequence[str]) -> list[tuple[Any, ...]]:
+        held = [(token, one) for token in tokens if (one := self._held.get(token)) is not None]
+        return [("r", token, one.scopes, int(one.headed)) for token, one in held]
+
+    def _answer(self, request: TakeRequest, answer: Any) -> Granted | NotBefore:
+        if answer[0] == 1:
+            self._held[request.token].granted = True
+            return Granted(request.token, self.config.hold)
+        seconds = answer[1] / 1e6
+        if answer[0] == 2:
+            self._quarantine_until = self._clock.monotonic() + seconds
+            return NotBefore(seconds)
+        clocks = tuple(
+            ScopeClock(name, None if age is False else age / 1e6, *_seconds(rest))
+            for name, age, *rest in answer[2]
+        )
+        # Whoever is told when a scope comes free has to be within hearing.
+        return NotBefore(seconds if self._subscribed else min(seconds, _POLL), clocks)
+
+    # --- flights ------------------------------------------------------------------------------
+
+    async def _tell(self, order: int, operations: list[tuple[Any, ...]]) -> None:
+        if operations and not self._dividing:  # `clocks` tells it all, once the store is back
+            await self._call(order, operations, 0)
+
+    async def _call(self, order: int, operations: list[tuple[Any, ...]], answers: int) -> Any:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._pending.append(_Told(order, operations, answers, future))
+        if self._flying is None:
+            self._flying = loop.create_task(self._fly())
+        return await future
+
+    async def _fly(self) -> None:
+        told: list[_Told] = []
+        try:
+            while self._pending:
+                told, self._pending = self._pending, []
+                told.sort(key=lambda one: one.order)
+                try:
+                    async with self._using:
+                        found = await self._flight(told)
+                except (LedgerLost, ConfigError) as error:
+                    self._failures += 1
+                    _fail(told, LedgerLost(str(error)))
+                    continue
+                for one in told:
+                    answers, found = found[: one.answers], found[one.answers :]
+                    if not one.future.done():
+                        one.future.set_result(answers)
+        finally:
+            self._flying = None
+            _fail([*told, *self._pending], LedgerLost("the ledger is closed"))
+            self._pending = []
+
+    async def _flight(self, told: list[_Told]) -> list[Any]:
+        if not self._epoch:
+            await self._recover()
+        return await self._turn([one for call in told for one in call.operations])
+
+    async def _turn(self, operations: list[tuple[Any, ...]]) -> list[Any]:
+        """Have the script do all that, in that order; the answers of the takes among it."""
+        self._requests += len(operations)
+        calls = [self._packed(batch) for batch in _batches(operations)]
+        sent = self._clock.monotonic()
+        try:
+            replies = await self._store.scripts(TURN, calls)
+        except LedgerLost:
+            self._failed()
+            raise
+        self._calls += len(calls)
+        received, answers = self._clock.monotonic(), []
+        for reply in replies:
+            server, *rest = msgspec.msgpack.decode(reply)
+            if rest[0] == 0:
+                self._epoch = ""
+                raise LedgerLost("the store's memory is another one than it was")
+            answers += rest[1]
+        await self._check_time(server / 1e6, sent, received)
+        self._reached()
+        return answers
+
+    def _packed(self, operations: list[tuple[Any, ...]]) -> tuple[list[str], list[bytes]]:
+        keys: dict[str, int] = {}
+
+        def place(scope: str) -> int:
+            return keys.setdefault(scope, len(keys) + 1)
+
+        packed: list[tuple[Any, ...]] = []
+        for kind, *rest in operations:
+            if kind == "t":
+                asked = [
+                    (place(one.scope), micros(one.interval), one.slots, int(one.guess))
+                    for one in rest[1]
+                ]
+                packed.append((kind, rest[0], asked))
+            elif kind in "hr":
+                packed.append((kind, rest[0], [place(scope) for scope in rest[1]], *rest[2:]))
+            elif kind == "e":
+                packed.append((kind, rest[0], rest[1], [place(scope) for scope in rest[2]]))
+            else:
+                packed.append((kind, place(rest[0]), *rest[1:]))
+        hold, lapse = micros(self.config.hold), micros(LAPSE)
+        text = msgspec.msgpack.encode((self._epoch, hold, lapse, MAX_TICKETS, self._prefix, packed))
+        return [self._epoch_keys[0], *(self._key(f"s:{scope}") for scope in keys)], [text]
+
+    # --- the store's memory -------------------------------------------------------------------
+
+    async def _recover(self, *, starting: bool = False) -> None:
+        """Connect anew, see whose memory that is, and tell what we know if it is another one."""
+        try:
+            identity = await self._store.connect(starting=starting)
+            epoch = await self._agree(identity)
+            if epoch != self._lived_in:
+                await self._tell_all(epoch)
+            self._epoch = self._lived_in = epoch
+            await self._sign()
+        except LedgerLost:
+            self._epoch = ""
+            self._failed()
+            raise
+        self._reached()
+
+    async def _agree(self, identity: StoreIdentity) -> str:
+        """The epoch in force: the one found if that began on this very server, else a new one,
+        declared by whoever comes first."""
+        for _ in range(5):
+            found = await self._store.run("HMGET", self._epoch_keys[0], "id", "server", "format")
+            current, server, version = (_text(one) for one in found)
+            if current and version != str(FORMAT):
+                raise ConfigError(
+                    f"fleet.namespace: what is stored under {self._prefix} has format {version}, "
+                    f"and this version of gatekeeper writes {FORMAT}: choose another namespace"
+                )
+            if current and server == identity.text:
+                return current
+            await self._declare(current, identity)
+        raise LedgerLost("the members can't agree about the store's epoch")
+
+    async def _declare(self, expected: str, identity: StoreIdentity) -> None:
+        arguments = [expected, secrets.token_hex(4), identity.text]
+        arguments += [str(micros(self.config.hold)), str(FORMAT)]
+        await self._store.script(DECLARE, self._epoch_keys, arguments)
+        self._epochs += 1
+
+    async def _tell_all(self, epoch: str) -> None:
+        """Every clock, block and hold that we know of."""
+        survivor, self._epoch = bool(self._lived_in), epoch
+        self._offset = None
+        if survivor:
+            clocks = [one for listener in self._listeners.values() for one in listener.clocks()]
+            operations = [
+                *map(_clock, clocks),
+                *self._renewals([token for token, one in self._held.items() if one.granted]),
+            ]
+            for first in range(0, len(operations), _AT_ONCE):
+                await self._turn(operations[first : first + _AT_ONCE])
+        arguments = [epoch, self.member, str(int(survivor)), self._key("all")]
+        await self._store.script(
+            PUSHED, self._epoch_keys, [*arguments, *{*self._members, self.member}]
+        )
+
+    async def _check_time(self, server: float, sent: float, received: float) -> None:
+        """Did the store's clock run away from ours? Then what it says of the past is wrong."""
+        low, high, known = server - received, server - sent, self._offset
+        self._offset = (low, high, received)
+        if known is None:
+            return
+        slack = _STEP + _SLEW * (received - known[2])
+        if low > known[1] + slack or high < known[0] - slack:
+            _log.warning("the store's clock was set by %.3f s: a new epoch begins", low - known[0])
+            expected, self._epoch, self._offset = self._epoch, "", None
+            await self._declare(expected, self._store.identity)
+            raise LedgerLost("the store's clock was set")
+
+    def _failed(self) -> None:
+        if self._failing_since is None:
+            self._failing_since = self._clock.monotonic()
+        self._epoch = ""
+        if self._open and self._clock.monotonic() >= self._failing_since + _GRACE:
+            self._lose()
+
+    def _lose(self) -> None:
+        if self._lost_at is not None:
+            return
+        self._lost_at = self._clock.monotonic()
+        how = "nothing is granted"
+        if self.config.when_lost == "divide":
+            how = "each member goes on with the hosts that are its own"
+        _log.error("%s can't be reached: %s", self._store.where, how)
+        if self.config.when_lost == "wait":
+            for listener in self._listeners.values():
+                listener.lost(True)
+
+    def _reached(self) -> None:
+        self._failing_since = None
+        if self._lost_at is None:
+            return
+        _log.warning(
+            "%s is back after %.1f s", self._store.where, self._clock.monotonic() - self._lost_at
+        )
+        self._lost_at = None
+        for listener in self._listeners.values():
+            listener.lost(False)
+
+    # --- members ------------------------------------------------------------------------------
+
+    async def _sign(self, *, greeting: bool = False) -> None:
+        """Give a sign of life, and see who else does."""
+        forget = str(micros(max(60.0, 3 * self.config.hold)))
+        channel = self._key("all") if greeting else ""
+        keys = [self._epoch_keys[0], self._key("members")]
+        epoch, left, now, found = await self._store.script(
+            BEAT, keys, [self.member, forget, channel]
+        )
+        if _text(epoch) != self._epoch:
+            self._epoch = ""
+            raise LedgerLost("the store's memory is another one than it was")
+        self._quarantine_until = self._clock.monotonic() + int(left) / 1e6
+        now = float(now)
+        self._members = {
+            _text(name): (now - float(score)) / 1e6
+            for name, score in zip(found[::2], found[1::2], strict=True)
+        }
+
+    async def _beat(self) -> None:
+        while True:
+            wait = BEAT_EVERY if self._failing_since is None else 0.25
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._beat_now.wait()
+            self._beat_now.clear()
+            try:
+                async with self._using:
+                    if self._epoch:
+                        await self._sign()
+                        await self._turn([])
+                    else:
+                        await self._recover()
+            except LedgerLost as error:
+                _log.debug("%s", error)
+                self._failed()
+            except ConfigError as error:
+                _log.error("%s", error)
+                self._failed()
+
+    async def _join(self) -> None:
+        """Let the others know of us before anything is granted: who of them survives a loss of the
+        store must know whom to wait for."""
+        end = self._clock.monotonic() + 1.25 * BEAT_EVERY
+        begun = self._clock.monotonic()
+        greeting = True
+        while True:
+            try:
+                async with self._using:
+                    await self._sign(greeting=greeting)
+            except LedgerLost:
+                return  # who comes back tells what it knows
+            greeting = False
+            now = self._clock.monotonic()
+            others = [age for name, age in self._members.items() if name != self.member]
+            # Whoever has been silent for longer is gone, or will look for itself.
+            if now >= end or all(age < now - begun or age > 3 * BEAT_EVERY for age in others):
+                return
+            await asyncio.sleep(0.05)
+
+    async def _hear(self) -> None:
+        """What others tell: openings of scopes, reports, pauses, newcomers."""
+
+        def subscribed(on: bool) -> None:
+            self._subscribed = on
+
+        def channels() -> list[str]:
+            return [self._key("all"), *(self._key(f"m:{owner}") for owner in self._listeners)]
+
+        while True:
+            with contextlib.suppress(LedgerLost):
+                await self._store.listen(channels, self._heard, subscribed)
+            subscribed(False)
+            await asyncio.sleep(0.25)
+
+    def _heard(self, channel: str, data: bytes) -> None:
+        try:
+            said = msgspec.msgpack.decode(data)
+            if channel != self._key("all"):
+                owner = channel.rpartition(":")[2]
+                self._listeners[owner].opened(said[0], said[1] / 1e6)
+                return
+            kind = said[0]
+            if kind == "j":
+                self._beat_now.set()
+            elif kind == "g":
+                self._quarantine_until = 0.0
+                for listener in self._listeners.values():
+                    listener.lost(False)
+            for listener in self._listeners.values():
+                if kind == "b":
+                    _, scope, seconds, reason, interval, interval_for = said
+                    listener.blocked(
+                        Report(scope, seconds / 1e6, reason, interval / 1e6, interval_for / 1e6)
+                    )
+                elif kind == "p":
+                    listener.paused(said[1], bool(said[2]))
+        except (msgspec.DecodeError, KeyError, IndexError, TypeError, ValueError):
+            _log.warning("a message on %s can't be read: another program uses it", channel)
+
+    # --- alone --------------------------------------------------------------------------------
+
+    @property
+    def _dividing(self) -> bool:
+        return self._lost_at is not None and self.config.when_lost == "divide"
+
+    def _take_alone(self, request: TakeRequest) -> Granted | NotBefore:
+        """Go on with a host that is ours, once what others had begun before the loss is over."""
+        # What hosts share has one owner, so the scope that most hosts share decides.
+        name = request.scopes[-1].scope
+        members = self._members or {self.member: 0.0}
+        if max(members, key=lambda member: _weight(member, name)) != self.member:
+            return NotBefore(_POLL)
+        longest = max(one.interval for one in request.scopes)
+        left = (self._lost_at or 0.0) + 2 * BEAT_EVERY + longest - self._clock.monotonic()
+        if left > 0:
+            return NotBefore(left)
+        self._held[request.token] = _Held(tuple(one.scope for one in request.scopes), granted=True)
+        return Granted(request.token, self.config.hold)
+
+
+def _weight(member: str, name: str) -> bytes:
+    """Rendezvous hashing: the member with the greatest weight has the name."""
+    return hashlib.blake2b(f"{member}\0{name}".encode(), digest_size=8).digest()
+
+
+def _report(report: Report) -> tuple[Any, ...]:
+    scope, seconds, reason, interval, interval_for = report
+    return ("b", scope, micros(seconds), reason, micros(interval), micros(interval_for))
+
+
+def _clock(clock: ScopeClock) -> tuple[Any, ...]:
+    age = -1 if clock.age is None else max(0, int(clock.age * 1e6))
+    blocked = micros(clock.blocked)
+    return ("c", clock.scope, age, micros(clock.interval), blocked, clock.reason, int(clock.paused))
+
+
+def _seconds(rest: list[Any]) -> tuple[float, float, str, bool]:
+    interval, blocked, reason, paused = rest
+    return interval / 1e6, blocked / 1e6, reason, bool(paused)
+
+
+def _batches(operations: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
+    """Cut so that the store never serves one call for long."""
+    batches, room = list[list[tuple[Any, ...]]](), 0.0
+    for one in operations or [()]:
+        cost = 1.0
+        if one and one[0] == "t" and len(one[2]) > 1:
+            cost = _BATCH / _BATCH_SHARED
+        if not batches or room < cost:
+            batches.append([])
+            room = float(_BATCH)
+        if one:
+            batches[-1].append(one)
+        room -= cost
+    return batches
+
+
+def _fail(told: list[_Told], error: Exception) -> None:
+    for one in told:
+        if not one.future.done():
+            one.future.set_exception(error)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value or "")

@@ -1,0 +1,385 @@
+"""The Lua scripts of a fleet's ledger.
+
+`TURN` does in one atomic step what `pacing.ledger.MemoryLedger` does call by call, and a test
+holds the two equal over generated histories. Moments are microseconds of the server's clock, what
+goes over the wire are durations. A scope is one string key, packed by cmsgpack, of which only what
+is not the default is written:
+
+=====  ==========================================================================================
+field  meaning
+=====  ==========================================================================================
+b      basis: the latest start, head or failure
+i, g   the interval in force since then, and whether it is a guess
+u, l   until when it is blocked, and the length of that block; r: the reason
+p      paused
+n, m   an interval that an answer taught, and until when it is kept to
+h      holds: {token, end, headed, start, and basis, interval and guess before}
+t      tickets: {token, interval, slots, guess, due}
+e      the epoch in which it was written
+=====  ==========================================================================================
+
+All keys are handed over in KEYS; the first is the epoch's. A call with another epoch than the
+store's does nothing and says so.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["BEAT", "CLAIM", "DECLARE", "FORMAT", "PUSHED", "TURN"]
+
+FORMAT: Final = 1
+"""The version of what is written to the store. Members share a namespace with equal ones only."""
+
+TURN: Final = """
+local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'floor')
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local epoch, hold, lapse, most, prefix, ops = unpack(cmsgpack.unpack(ARGV[1]))
+if E[1] ~= epoch then return cmsgpack.pack({now, 0}) end
+local quarantine = tonumber(E[2]) or 0
+local floor = tonumber(E[3]) or -1
+local NEVER = 9007199254740992
+local HOUR = 3600000000
+local cut = #prefix + 3
+local records, touched = {}, {}
+local raw = #KEYS > 1 and redis.call('MGET', unpack(KEYS, 2)) or {}
+
+local function tell(channel, ...)
+  redis.call('PUBLISH', prefix .. channel, cmsgpack.pack({...}))
+end
+
+local function moved(r, moment)
+  if not r.b or moment > r.b then r.b = moment end
+end
+
+local function settle(r)
+  local holds = {}
+  for _, one in ipairs(r.h) do
+    if one[2] > now then holds[#holds + 1] = one
+    elseif one[3] == 0 then moved(r, one[2]) end
+  end
+  r.h = holds
+  local tickets = {}
+  for _, one in ipairs(r.t) do
+    if one[5] + lapse > now then tickets[#tickets + 1] = one end
+  end
+  r.t = tickets
+end
+
+-- The server's clock may be another one since: nothing lies further ahead than it is long.
+local function of_this_epoch(r)
+  if r.b and r.b > now then r.b = now end
+  for _, one in ipairs(r.h) do
+    one[2] = math.min(one[2], now + hold)
+    one[4] = math.min(one[4], now)
+  end
+  r.u = math.min(r.u, now + r.l)
+  r.m = math.min(r.m, now + 24 * HOUR)
+  r.t = {}
+  r.e = epoch
+end
+
+local function load(i)
+  touched[i] = true
+  local r = records[i]
+  if r then return r end
+  r = raw[i] and cmsgpack.unpack(raw[i]) or {e = epoch}
+  r.i, r.g = r.i or 0, r.g or 0
+  r.u, r.l, r.p = r.u or 0, r.l or 0, r.p or 0
+  r.n, r.m, r.h, r.t = r.n or 0, r.m or 0, r.h or {}, r.t or {}
+  if r.e ~= epoch then of_this_epoch(r) end
+  settle(r)
+  records[i] = r
+  return r
+end
+
+local function name(i) return string.sub(KEYS[i + 1], cut) end
+
+local function in_force(r, interval, guess)
+  local longest = interval
+  if guess == 1 or r.g == 0 then longest = math.max(longest, r.i) end
+  if now < r.m then longest = math.max(longest, r.n) end
+  return longest
+end
+
+local function free_at(r, interval, slots, guess)
+  local seconds = in_force(r, interval, guess)
+  local free = r.u
+  -- What nobody could tell counts as asked when the last hold of those who are gone ran out.
+  local basis = math.max(r.b or -1, floor)
+  if basis >= 0 then free = math.max(free, basis + seconds) end
+  if r.p == 1 then return NEVER, true end
+  local unheaded, first = false, NEVER
+  for _, one in ipairs(r.h) do
+    if one[3] == 0 then unheaded = true end
+    first = math.min(first, one[2])
+  end
+  if #r.h >= slots or (unheaded and math.max(seconds, r.i) > 0) then
+    return math.max(free, first), true
+  end
+  return free, false
+end
+
+local function find(list, token)
+  for place, one in ipairs(list) do
+    if one[1] == token then return place, one end
+  end
+end
+
+local function tell_first(r)
+  local first = r.t[1]
+  if not first then return end
+  local free, open_ended = free_at(r, first[2], first[3], first[4])
+  local moment = NEVER
+  if not open_ended then moment = math.max(free, now) end
+  if moment == first[5] then return end
+  first[5] = moment
+  local owner = string.match(first[1], '^[^:]*')
+  tell('m:' .. owner, first[1], math.max(0, math.min(free - now, HOUR)))
+end
+
+local function leave(r, token)
+  local place = find(r.t, token)
+  if place then table.remove(r.t, place) end
+  return place
+end
+
+local function due(r, token, interval, slots, guess)
+  local free, open_ended = free_at(r, interval, slots, guess)
+  if free > now then return free, open_ended end
+  for _, ticket in ipairs(r.t) do
+    if ticket[1] == token then break end
+    if ticket[5] <= now then return ticket[5] + lapse, true end
+  end
+  return now, false
+end
+
+local function wait(token, asked, found)
+  local ask_at, certain = 0, true
+  for _, one in ipairs(found) do
+    ask_at = math.max(ask_at, one[1])
+    if one[2] then certain = false end
+  end
+  local clocks = {}
+  for k, one in ipairs(found) do
+    local i, interval, slots, guess = unpack(asked[k])
+    local r = load(i)
+    local place = find(r.t, token)
+    if one[1] <= now then
+      if place then leave(r, token); tell_first(r) end
+    else
+      local blocked = math.max(0, r.u - now)
+      clocks[#clocks + 1] = {name(i), r.b and now - r.b or false, in_force(r, interval, guess),
+        blocked, blocked > 0 and r.r or '', r.p}
+      if not place and #r.t >= most then
+        ask_at = math.max(ask_at, one[1] + #r.t * in_force(r, interval, guess))
+      else
+        if not place then
+          r.t[#r.t + 1] = {token, interval, slots, guess, NEVER}
+          place = #r.t
+        end
+        local first = r.t[1][5]
+        if place > 1 and not (one[1] < first and first < NEVER) then
+          certain = false
+          local behind = first < NEVER and first or now + hold
+          ask_at = math.max(ask_at, behind + (place - 1) * lapse)
+          if place > 2 then ask_at = math.max(ask_at, now + hold) end
+        end
+      end
+    end
+  end
+  for k in ipairs(found) do
+    local _, ticket = find(load(asked[k][1]).t, token)
+    if ticket then ticket[5] = certain and ask_at or NEVER end
+  end
+  return {0, math.min(ask_at - now, HOUR), clocks}
+end
+
+local function take(token, asked)
+  local held = true
+  for _, one in ipairs(asked) do
+    if not find(load(one[1]).h, token) then held = false end
+  end
+  if held then
+    for _, one in ipairs(asked) do
+      local _, mine = find(load(one[1]).h, token)
+      mine[2] = now + hold
+    end
+    return {1}
+  end
+  if quarantine > now then return {2, quarantine - now} end
+  local found, open = {}, true
+  for k, one in ipairs(asked) do
+    local moment, open_ended = due(load(one[1]), token, one[2], one[3], one[4])
+    found[k] = {moment, open_ended}
+    if moment > now then open = false end
+  end
+  if not open then return wait(token, asked, found) end
+  for _, one in ipairs(asked) do
+    local r = load(one[1])
+    r.h[#r.h + 1] = {token, now + hold, 0, now, r.b or -1, r.i, r.g}
+    r.b, r.i, r.g = now, one[2], one[4]
+    leave(r, token)
+    tell_first(r)
+  end
+  return {1}
+end
+
+local answers = {}
+local act = {
+  t = function(op) answers[#answers + 1] = take(op[2], op[3]) end,
+  h = function(op)
+    for _, i in ipairs(op[3]) do
+      local r = load(i)
+      local _, mine = find(r.h, op[2])
+      if not mine or mine[3] == 0 then moved(r, now) end
+      if mine then mine[3] = 1 end
+      tell_first(r)
+    end
+  end,
+  e = function(op)
+    for _, i in ipairs(op[4]) do
+      local r = load(i)
+      local place, mine = find(r.h, op[2])
+      if mine then table.remove(r.h, place) end
+      if op[3] == 0 then
+        if not mine or mine[3] == 0 then moved(r, now) end
+      elseif op[3] == 2 and mine and r.b == mine[4] then
+        r.b, r.i, r.g = mine[5], mine[6], mine[7]
+        if r.b < 0 then r.b = nil end
+      end
+      leave(r, op[2])
+      tell_first(r)
+    end
+  end,
+  r = function(op)
+    for _, i in ipairs(op[3]) do
+      local r = load(i)
+      local _, mine = find(r.h, op[2])
+      if not mine then
+        mine = {op[2], now, op[4], now, r.b or -1, r.i, r.g}
+        r.h[#r.h + 1] = mine
+        if op[4] == 0 then moved(r, now) end
+      end
+      mine[2] = now + hold
+    end
+  end,
+  b = function(op)
+    local r = load(op[2])
+    local seconds, interval = op[3], op[5]
+    if seconds <= 0 and interval <= 0 then
+      r.u, r.l, r.r = 0, 0, nil
+    elseif now + seconds > r.u then
+      r.u, r.l, r.r = now + seconds, seconds, op[4]
+    end
+    if interval > 0 then
+      if now >= r.m then r.n = 0 end
+      r.n = math.max(r.n, interval)
+      r.m = math.max(r.m, now + op[6])
+    end
+    tell('all', 'b', name(op[2]), seconds, op[4], interval, op[6])
+    tell_first(r)
+  end,
+  p = function(op)
+    local r = load(op[2])
+    r.p = op[3]
+    tell('all', 'p', name(op[2]), op[3])
+    tell_first(r)
+  end,
+  -- What a member knows of a clock, after the store has lost what it knew.
+  c = function(op)
+    local r = load(op[2])
+    if op[3] >= 0 then
+      moved(r, now - op[3])
+      r.i = math.max(r.i, op[4])
+    end
+    if op[5] > 0 and now + op[5] > r.u then r.u, r.l, r.r = now + op[5], op[5], op[6] end
+    if op[7] == 1 then r.p = 1 end
+  end,
+}
+for _, op in ipairs(ops) do act[op[1]](op) end
+
+for i in pairs(touched) do
+  local r = records[i]
+  local last = math.max(r.u, r.m)
+  if r.b then last = math.max(last, r.b + r.i) end
+  for _, one in ipairs(r.h) do last = math.max(last, one[2] + r.i) end
+  if not r.b and last <= now and #r.h == 0 and #r.t == 0 and r.p == 0 then
+    if raw[i] then redis.call('DEL', KEYS[i + 1]) end
+  else
+    local kept = {e = epoch, b = r.b}
+    if r.i > 0 then kept.i = r.i end
+    if r.g > 0 then kept.g = r.g end
+    if r.u > now then kept.u, kept.l, kept.r = r.u, r.l, r.r end
+    if r.p > 0 then kept.p = 1 end
+    if r.m > now then kept.n, kept.m = r.n, r.m end
+    if #r.h > 0 then kept.h = r.h end
+    if #r.t > 0 then kept.t = r.t end
+    -- It outlives each promise in it by a minute: an interval that is asked for later and is
+    -- longer counts from the same basis.
+    if r.p > 0 then redis.call('SET', KEYS[i + 1], cmsgpack.pack(kept))
+    else
+      local left = math.ceil(math.max(0, last - now) / 1000) + 60000
+      redis.call('SET', KEYS[i + 1], cmsgpack.pack(kept), 'PX', string.format('%.0f', left))
+    end
+  end
+end
+return cmsgpack.pack({now, 1, answers})
+"""
+"""KEYS: the epoch, scopes. ARGV: epoch, hold, lapse, most tickets, prefix of names, operations."""
+
+DECLARE: Final = """
+local current = redis.call('HGET', KEYS[1], 'id')
+if (current or '') ~= ARGV[1] then
+  return {current, redis.call('HGET', KEYS[1], 'server') or ''}
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
+redis.call('HSET', KEYS[1], 'id', ARGV[2], 'server', ARGV[3], 'format', ARGV[5],
+  'until', string.format('%.0f', now + 1.5 * ARGV[4]),
+  'floor', string.format('%.0f', now + ARGV[4]))
+return {ARGV[2], ARGV[3]}
+"""
+"""Begin an epoch, if the one expected is still in force: compare-and-set. KEYS: the epoch, the
+members known to somebody, those that have told what they know. ARGV: the epoch expected (empty:
+none), the new one, the server's identity, the longest hold, the format."""
+
+PUSHED: Final = """
+if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return 0 end
+redis.call('SADD', KEYS[3], ARGV[2])
+if ARGV[3] == '1' then
+  redis.call('HSET', KEYS[1], 'told', '1')
+  for i = 5, #ARGV do redis.call('SADD', KEYS[2], ARGV[i]) end
+end
+if redis.call('HGET', KEYS[1], 'told') and #redis.call('SDIFF', KEYS[2], KEYS[3]) == 0 then
+  redis.call('HDEL', KEYS[1], 'until', 'floor')
+  redis.call('PUBLISH', ARGV[4], cmsgpack.pack({'g'}))
+end
+return 1
+"""
+"""A member has told all that it knows; once all that anybody knew have, the quarantine is over.
+KEYS: those of `DECLARE`. ARGV: the epoch, the member, whether it lived in an earlier epoch, the
+channel for all, the members that it knows of."""
+
+BEAT: Final = """
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+redis.call('ZADD', KEYS[2], string.format('%.0f', now), ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now - ARGV[2]))
+if ARGV[3] ~= '' then redis.call('PUBLISH', ARGV[3], cmsgpack.pack({'j', ARGV[1]})) end
+local E = redis.call('HMGET', KEYS[1], 'id', 'until')
+return {E[1] or '', math.max(0, (tonumber(E[2]) or 0) - now), string.format('%.0f', now),
+  redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')}
+"""
+"""A member lives. KEYS: the epoch, the members. ARGV: the member, how long one that says nothing
+is remembered, the channel for a newcomer's greeting (empty: it is none)."""
+
+CLAIM: Final = """
+local owner = redis.call('GET', KEYS[1])
+if owner and owner ~= ARGV[1] then return redis.call('PTTL', KEYS[1]) end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 0
+"""
+"""Take or renew the right to fetch something: 0, or the milliseconds for which another has it."""

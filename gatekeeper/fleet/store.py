@@ -1,0 +1,304 @@
+"""The connection to Valkey or Redis: URLs, start-up checks, scripts, messages.
+
+Whatever goes wrong on the way is a LedgerLost; a setting that has to be changed is a ConfigError.
+No call goes without a deadline, and no text that leaves here holds a password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from gatekeeper.config import FleetConfig
+from gatekeeper.errors import ConfigError, LedgerLost
+
+__all__ = ["CALL_DEADLINE", "Store", "StoreIdentity", "masked"]
+
+CALL_DEADLINE = 2.0
+"""Seconds that the store may take to answer."""
+_OLDEST = (6, 2)
+_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+_SILENCE = 2.0
+"""Seconds without a message after which the connection that brings them is tried."""
+
+_log = logging.getLogger(__name__)
+
+
+class StoreIdentity(NamedTuple):
+    """Which memory a store has: another one after a restart, and after each promotion."""
+
+    run: str
+    replication: str
+
+    @property
+    def text(self) -> str:
+        """As it is written beside the epoch."""
+        return f"{self.run}:{self.replication}"
+
+
+def masked(url: str) -> str:
+    """The URL without user and password, for logs, errors and pages.
+
+    >>> masked("rediss://crawler:secret@redis.example:6380/0")
+    'rediss://redis.example:6380/0'
+    """
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+class Store:
+    """One server, or the master that Sentinels name."""
+
+    def __init__(self, url: str, config: FleetConfig) -> None:
+        """Raises ConfigError for a URL that can't be used, and without the extra `redis`."""
+        try:
+            import redis.asyncio  # noqa: PLC0415 - an optional extra
+            from redis.asyncio.retry import Retry  # noqa: PLC0415
+            from redis.backoff import NoBackoff  # noqa: PLC0415
+        except ImportError as error:
+            raise ConfigError(
+                "fleet.url needs redis-py: pip install 'robots-gatekeeper[redis]' "
+                "(in a checkout: pip install '.[redis]')"
+            ) from error
+        self._redis = redis.asyncio
+        self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError, TimeoutError)
+        self.where = masked(url)
+        self.config = config
+        parts = urlsplit(url)
+        if parts.scheme not in _SCHEMES:
+            raise ConfigError(
+                f"fleet.url: {self.where!r} begins with none of "
+                + ", ".join(f"{one}://" for one in _SCHEMES)
+            )
+        self._sentinel = parts.scheme.endswith("+sentinel")
+        common: dict[str, Any] = {
+            "socket_timeout": CALL_DEADLINE,
+            "socket_connect_timeout": CALL_DEADLINE,
+            "protocol": 2,
+            # A call that is repeated on a new connection would not know whose memory it meets.
+            "retry": Retry(NoBackoff(), 0),
+        }
+        self._client = self._made(url, parts, {**common, "redis_connect_func": self._connected})
+        self._messages = self._made(url, parts, {**common, "socket_timeout": None})
+        self._connecting = False
+        self._checked = False
+        self._hashes: dict[str, str] = {}
+        self.identity = StoreIdentity("", "")
+
+    def _made(self, url: str, parts: SplitResult, options: dict[str, Any]) -> Any:
+        try:
+            if not self._sentinel:
+                return self._redis.Redis.from_url(url, **options)
+            return self._by_sentinel(parts, options)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"fleet.url: {self.where!r} can't be used: {error}") from error
+
+    def _by_sentinel(self, parts: SplitResult, options: dict[str, Any]) -> Any:
+        """redis+sentinel://user:password@host:port,host:port/name of the master/database"""
+        from redis.asyncio.sentinel import Sentinel  # noqa: PLC0415
+
+        _, _, hosts = parts.netloc.rpartition("@")
+        places = []
+        for one in hosts.split(","):
+            host, _, port = one.rpartition(":") if ":" in one else (one, "", "26379")
+            places.append((host.strip("[]"), int(port)))
+        name, _, database = parts.path.lstrip("/").partition("/")
+        if not name or not all(host for host, _ in places):
+            raise ValueError("write redis+sentinel://host:port,host:port/name of the master")
+        if parts.scheme == "rediss+sentinel":
+            options["ssl"] = True
+        options |= {"db": int(database or 0), **_credentials(parts)}
+        options |= {key: value for key, value in parse_qsl(parts.query) if key.startswith("ssl_")}
+        alike = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout")}
+        return Sentinel(places, **alike).master_for(name, **options)
+
+    # --- connecting -------------------------------------------------------------------------
+
+    async def _connected(self, connection: Any) -> None:
+        await connection.on_connect()
+        if not self._connecting:
+            raise self._redis.ConnectionError("a new connection: its memory was not looked at yet")
+
+    @asynccontextmanager
+    async def _within(self) -> AsyncIterator[None]:
+        """A call, with its deadline; whatever it raises is a LedgerLost."""
+        try:
+            async with asyncio.timeout(CALL_DEADLINE):
+                yield
+        except self._errors as error:
+            await self._drop()
+            raise LedgerLost(f"{self.where}: {_said(error)}") from error
+        except asyncio.CancelledError:
+            await self._drop()  # its answer is not to be taken for that of the next call
+            raise
+
+    async def _drop(self) -> None:
+        with suppress(*self._errors):
+            await self._client.connection_pool.disconnect(inuse_connections=True)
+
+    async def connect(self, *, starting: bool = False) -> StoreIdentity:
+        """Connect anew, and see whose memory it is. Raises ConfigError where the server's settings
+        can't keep a promise; `starting`, also where it lets nobody in."""
+        await self._drop()
+        self._connecting = True
+        try:
+            async with self._within():
+                info = await self._client.info()
+        except LedgerLost as error:
+            if starting and isinstance(error.__cause__, self._redis.AuthenticationError):
+                raise ConfigError(f"fleet.url: {error}: name user and password in it") from error
+            raise
+        finally:
+            self._connecting = False
+        role = info.get("role", "master")
+        if role != "master":
+            raise LedgerLost(f"{self.where} is a replica, which takes no writes")
+        if not self._checked:
+            await self._check(info)
+            self._checked = True
+        self.identity = StoreIdentity(info.get("run_id", ""), info.get("master_replid", ""))
+        return self.identity
+
+    async def _check(self, info: dict[str, Any]) -> None:
+        version = str(info.get("redis_version", "0"))
+        if tuple(int(one) for one in version.split(".")[:2] if one.isdigit()) < _OLDEST:
+            raise ConfigError(
+                f"fleet.url: {self.where} is version {version}; Redis 6.2 or any Valkey is needed"
+            )
+        policy = info.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            raise ConfigError(
+                f"fleet.url: {self.where} has maxmemory-policy {policy}, which drops promises: "
+                "set maxmemory-policy noeviction"
+            )
+        replicated = self._sentinel or int(info.get("connected_slaves", 0)) > 0
+        if replicated and not self.config.allow_lost_writes and await self._loses_writes():
+            raise ConfigError(
+                f"fleet.url: {self.where} has replicas but min-replicas-to-write 0, so that a "
+                "failover forgets grants: set min-replicas-to-write 1 and min-replicas-max-lag, or "
+                "fleet.allow_lost_writes = true (docs/fleet.md says what that costs)"
+            )
+
+    async def _loses_writes(self) -> bool:
+        try:
+            found = await self._client.config_get("min-replicas-to-write")
+        except self._errors as error:
+            _log.warning("%s does not say its min-replicas-to-write: %s", self.where, _said(error))
+            return False
+        return int(found.get("min-replicas-to-write", 0)) == 0
+
+    # --- calls ------------------------------------------------------------------------------
+
+    async def run(self, *command: Any) -> Any:
+        """One command."""
+        async with self._within():
+            return await self._client.execute_command(*command)
+
+    async def script(self, text: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """Run one script."""
+        return (await self.scripts(text, [(list(keys), list(arguments))]))[0]
+
+    async def scripts(self, text: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
+        """Run a script several times in one round trip; it is loaded again where it is unknown."""
+        known = self._hashes.get(text)
+        if known is None:
+            known = self._hashes[text] = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324
+        async with self._within():
+            results = await self._sent(known, calls)
+            unknown = [
+                number
+                for number, one in enumerate(results)
+                if isinstance(one, Exception) and _said(one).startswith(("NOSCRIPT", "No matching"))
+            ]
+            if unknown:
+                await self._client.script_load(text)
+                again = await self._sent(known, [calls[number] for number in unknown])
+                for number, one in zip(unknown, again, strict=True):
+                    results[number] = one
+            for one in results:
+                if isinstance(one, Exception):
+                    raise one
+            return results
+
+    async def _sent(self, known: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
+        if len(calls) == 1:
+            keys, arguments = calls[0]
+            try:
+                return [await self._client.evalsha(known, len(keys), *keys, *arguments)]
+            except self._redis.ResponseError as error:
+                return [error]
+        pipeline = self._client.pipeline(transaction=False)
+        for keys, arguments in calls:
+            pipeline.evalsha(known, len(keys), *keys, *arguments)
+        found: list[Any] = await pipeline.execute(raise_on_error=False)
+        return found
+
+    # --- messages ---------------------------------------------------------------------------
+
+    async def listen(
+        self,
+        channels: Callable[[], list[str]],
+        heard: Callable[[str, bytes], None],
+        subscribed: Callable[[bool], None],
+    ) -> None:
+        """Hand on what is published until the connection breaks. Raises LedgerLost."""
+        try:
+            async with self._messages.pubsub() as pubsub:
+                await self._listen(pubsub, channels, heard, subscribed)
+        except self._errors as error:
+            raise LedgerLost(f"{self.where}: {_said(error)}") from error
+
+    async def _listen(
+        self,
+        pubsub: Any,
+        channels: Callable[[], list[str]],
+        heard: Callable[[str, bytes], None],
+        subscribed: Callable[[bool], None],
+    ) -> None:
+        wanted: set[str] = set()
+        confirmed, silent = 0, False
+        while True:
+            if new := [one for one in channels() if one not in wanted]:
+                wanted.update(new)
+                async with asyncio.timeout(CALL_DEADLINE):
+                    await pubsub.subscribe(*new)
+            message = await pubsub.get_message(timeout=_SILENCE)
+            if message is None:
+                if silent:
+                    raise TimeoutError("the connection that brings messages is silent")
+                silent = True
+                async with asyncio.timeout(CALL_DEADLINE):
+                    await pubsub.ping()
+                continue
+            silent = False
+            if message["type"] == "subscribe":
+                confirmed += 1
+                subscribed(confirmed >= len(wanted))
+            elif message["type"] == "message":
+                heard(message["channel"].decode(), message["data"])
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for client in (self._client, self._messages):
+            with suppress(*self._errors):
+                await client.aclose()
+                await client.connection_pool.disconnect(inuse_connections=True)
+
+
+def _credentials(parts: SplitResult) -> dict[str, str]:
+    found = {}
+    if parts.username:
+        found["username"] = unquote(parts.username)
+    if parts.password:
+        found["password"] = unquote(parts.password)
+    return found
+
+
+def _said(error: Exception) -> str:
+    """What an error says; never the arguments of a command, which it does not hold."""
+    return str(error) or type(error).__name__

@@ -1,0 +1,100 @@
+"""A real server, and its time moved at will."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gatekeeper.clock import SystemClock
+from gatekeeper.config import FleetConfig
+from gatekeeper.fleet import RedisLedger, scripts
+from gatekeeper.fleet import ledger as ledger_module
+from tests.fleet.server import BINARY, Server
+
+SHIFTED = """(function()
+  local t = redis.call('TIME')
+  local by = tonumber(redis.call('GET', '{shift}') or '0')
+  return {0, t[1] * 1000000 + t[2] + by}
+end)()"""
+
+
+class ShiftedClock(SystemClock):
+    """The machine's time, and some more."""
+
+    __slots__ = ("by",)
+
+    def __init__(self) -> None:
+        self.by = 0.0
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        return SystemClock.monotonic() + self.by
+
+
+class FleetTime:
+    """Moves the server's time and that of its members on, together or alone."""
+
+    def __init__(self, server: Server, clock: ShiftedClock) -> None:
+        self.server = server
+        self.clock = clock
+
+    async def tick(self, seconds: float) -> None:
+        """Both."""
+        self.server_alone(seconds)
+        self.clock.by += seconds
+
+    def server_alone(self, seconds: float) -> None:
+        """The server's clock is set."""
+        self.server.ask("INCRBY", "{shift}", str(round(seconds * 1e6)))
+
+
+@pytest.fixture(scope="session")
+def running() -> Iterator[Server]:
+    if BINARY is None:
+        pytest.skip("no redis-server here")
+    server = Server()
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server(running: Server) -> Server:
+    running.ask("FLUSHALL")
+    running.ask("SCRIPT", "FLUSH")
+    return running
+
+
+@pytest.fixture
+def time(server: Server, monkeypatch: pytest.MonkeyPatch) -> FleetTime:
+    for name in ("TURN", "DECLARE", "BEAT"):
+        text = getattr(scripts, name).replace("redis.call('TIME')", SHIFTED)
+        monkeypatch.setattr(ledger_module, name, text)
+    return FleetTime(server, ShiftedClock())
+
+
+Join = Callable[..., Awaitable[RedisLedger]]
+
+
+@pytest.fixture
+async def join(server: Server, time: FleetTime) -> AsyncIterator[Join]:
+    """Make members; the first one waits out the quarantine of an empty store."""
+    made: list[RedisLedger] = []
+
+    async def build(*, wait: bool = True, **settings: Any) -> RedisLedger:
+        ledger = RedisLedger(server.url, clock=time.clock, config=FleetConfig(**settings))
+        made.append(ledger)
+        await ledger.open()
+        if wait and len(made) == 1:
+            await time.tick(100_000)
+        return ledger
+
+    yield build
+    for ledger in made:
+        await ledger.close()
+
+
+@pytest.fixture
+async def ledger(join: Join) -> RedisLedger:
+    return await join()

@@ -1,0 +1,9 @@
+"""The ledger on a real server: the rules of every ledger."""
+
+from __future__ import annotations
+
+from tests.pacing.ledger_rules import LedgerRules
+
+
+class TestRedisLedger(LedgerRules):
+    """The same tests as for the one in memory."""
