@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import inspect
@@ -253,6 +254,10 @@ class FleetConfig(_Section, frozen=True):
     allow_lost_writes: bool = False
     """Start although a failover of the store may forget what was granted last."""
 
+    def __repr__(self) -> str:
+        shown = None if self.url is None else without_credentials(self.url)
+        return f"FleetConfig(url={shown!r}, namespace={self.namespace!r}, hold={self.hold:g})"
+
 
 class HostRule(_Section, frozen=True):
     """The operator's word about hosts (`[[host]]`)."""
@@ -343,6 +348,16 @@ class Config(_Section, frozen=True):
                 f"cache.min_ttl = {cache.min_ttl:g} is above cache.max_ttl = {cache.max_ttl:g}"
             )
         return config
+
+
+def without_credentials(url: str) -> str:
+    """A store's URL as it may be shown: without user, password and options.
+
+    >>> without_credentials("rediss://crawler:secret@redis.example:6380/0")
+    'rediss://redis.example:6380/0'
+    """
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 def as_config(value: object) -> Config:

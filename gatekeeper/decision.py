@@ -163,6 +163,9 @@ class Reason(StrEnum):
     STORAGE = "storage"
     """defer: the state file can't be written (a full disk, say), so the clock that a turn would
     start could not outlive the process; make room there, and it goes on by itself."""
+    FLEET = "fleet"
+    """defer: the store that the fleet shares can't be reached, or was just found again, so nobody
+    knows whose turn it is; see to the store, and it goes on by itself."""
     CLOSING = "closing"
     """defer: for a lease that a closing gate can't give any more; nothing answers so today."""
 

@@ -36,6 +36,7 @@ __all__ = [
     "Denied",
     "GateClosed",
     "GatekeeperError",
+    "HoldLapsed",
     "InvalidURL",
     "LeaseTimeout",
     "LedgerLost",
@@ -87,6 +88,13 @@ class LedgerLost(GatekeeperError):
     """The ledger that a fleet shares can't be reached: no lease until it can be again.
 
     A gate raises Deferred in its place, with the reason `fleet`.
+    """
+
+
+class HoldLapsed(LedgerLost):
+    """What the ledger granted ran out, or was taken back by a block, before the request was sent.
+
+    A session of ours takes another turn by itself.
     """
 
 

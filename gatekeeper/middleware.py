@@ -29,7 +29,8 @@ from aiohttp.hdrs import AUTHORIZATION, LOCATION, RETRY_AFTER, URI, USER_AGENT
 
 from gatekeeper.clock import Deadline, SharedTimer
 from gatekeeper.decision import Decision, NotYet, Verdict
-from gatekeeper.errors import Deferred, Denied
+from gatekeeper.errors import Deferred, Denied, HoldLapsed
+from gatekeeper.fetching.guard import before_send
 from gatekeeper.robots import PageSignals, page_signals, product_token
 from gatekeeper.url_cache import UrlCache, url_of
 from gatekeeper.urls import sendable
@@ -409,11 +410,13 @@ def gate_middleware_with(
     take: TakeLease = _nothing_at_once,
     url_cache: UrlCache | None = None,
     unreached: Callable[[HeldLease, BaseException], object] = _unheard,
+    lapsed: Callable[[HeldLease], bool] | None = None,
 ) -> DeadlineMiddleware:
     """`gate_middleware` for requests that have a deadline of their own, given how leases are had.
 
     Their leases stand in no context's list. `url_cache` is what reads the requests' URLs, if
     anything of ours does. `unreached` is told of each request that failed, and with what.
+    `lapsed` gives back a lease that a ledger granted and that must not be used any more.
     """
     offered, spelt = _Offered(), url_cache or UrlCache()
     current_task = asyncio.current_task
@@ -447,8 +450,11 @@ def gate_middleware_with(
         started = loop.time()
         try:
             own.begin(task)
-            response = await handler(request)
+            send = handler if lapsed is None else partial(_in_time, handler, lapsed, lease)
+            response = await send(request)
             _tell(lease, response)
+        except HoldLapsed:  # nothing was sent, and the lease has ended
+            return await pass_gate(own, request, handler)
         except BaseException as error:
             unreached(lease, error)
             if _failed(error, lease, own, started):
@@ -473,6 +479,20 @@ def _tell(lease: HeldLease, response: ClientResponse) -> None:
         retry_after=headers.get(RETRY_AFTER),
         rate_limit=headers.get(_RATE_LIMIT),
     )
+
+async def _in_time(
+    handler: ClientHandlerType,
+    lapsed: Callable[[HeldLease], bool],
+    lease: HeldLease,
+    request: ClientRequest,
+) -> ClientResponse:
+    """Send it while the hold of its lease lasts. Raises HoldLapsed, before a byte is sent, where it
+    had to wait or was stopped for longer between grant and connection, or a block came."""
+    look = before_send.set(partial(lapsed, lease))
+    try:
+        return await handler(request)
+    finally:
+        before_send.reset(look)
 
 
 # What libraries send where nobody said who asks.

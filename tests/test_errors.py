@@ -18,8 +18,10 @@ from gatekeeper.errors import (
     Denied,
     GateClosed,
     GatekeeperError,
+    HoldLapsed,
     InvalidURL,
     LeaseTimeout,
+    LedgerLost,
     SidecarError,
     StorageError,
 )
@@ -42,6 +44,8 @@ EVERY = [
     LeaseTimeout("https://a.example/x", "no turn within 5 s", retry_at=NOON),
     AddressRefused(),
     StorageError("state.db: full"),
+    LedgerLost("redis://127.0.0.1: it does not answer"),
+    HoldLapsed("the hold of a.example ran out"),
     SidecarError(401, "unauthorized", "a bearer token is needed"),
     GateClosed("the gate is closed"),
 ]

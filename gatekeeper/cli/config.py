@@ -10,7 +10,7 @@ import msgspec
 
 from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, check_place, json_text, load
 from gatekeeper.cli.settings import Setting, Settings
-from gatekeeper.config import agent_doubt, agent_named
+from gatekeeper.config import agent_doubt, agent_named, without_credentials
 from gatekeeper.errors import ConfigError
 
 __all__ = ["add_parser", "run"]
@@ -64,7 +64,7 @@ def _say_checked(settings: Settings, *, as_json: bool) -> None:
 
 def _show_json(settings: Settings) -> None:
     values: dict[str, Any] = {
-        one.name: {"value": one.value, "source": one.source} for one in settings
+        one.name: {"value": _shown(one), "source": one.source} for one in settings
     }
     print(msgspec.json.format(json_text(values), indent=2))
 
@@ -76,11 +76,18 @@ def _show(settings: Settings) -> None:
         if head != section:
             section = head
             print(f"\n[{section}]")
-        value = json_text(one.value) if one.value is not None else "(not set)"
+        value = json_text(_shown(one)) if one.value is not None else "(not set)"
         notes = [] if one.source == "default" else [one.source]
         notes.extend(_meaning(one, settings))
         said = f"    # {'; '.join(notes)}" if notes else ""
         print(f"{field} = {value}{said}")
+
+
+def _shown(one: Setting) -> object:
+    """The value without what is secret."""
+    if one.name == "fleet.url" and isinstance(one.value, str):
+        return without_credentials(one.value)
+    return one.value
 
 
 def _meaning(one: Setting, settings: Settings) -> list[str]:

@@ -37,6 +37,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--storage", metavar="PATH|memory", help="where state is kept; memory: nowhere"
     )
+    parser.add_argument(
+        "--fleet", metavar="URL", help="a Valkey or Redis that several sidecars share"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
             server__socket=args.socket,
             server__token_file=args.token_file,
             storage__path=args.storage,
+            fleet__url=args.fleet,
         )
 
     settings = read()

@@ -402,7 +402,7 @@ log: Final = logging.getLogger("gatekeeper.fetching")
 _SOON: Final = 1.0
 _PAGE_NOTED_EVERY: Final = 3_600.0
 
-_NOT_RECORDED: Final = frozenset({Outcome.OURS, Outcome.OVERLOADED, Outcome.STORAGE})
+_NOT_RECORDED: Final = frozenset({Outcome.OURS, Outcome.OVERLOADED, Outcome.STORAGE, Outcome.FLEET})
 _ANSWERED: Final = frozenset({Outcome.TLS, Outcome.INVALID_RESPONSE, Outcome.BAD_ENCODING})
 """Failures with which something came from the site, though it was no head."""
 

@@ -28,7 +28,7 @@ from yarl import URL
 
 from gatekeeper.clock import Clock, SharedTimer
 from gatekeeper.config import Config, FetchConfig, PacingConfig
-from gatekeeper.errors import GateClosed, InvalidURL, LeaseTimeout, StorageError
+from gatekeeper.errors import GateClosed, InvalidURL, LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.fetching.guard import FirstDial, GuardedConnector, connecting, dialling
 from gatekeeper.fetching.limits import HostTurns, RetrievalDeadline, Slots, watching
 from gatekeeper.fetching.outcomes import (
@@ -598,6 +598,8 @@ class Fetcher:
             return Retrieval(outcome=Outcome.OVERLOADED, detail=str(error))
         except StorageError as error:
             return Retrieval(outcome=Outcome.STORAGE, detail=str(error))
+        except LedgerLost as error:
+            return Retrieval(outcome=Outcome.FLEET, detail=str(error))
         except GateClosed as error:
             return Retrieval(outcome=Outcome.OURS, detail=str(error))
         if self._session.closed and not retrieval.outcome.good:

@@ -42,7 +42,7 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision
-from gatekeeper.errors import AddressRefused, ConfigError, Denied
+from gatekeeper.errors import AddressRefused, ConfigError, Denied, HoldLapsed
 from gatekeeper.fetching.guard_policy import Guard, GuardStats, Kind, Refusal
 from gatekeeper.fetching.limits import PlaceQueue, watching
 from gatekeeper.library_internals import (
@@ -70,6 +70,7 @@ __all__ = [
     "Refusal",
     "RememberingResolver",
     "SystemResolver",
+    "before_send",
     "dialling",
     "refuse_proxy",
     "system_resolver",
@@ -187,6 +188,10 @@ _attempt: ContextVar[_Attempt | None] = ContextVar("gatekeeper_guard_attempt", d
 dialling: ContextVar[list[str] | None] = ContextVar("gatekeeper_dialling", default=None)
 """Where whoever asks wants to read which addresses were dialled for it."""
 _MOST_NAMED = 16
+before_send: ContextVar[Callable[[], bool] | None] = ContextVar(
+    "gatekeeper_before_send", default=None
+)
+"""Asked once a request has its connection: must it not be sent any more?"""
 connecting: ContextVar[Callable[[bool], object] | None] = ContextVar(
     "gatekeeper_connecting", default=None
 )
@@ -379,7 +384,23 @@ class GuardedConnector(DialConnector):
         passed = url is cache.last and cache.authority.scheme_and_authority in self.guard.passed
         if not passed and (refusal := self.guard.refuses_request(url)) is not None:
             raise self._denied(req, refusal.note)
+        if (lapsed := before_send.get()) is not None:
+            return self._connect_in_time(req, traces, timeout, lapsed)
         return _connect(self, req, traces, timeout)
+
+    async def _connect_in_time(
+        self,
+        req: ClientRequest,
+        traces: list[Trace],
+        timeout: ClientTimeout,
+        lapsed: Callable[[], bool],
+    ) -> Connection:
+        """The last look before a request is written, behind connect and TLS. Raises HoldLapsed."""
+        connection = await _connect(self, req, traces, timeout)
+        if lapsed():
+            connection.release()  # nothing was written to it
+            raise HoldLapsed(f"the hold of {req.url.raw_host} ran out before the request was sent")
+        return connection
 
     async def dial(self, target: urls.Target) -> FirstDial | None:
         """Look a host up and connect to it, for a request of this context that follows at once.

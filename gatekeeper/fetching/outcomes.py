@@ -199,6 +199,8 @@ class Outcome(Enum):
     OVERLOADED = _failed(28, "overloaded", Reason.OVERLOADED, Kept.NOT)
     # The clock that the request would start can't be kept.
     STORAGE = _failed(0, "storage", Reason.STORAGE, Kept.NOT, lapses=False)
+    # The ledger that a fleet shares can't be asked for the turn.
+    FLEET = _failed(0, "fleet", Reason.FLEET, Kept.NOT, lapses=False)
     # The turn for the file is far off: the host turned us away, or the operator holds it back.
     HOST_BLOCKED = _failed(0, "host_blocked", Reason.HOST_BLOCKED, Kept.NOT, lapses=False)
     HOST_PAUSED = _failed(0, "host_paused", Reason.HOST_PAUSED, Kept.NOT, lapses=False)

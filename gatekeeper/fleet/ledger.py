@@ -52,6 +52,9 @@ _SLEW = 0.001
 """The share of a second by which either clock may be faster without being set."""
 _BATCH, _BATCH_SHARED = 128, 32
 """Requests in one script call, during which the store serves nobody else."""
+_TRIES = 5
+"""How often a call is sent that arrives late."""
+_BEHIND = 0.1
 _POLL = 1.0
 """Seconds after which to ask again while nobody could tell us that a scope came free."""
 _AT_ONCE = 500
@@ -146,6 +149,13 @@ class RedisLedger:
         self._subscribed = False
         self._open = False
         self._calls = self._requests = self._failures = self._epochs = 0
+
+    @classmethod
+    def configured(cls, config: FleetConfig, clock: Clock) -> RedisLedger | None:
+        """The one that the settings name; None where they name none. Raises ConfigError."""
+        if config.url is None:
+            return None
+        return cls(config.url, namespace=config.namespace, clock=clock, config=config)
 
     def _key(self, name: str) -> str:
         return self._prefix + name
@@ -336,26 +346,36 @@ class RedisLedger:
     async def _turn(self, operations: list[tuple[Any, ...]]) -> list[Any]:
         """Have the script do all that, in that order; the answers of the takes among it."""
         self._requests += len(operations)
-        calls = [self._packed(batch) for batch in _batches(operations)]
-        sent = self._clock.monotonic()
-        try:
-            replies = await self._store.scripts(TURN, calls)
-        except LedgerLost:
-            self._failed()
-            raise
-        self._calls += len(calls)
-        received, answers = self._clock.monotonic(), []
-        for reply in replies:
-            server, *rest = msgspec.msgpack.decode(reply)
-            if rest[0] == 0:
+        answers: list[Any] = []
+        batches = _batches(operations)
+        for _ in range(_TRIES):
+            sent = self._clock.monotonic()
+            calls = [self._packed(batch, sent) for batch in batches]
+            try:
+                replies = await self._store.scripts(TURN, calls)
+            except LedgerLost:
+                self._failed()
+                raise
+            self._calls += len(calls)
+            decoded = [msgspec.msgpack.decode(reply) for reply in replies]
+            if any(found[1] == 0 for found in decoded):
                 self._epoch = ""
                 raise LedgerLost("the store's memory is another one than it was")
-            answers += rest[1]
-        await self._check_time(server / 1e6, sent, received)
-        self._reached()
-        return answers
+            await self._check_time(decoded[-1][0] / 1e6, sent, self._clock.monotonic())
+            # From the first one that came later than it should have, all are sent again: each
+            # may be done twice, and their order stays.
+            done = next((n for n, found in enumerate(decoded) if found[1] == 2), len(decoded))
+            for found in decoded[:done]:
+                answers += found[2]
+            batches = batches[done:]
+            if not batches:
+                self._reached()
+                return answers
+        raise LedgerLost("calls of the store arrive too late, time after time")
 
-    def _packed(self, operations: list[tuple[Any, ...]]) -> tuple[list[str], list[bytes]]:
+    def _packed(
+        self, operations: list[tuple[Any, ...]], sent: float
+    ) -> tuple[list[str], list[bytes]]:
         keys: dict[str, int] = {}
 
         def place(scope: str) -> int:
@@ -376,7 +396,13 @@ class RedisLedger:
             else:
                 packed.append((kind, place(rest[0]), *rest[1:]))
         hold, lapse = micros(self.config.hold), micros(LAPSE)
-        text = msgspec.msgpack.encode((self._epoch, hold, lapse, MAX_TICKETS, self._prefix, packed))
+        parts = [self._epoch, hold, lapse, MAX_TICKETS, self._prefix, packed]
+        if self._offset is not None:
+            low, high, seen = self._offset
+            slack = _STEP + _SLEW * (sent - seen)
+            # Behind many others of the same flight it takes the store a while to get there.
+            parts += [int((sent + low - slack) * 1e6), int((sent + high + slack + _BEHIND) * 1e6)]
+        text = msgspec.msgpack.encode(parts)
         return [self._epoch_keys[0], *(self._key(f"s:{scope}") for scope in keys)], [text]
 
     # --- the store's memory -------------------------------------------------------------------
@@ -485,14 +511,17 @@ class RedisLedger:
         forget = str(micros(max(60.0, 3 * self.config.hold)))
         channel = self._key("all") if greeting else ""
         keys = [self._epoch_keys[0], self._key("members")]
+        sent = self._clock.monotonic()
         epoch, left, now, found = await self._store.script(
             BEAT, keys, [self.member, forget, channel]
         )
         if _text(epoch) != self._epoch:
             self._epoch = ""
             raise LedgerLost("the store's memory is another one than it was")
-        self._quarantine_until = self._clock.monotonic() + int(left) / 1e6
+        received = self._clock.monotonic()
+        self._quarantine_until = received + int(left) / 1e6
         now = float(now)
+        await self._check_time(now / 1e6, sent, received)
         self._members = {
             _text(name): (now - float(score)) / 1e6
             for name, score in zip(found[::2], found[1::2], strict=True)

@@ -35,8 +35,9 @@ TURN: Final = """
 local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'floor')
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local epoch, hold, lapse, most, prefix, ops = unpack(cmsgpack.unpack(ARGV[1]))
+local epoch, hold, lapse, most, prefix, ops, early, late = unpack(cmsgpack.unpack(ARGV[1]))
 if E[1] ~= epoch then return cmsgpack.pack({now, 0}) end
+if early and (now < early or now > late) then return cmsgpack.pack({now, 2}) end
 local quarantine = tonumber(E[2]) or 0
 local floor = tonumber(E[3]) or -1
 local NEVER = 9007199254740992
@@ -327,7 +328,9 @@ for i in pairs(touched) do
 end
 return cmsgpack.pack({now, 1, answers})
 """
-"""KEYS: the epoch, scopes. ARGV: epoch, hold, lapse, most tickets, prefix of names, operations."""
+"""KEYS: the epoch, scopes. ARGV: epoch, hold, lapse, most tickets, prefix of names, operations, and
+between which moments the caller believes that it arrives: if it does not, nothing is done, for the
+clock may have been set."""
 
 DECLARE: Final = """
 local current = redis.call('HGET', KEYS[1], 'id')

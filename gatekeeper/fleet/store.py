@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from gatekeeper.config import FleetConfig
+from gatekeeper.config import FleetConfig, without_credentials
 from gatekeeper.errors import ConfigError, LedgerLost
 
-__all__ = ["CALL_DEADLINE", "Store", "StoreIdentity", "masked"]
+__all__ = ["CALL_DEADLINE", "Store", "StoreIdentity"]
 
 CALL_DEADLINE = 2.0
 """Seconds that the store may take to answer."""
@@ -41,16 +41,6 @@ class StoreIdentity(NamedTuple):
         return f"{self.run}:{self.replication}"
 
 
-def masked(url: str) -> str:
-    """The URL without user and password, for logs, errors and pages.
-
-    >>> masked("rediss://crawler:secret@redis.example:6380/0")
-    'rediss://redis.example:6380/0'
-    """
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-
-
 class Store:
     """One server, or the master that Sentinels name."""
 
@@ -67,7 +57,7 @@ class Store:
             ) from error
         self._redis = redis.asyncio
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError, TimeoutError)
-        self.where = masked(url)
+        self.where = without_credentials(url)
         self.config = config
         parts = urlsplit(url)
         if parts.scheme not in _SCHEMES:

@@ -52,6 +52,7 @@ _AFTER_AN_ERROR = 60.0
 """Seconds after which to ask again where an error of ours kept a URL from being decided."""
 
 _AFTER_A_FULL_DISK = 5.0
+_AFTER_A_LOSS = 2.0
 """Seconds after which to ask again where the state file can't be written."""
 
 _DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
@@ -475,6 +476,13 @@ class Decider:
         """DEFER: the clock that a turn would start can't be written to the state file."""
         note = f"the clock of {target.host} can't be kept: {why}"
         return self._defer(Reason.STORAGE, raw, target, agent, moment, _AFTER_A_FULL_DISK, note)
+
+    def ledger_lost(
+        self, raw: str, target: Target, agent: str, why: str, moment: Moment
+    ) -> Decision:
+        """DEFER: the ledger that a fleet shares can't say whose turn it is."""
+        decision = self._simple(Verdict.DEFER, Reason.FLEET, raw, target, agent, note=why)
+        return replace(decision, retry_at=utc(moment.wall_time + _AFTER_A_LOSS))
 
     def what_if(
         self, raw: str, target: Target, agent: str, policy: Policy, row: OutcomeRow, wall: float

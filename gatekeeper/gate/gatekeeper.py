@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 import random
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
@@ -32,6 +33,7 @@ from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import Guard, GuardedConnector, GuardStats, HostAddresses
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.fetching.records import Record
+from gatekeeper.fleet import FleetStats, RedisLedger
 from gatekeeper.gate.decider import Decider, DecisionIds
 from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
@@ -68,6 +70,8 @@ class GateStats:
     directory: DirectoryStats
     pacing: PacingStats
     guard: GuardStats | None
+    fleet: FleetStats | None = None
+    """None where the gate is alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +92,9 @@ class Gatekeeper:
     `user_agent` is the whole User-Agent header, or a product token; the token chooses the
     group in robots.txt. Without a `session` the gate makes one of its own, guarded at the
     socket; one that you hand in is used as it is (`stats().guarded` says so). A `ledger`
-    shared with others books the turns; None: this process alone does. `clock`, `rng` and
-    `resolver` are for tests. Open it with `async with`; it belongs to the event loop that
-    opened it. Raises ConfigError for a setting or a name that can't be used.
+    shared with others grants the turns; None: `config.fleet` says, or this process alone does.
+    `clock`, `rng` and `resolver` are for tests. Open it with `async with`; it belongs to the
+    event loop that opened it. Raises ConfigError for a setting or a name that can't be used.
 
     >>> async def main() -> None:
     ...     async with Gatekeeper("examplebot/1.0 (+https://example.org/bot)") as gate:
@@ -135,8 +139,10 @@ class Gatekeeper:
             overrides=self._overrides,
             warm=self._warm,
         )
+        self._ledger = ledger or RedisLedger.configured(config.fleet, self._clock)
+        self._lapsed = None if self._ledger is None else operator.methodcaller("lapsed")
         self._scheduler = Scheduler(
-            config, clock=self._clock, rng=self._rng, storage=self._storage, ledger=ledger
+            config, clock=self._clock, rng=self._rng, storage=self._storage, ledger=self._ledger
         )
         self._waits: WaitGraph[Lease] = WaitGraph(
             self._clock, config.pacing.own_wait, self._scheduler.needs
@@ -145,7 +151,10 @@ class Gatekeeper:
         self._faults = LocalFaults(self._rng, self._on_fault, self._on_answer, self._on_doubt)
         self._url_cache = UrlCache()
         self._middleware = partial(
-            gate_middleware_with(self, self._wait, self._take, self._url_cache, self._unreached),
+            gate_middleware_with(
+                *(self, self._wait, self._take, self._url_cache, self._unreached),
+                lapsed=self._lapsed,
+            ),
             UNLIMITED,
         )
         self._opened: _Opened | None = None
@@ -182,6 +191,8 @@ class Gatekeeper:
                 stack.push_async_callback(self._storage.close)
             if self._dns is not None:
                 stack.push_async_callback(self._dns.close)
+            if isinstance(self._ledger, RedisLedger):
+                await stack.enter_async_context(self._ledger)
             await self._scheduler.open()
             stack.callback(self._waits.close)
             stack.push_async_callback(self._scheduler.close)
@@ -408,9 +419,11 @@ class Gatekeeper:
 
     @property
     def ready(self) -> bool:
-        """Open, our own network seems to be up, and clocks can be kept."""
+        """Open, our own network seems to be up, clocks can be kept, and a fleet's store answers."""
         opened, failing = self._opened, getattr(self._storage, "failing", None)
-        return opened is not None and opened.directory.ready and failing is None
+        if opened is None or not opened.directory.ready or failing is not None:
+            return False
+        return bool(getattr(self._ledger, "ready", True))
 
     async def why(self, host: str) -> tuple[ClockView, ...]:
         """Every clock of the host, each with where it came from.
@@ -473,6 +486,7 @@ class Gatekeeper:
             directory=self._open.directory.stats(),
             pacing=self._scheduler.stats(),
             guard=None if self._guard is None else self._guard.stats(),
+            fleet=self._ledger.stats() if isinstance(self._ledger, RedisLedger) else None,
         )
 
     # -- inside ----------------------------------------------------------------------

@@ -21,7 +21,14 @@ from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.config import FetchConfig
 from gatekeeper.deadlock import Holdings, WaitGraph
 from gatekeeper.decision import Decision, NotYet, Reason, Verdict
-from gatekeeper.errors import Deferred, Denied, GatekeeperError, LeaseTimeout, StorageError
+from gatekeeper.errors import (
+    Deferred,
+    Denied,
+    GatekeeperError,
+    LeaseTimeout,
+    LedgerLost,
+    StorageError,
+)
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.guard import HostAddresses
 from gatekeeper.fetching.outcomes import classify
@@ -272,6 +279,14 @@ class Lease(msgspec.Struct, eq=False):
     def renew(self, seconds: float) -> None:
         """Put the end `seconds` from now."""
         self._grant.renew(seconds)
+
+    def lapsed(self) -> bool:
+        """Did what a ledger granted run out, or a block come, before it was sent? Then it has
+        ended unused."""
+        if not self._grant.stale:
+            return False
+        self.give_back()
+        return True
 
     def give_back(self) -> None:
         """End it unused: nothing was sent. The slot is free at once, the clock stays."""
@@ -571,6 +586,9 @@ class LeaseManager:
         except StorageError as error:
             why = self._scheduler.unkept(target.host) or "the state can't be read or written"
             raise Deferred(self.questions.unkept(url, target, user_agent, why)) from error
+        except LedgerLost as error:
+            lost = self.questions.ledger_lost(url, target, user_agent, str(error))
+            raise Deferred(lost) from error
         except asyncio.CancelledError as error:
             error.__traceback__ = None  # the task keeps the error, and that what stood here
             if waiting is not None:

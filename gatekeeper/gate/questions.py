@@ -129,6 +129,10 @@ class GateQuestions:
         """DEFER, since the clock of the turn can't be written to the state file."""
         return self._decider.unkept(url, target, self.token(user_agent), why, self.moment())
 
+    def ledger_lost(self, url: str, target: Target, user_agent: str | None, why: str) -> Decision:
+        """DEFER, since the ledger that a fleet shares can't be asked."""
+        return self._decider.ledger_lost(url, target, self.token(user_agent), why, self.moment())
+
     # --- many URLs ----------------------------------------------------------------------
 
     async def check_all(self, raws: Iterable[str], agent: str) -> list[Decision]:

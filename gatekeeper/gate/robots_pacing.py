@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from contextvars import Token
 from functools import partial
 from typing import Any, Final
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.deadlock import WaitGraph
-from gatekeeper.errors import StorageError
+from gatekeeper.errors import HoldLapsed, StorageError
 from gatekeeper.fetching.directory import HeldUp, flying
-from gatekeeper.fetching.guard import HostAddresses
+from gatekeeper.fetching.guard import HostAddresses, before_send
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.gate.decider import Decider
@@ -176,17 +177,26 @@ class _TurnWatch:
 class RobotsTurn:
     """The turn of a robots.txt request, given back at the end of the block."""
 
-    __slots__ = ("_grant", "_pacing", "_url")
+    __slots__ = ("_grant", "_look", "_pacing", "_url")
 
     def __init__(self, pacing: RobotsPacing, url: str) -> None:
         self._pacing = pacing
         self._url = url
         self._grant: Grant | None = None
+        self._look: Token[Callable[[], bool] | None] | None = None
 
     async def __aenter__(self) -> Grant:
         grant = self._grant = await self._pacing.take_robots_turn(self._url)
+        if grant.hold is not None:
+            self._look = before_send.set(lambda: grant.stale)
         return grant
 
     async def __aexit__(self, *error: object) -> None:
-        if self._grant is not None:
+        if self._look is not None:
+            before_send.reset(self._look)
+        if self._grant is None:
+            return
+        if isinstance(error[1], HoldLapsed):
+            self._grant.give_back()
+        else:
             self._grant.release()

@@ -23,8 +23,9 @@ import msgspec
 
 from gatekeeper.clock import Clock, Stamp, boot_of
 from gatekeeper.errors import LeaseTimeout, StorageError
+from gatekeeper.pacing.ledger import ScopeClock
 from gatekeeper.pacing.rules import SHARED, Rules
-from gatekeeper.pacing.scopes import DURABLE, INF, BackOff, Scope, ScopeSettings
+from gatekeeper.pacing.scopes import DURABLE, INF, BackOff, Scope, ScopeSettings, clock_of
 from gatekeeper.storage.base import ClockRecord, Storage
 
 __all__ = ["Promises", "ScopeMemory"]
@@ -440,6 +441,14 @@ class ScopeMemory:
         self._open = False
         if self.promises is not None:
             await self.promises.close()
+
+    def clocks(self, now: float) -> list[ScopeClock]:
+        """Those that lie ahead, and pauses: for a ledger that has lost what it knew."""
+        return [
+            clock_of(scope, now)
+            for scope in list(self.scopes.values())
+            if scope.promised_at() > now or (scope.history is not None and scope.history.paused)
+        ]
 
     # --- finding and making -------------------------------------------------------------
 

@@ -33,7 +33,6 @@ from gatekeeper.pacing.scopes import (
     UNKNOWN,
     RobotsInterval,
     Scope,
-    clock_of,
     learn,
     report_of,
 )
@@ -60,6 +59,7 @@ __all__ = [
 
 HOUSEKEEPING = 30.0
 """Seconds between two looks at the wall clock, where clocks outlive the process."""
+ROUND_TRIP = 2.0  # seconds that a ledger may take to answer one who does not wait
 _MAX_REFETCHES = 5
 _EARLIER = "the clock of an earlier run"
 
@@ -242,11 +242,16 @@ class Scheduler:
         )
 
     def _deliver(self, queue: ScopeQueue, hold: Hold | None, ask_at: float) -> None:
-        self._queues.answered(queue, hold, ask_at, self._clock.monotonic())
+        now = self._clock.monotonic()
+        if not self._queues.answered(queue, hold, ask_at, now) or hold is not None:
+            return
+        waiter = queue.first()
+        if isinstance(waiter, TaskWaiter) and waiter.at_once:
+            self._queues.leave(waiter.scope, waiter, now)
+            waiter.refuse(self._late(waiter))
 
     def _heard(self, clock: ScopeClock) -> None:
-        """A clock, a block or a pause that others brought about holds here as well, and is kept
-        where one of ours would be: should the ledger forget it, it is known here."""
+        """What others brought about holds here as well, and is kept: the ledger may forget it."""
         scope = self._memory.known(clock.scope)
         if scope is None:
             return
@@ -262,15 +267,14 @@ class Scheduler:
             promises.remember(scope, now)
 
     def _reported(self, report: Report) -> None:
-        """Somebody was turned away; our own report comes back as well."""
+        """Somebody was turned away."""
         scope = self._memory.known(report.scope)
         if scope is None:
             return
         now = self._clock.monotonic()
         learn(scope, report, now, self._pacing)
-        promises = self._memory.promises
-        if promises is not None:
-            promises.remember(scope, now)
+        if self._memory.promises is not None:
+            self._memory.promises.remember(scope, now)
         self._engine.changed(scope, now)
 
     def _was_paused(self, name: str, paused: bool) -> None:
@@ -281,15 +285,10 @@ class Scheduler:
                 self._changed(scope)
 
     def _clocks(self) -> list[ScopeClock]:
-        now = self._clock.monotonic()
-        return [
-            clock_of(scope, now)
-            for scope in list(self._memory.scopes.values())
-            if scope.promised_at() > now or (scope.history is not None and scope.history.paused)
-        ]
+        return self._memory.clocks(self._clock.monotonic())
 
     def _lost(self, lost: bool) -> None:
-        """The ledger is out of reach: who waits is told so, and asks again later."""
+        """The ledger is out of reach, so who waits is told; or it is back."""
         now = self._clock.monotonic()
         if not lost:
             self._queues.ask_again(now)
@@ -447,11 +446,19 @@ class Scheduler:
             self._engine.run(now)
             if end < INF and waiter.grant is None and waiter.error is None:
                 if end <= now:
-                    raise self._late(waiter)
+                    if not self._is_asked_for(waiter):
+                        raise self._late(waiter)
+                    waiter.at_once, end = True, now + ROUND_TRIP
                 self._set_deadline(waiter, end)
         except BaseException as error:
             self._give_up(waiter, error)
             raise
+
+    @staticmethod
+    def _is_asked_for(waiter: TaskWaiter) -> bool:
+        """Is the answer of a ledger all that keeps it from its lease?"""
+        queue: ScopeQueue | None = waiter.scope.queue
+        return queue is not None and queue.asking and queue.first() is waiter
 
     def _set_deadline(self, waiter: TaskWaiter, end: float) -> None:
         self._deadlines.add(end, waiter, self._queues.waiting)

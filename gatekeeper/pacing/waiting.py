@@ -61,7 +61,7 @@ Refetch = Callable[[], Awaitable[object]]
 class TaskWaiter(Waiter):
     """A task in `Scheduler.acquire`. What it learns is kept until the task runs again."""
 
-    __slots__ = ("admit", "error", "future", "grant", "scope")
+    __slots__ = ("admit", "at_once", "error", "future", "grant", "scope")
 
     def __init__(
         self, scope: Scope, url: str, priority: float, ttl: float | None, admit: Admit
@@ -70,7 +70,7 @@ class TaskWaiter(Waiter):
         self.url = url
         self.priority = priority
         self.ttl = ttl
-        self.gone = self.away = self.stays = False
+        self.gone = self.away = self.stays = self.at_once = False
         self.scope: Scope = scope
         self.admit: Admit = admit
         self.grant: Grant | None = None

@@ -205,6 +205,8 @@ class Service:
             return self.phase
         if (why := self.internals.storage_failing) is not None:
             return f"promises can't be kept: {why} (storage)"
+        if not self.internals.fleet_ready:
+            return "the store of the fleet can't be reached (fleet)"
         if not self.leases.writable:
             return "the journal of leases takes no line (storage)"
         return "our own network seems to be down"
@@ -422,15 +424,15 @@ class Service:
         return Problem(500, "internal", f"an error of ours; the log names it {request_id}")
 
     def refusal(self, error: Denied) -> Problem:
-        """403 for a denial; for a deferral 429, or 503 where it is our own disk, with
-        Retry-After."""
+        """403 for a denial; for a deferral 429, or 503 where it is our own disk or the store of
+        the fleet, with Retry-After."""
         decision = error.decision
         if not isinstance(error, Deferred):
             return Problem(403, "denied", decision.explain(), decision=decision)
-        ours = decision.reason is Reason.STORAGE
+        ours = decision.reason in (Reason.STORAGE, Reason.FLEET)
         return Problem(
             503 if ours else 429,
-            "storage" if ours else "deferred",
+            str(decision.reason) if ours else "deferred",
             decision.explain(),
             headers={"Retry-After": self.seconds_until(decision.retry_at)},
             decision=decision,

@@ -88,6 +88,8 @@ async def join(server: Server, time: FleetTime) -> AsyncIterator[Join]:
         await ledger.open()
         if wait and len(made) == 1:
             await time.tick(100_000)
+            async with ledger._using:
+                await ledger._sign()
         return ledger
 
     yield build

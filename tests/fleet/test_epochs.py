@@ -1,0 +1,285 @@
+"""A store that forgot, was set, or is another one: quarantine, and what the members tell."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from gatekeeper.errors import LedgerLost
+from gatekeeper.fleet import RedisLedger
+from gatekeeper.pacing.ledger import End, Granted, NotBefore, Report, ScopeClock
+from tests.fleet.conftest import FleetTime, Join
+from tests.fleet.server import Server
+from tests.pacing.ledger_rules import Listener, granted, near, take, wait_of
+
+HOLD = 20.0
+
+
+class Knowing(Listener):
+    """One that knows of clocks."""
+
+    def __init__(self, *clocks: ScopeClock) -> None:
+        super().__init__()
+        self.known = list(clocks)
+
+    def clocks(self) -> list[ScopeClock]:
+        return self.known
+
+
+async def again(ledger: RedisLedger, token: str, host: str, interval: float = 1.0) -> NotBefore:
+    """The answer after a loss was found out: the first call may be what finds it out."""
+    for _ in range(3):
+        try:
+            answer = await take(ledger, token, host, interval=interval)
+        except LedgerLost:
+            continue
+        assert isinstance(answer, NotBefore), answer
+        return answer
+    raise AssertionError("it does not come back")
+
+
+async def test_who_starts_on_an_empty_store_waits(join: Join, time: FleetTime) -> None:
+    ledger = await join(wait=False)
+    assert near(await wait_of(ledger, "a:1", "h"), 1.5 * HOLD, 1.0)
+    assert ledger.state == "recovering"
+    await time.tick(1.5 * HOLD)
+    assert await granted(ledger, "a:1", "h")
+    assert ledger.state == "connected"
+    # An interval that is longer than the quarantine counts from when the last hold of those
+    # who were there before, if anybody was, ran out.
+    assert near(await wait_of(ledger, "a:2", "slow", interval=60.0), 50.0, 1.0)
+
+
+async def test_who_joins_a_fleet_need_not_wait(join: Join, time: FleetTime) -> None:
+    await join()
+    other = await join()
+    assert await granted(other, "b:1", "h")
+    assert other.stats().members == 2
+
+
+async def test_flushall_and_all_who_lived_are_there(join: Join, server: Server) -> None:
+    """It goes on as soon as each has told what it knows: clocks, blocks and holds."""
+    one, other = await join(), await join()
+    one.listen("a", Knowing(ScopeClock("known", 10.0, 60.0)))
+    other.listen("b", Knowing(ScopeClock("blocked", None, 0.0, 90.0, "429")))
+    assert await granted(other, "b:1", "held")
+    server.ask("FLUSHALL")
+    assert (await again(one, "a:1", "free")).seconds > 1.0  # the other has not told yet
+    await again(other, "b:2", "held")
+    assert await granted(one, "a:1", "free")
+    assert not await granted(one, "a:2", "held")
+    assert near(await wait_of(one, "a:3", "known", interval=1.0), 50.0, 1.0)
+    assert near(await wait_of(one, "a:4", "blocked"), 90.0, 1.0)
+    assert one.state == "connected"
+
+
+async def test_flushall_then_a_newcomer_first(join: Join, server: Server, time: FleetTime) -> None:
+    """It knows nobody, and so must wait for anybody: as long as a hold could last."""
+    one = await join()
+    assert await granted(one, "a:1", "h")
+    server.ask("FLUSHALL")
+    await time.tick(0.0)
+    newcomer = RedisLedger(server.url, clock=time.clock)
+    async with newcomer:
+        assert near(await wait_of(newcomer, "n:1", "x"), 1.5 * HOLD, 3.0)
+        # Then one who lived before comes back, and knows of no other: it tells, and all is well.
+        await again(one, "a:2", "h")
+        assert await granted(newcomer, "n:1", "x")
+        assert not await granted(newcomer, "n:2", "h")
+
+
+async def test_a_member_that_does_not_come_back_is_waited_for(
+    join: Join, server: Server, time: FleetTime
+) -> None:
+    """A member stopped with an unsent grant over a FLUSHALL."""
+    one, stopped = await join(), await join()
+    assert await granted(stopped, "s:1", "h")
+    sent = time.clock.monotonic()
+    await one._sign()  # a beat: it knows of the other
+    for task in (stopped._beating, stopped._hearing):
+        assert task is not None
+        task.cancel()
+    server.ask("FLUSHALL")
+    left = (await again(one, "a:1", "h")).seconds
+    assert left > 1.5 * HOLD - 2.0
+    await time.tick(left)
+    answer = await take(one, "a:1", "h")
+    # Longer than the hold of the one that was stopped: whatever it was granted is thrown away.
+    assert time.clock.monotonic() - sent > HOLD
+    assert isinstance(answer, Granted)
+
+
+async def test_a_dead_members_long_interval_is_kept_to(
+    join: Join, server: Server, time: FleetTime
+) -> None:
+    """Nobody who is left heard of its clock, but everybody knows what the site asks for."""
+    one, dead = await join(), await join()
+    assert await granted(dead, "d:1", "slow", interval=120.0)
+    await dead.head(["d:1"])
+    await one._sign()
+    for task in (dead._beating, dead._hearing):
+        assert task is not None
+        task.cancel()
+    server.ask("FLUSHALL")
+    left = (await again(one, "a:1", "slow", 120.0)).seconds
+    await time.tick(left)
+    assert near(await wait_of(one, "a:1", "slow", interval=120.0), 110.0, 2.0)
+
+
+async def test_the_clock_of_the_server_is_set(
+    join: Join, server: Server, time: FleetTime, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Forward, holds would run out early; back, clocks would lie far ahead."""
+    caplog.set_level(logging.WARNING)
+    for by in (3600.0, -3600.0):
+        ledger = await join() if by > 0 else ledger  # noqa: F821
+        token = f"a:{by}"
+        assert await granted(ledger, token, f"h{by}")
+        epochs = ledger.stats().epochs
+        time.server_alone(by)
+        with pytest.raises(LedgerLost, match="clock was set"):
+            await take(ledger, f"b:{by}", f"h{by}")
+        # Alone, and one who lived before: told at once, and the hold is known.
+        assert not await granted(ledger, f"b:{by}", f"h{by}")
+        assert await granted(ledger, f"c:{by}", f"other{by}")
+        await ledger.end([End(token), End(f"c:{by}")])
+        assert near(await wait_of(ledger, f"b:{by}", f"h{by}"), 1.0)
+        assert ledger.stats().epochs == epochs + 1
+    assert "clock was set" in caplog.text
+
+
+async def test_a_block_outlasts_a_clock_set_back_by_its_own_length_at_most(
+    join: Join, time: FleetTime
+) -> None:
+    ledger = await join()
+    await ledger.block([Report("h", 30.0, "429")])
+    time.server_alone(-3600.0)
+    with pytest.raises(LedgerLost):
+        await take(ledger, "a:1", "h")
+    assert 29.0 < (await again(ledger, "a:1", "h")).seconds <= 30.0
+
+
+async def test_script_flush_costs_nothing(join: Join, server: Server) -> None:
+    ledger = await join()
+    assert await granted(ledger, "a:1", "h")
+    server.ask("SCRIPT", "FLUSH")
+    assert not await granted(ledger, "a:2", "h")
+    assert ledger.stats().failures == 0
+
+
+async def test_a_cut_connection_loses_no_memory(join: Join, server: Server) -> None:
+    ledger = await join()
+    assert await granted(ledger, "a:1", "h")
+    epochs = ledger.stats().epochs
+    server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    with pytest.raises(LedgerLost):
+        await take(ledger, "a:2", "x")
+    assert await granted(ledger, "a:2", "x")
+    assert not await granted(ledger, "a:3", "h")
+    assert ledger.stats().epochs == epochs
+
+
+async def test_a_lost_reply_gets_the_same_grant(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = await join()
+    send = ledger._store.scripts
+
+    async def lost(*arguments: object) -> list[object]:
+        await send(*arguments)  # type: ignore[arg-type]
+        raise LedgerLost("the reply was lost")
+
+    monkeypatch.setattr(ledger._store, "scripts", lost)
+    with pytest.raises(LedgerLost):
+        await take(ledger, "a:1", "h")
+    monkeypatch.setattr(ledger._store, "scripts", send)
+    assert not await granted(ledger, "a:2", "h")
+    assert await granted(ledger, "a:1", "h")
+
+
+async def test_a_server_that_dies_and_comes_back_empty(time: FleetTime) -> None:
+    """kill -9 without any file: everybody who lived tells, then it goes on."""
+    server = Server()
+    server.start()
+    try:
+        listener = Knowing(ScopeClock("known", 1.0, 60.0))
+        ledger = RedisLedger(server.url, clock=time.clock)
+        ledger.listen("a", listener)
+        await ledger.open()
+        server.ask("SET", "{shift}", "0")
+        time.server = server
+        await time.tick(1000.0)
+        assert await granted(ledger, "a:1", "h")
+        server.kill()
+        with pytest.raises(LedgerLost):
+            await take(ledger, "a:2", "x")
+        time.clock.by += 2.0
+        with pytest.raises(LedgerLost):
+            await take(ledger, "a:2", "x")
+        assert ledger.state == "lost"
+        assert not ledger.ready
+        assert listener.losses == [True]
+        server.start()
+        server.ask("SET", "{shift}", str(round(time.clock.by * 1e6)))
+        for _ in range(200):
+            if listener.losses == [True, False]:
+                break
+            await asyncio.sleep(0.02)
+        assert ledger.state == "connected"
+        assert await granted(ledger, "a:2", "x")
+        assert not await granted(ledger, "a:3", "h")
+        assert not await granted(ledger, "a:4", "known")
+        await ledger.close()
+    finally:
+        server.close()
+
+
+async def test_without_the_store_each_goes_on_with_hosts_of_its_own(
+    time: FleetTime,
+) -> None:
+    """when_lost = "divide": no host is asked by two, and each by one, after two beats."""
+    from gatekeeper.config import FleetConfig
+
+    server = Server()
+    server.start()
+    try:
+        made = []
+        for owner in "ab":
+            ledger = RedisLedger(
+                server.url, clock=time.clock, config=FleetConfig(when_lost="divide")
+            )
+            ledger.listen(owner, Listener())
+            await ledger.open()
+            made.append(ledger)
+        await made[0]._sign()
+        server.kill()
+        for ledger in made:
+            for _ in range(3):
+                time.clock.by += 1.0
+                try:
+                    await take(ledger, "x:1", "x")
+                except LedgerLost:
+                    continue
+            assert ledger.stats().dividing
+            assert ledger.ready
+        hosts = [f"h{number}" for number in range(40)]
+        for owner, ledger in zip("ab", made, strict=True):
+            for host in hosts:
+                assert not await granted(ledger, f"{owner}:{host}", host)
+        time.clock.by += 6.0
+        owners = {
+            host: [
+                owner
+                for owner, ledger in zip("ab", made, strict=True)
+                if await granted(ledger, f"{owner}:{host}", host)
+            ]
+            for host in hosts
+        }
+        assert all(len(found) == 1 for found in owners.values())
+        assert {found[0] for found in owners.values()} == {"a", "b"}
+        for ledger in made:
+            await ledger.close()
+    finally:
+        server.close()
