@@ -25,24 +25,21 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config, HostRule, agent_named, as_config, host_named
 from gatekeeper.deadlock import WaitGraph
-from gatekeeper.decision import Decision, NotYet, Reason, Verdict
+from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import GateClosed
-from gatekeeper.fetching.directory import Directory, DirectoryStats, HeldUp, OnRetrieval
+from gatekeeper.fetching.directory import Directory, HeldUp, OnRetrieval
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.guard import Guard, GuardedConnector, GuardStats, HostAddresses
-from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.fetching.records import Record
-from gatekeeper.fleet import FleetStats, RedisLedger
+from gatekeeper.fleet import RedisLedger
 from gatekeeper.gate.decider import Decider, DecisionIds
 from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
-from gatekeeper.gate.questions import GateQuestions, token_of
+from gatekeeper.gate.questions import GateQuestions, GateStats, token_of
 from gatekeeper.gate.robots_pacing import RobotsPacing
 from gatekeeper.middleware import UNLIMITED, gate_middleware_with
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.rules import HostRules
-from gatekeeper.pacing.scheduler import PacingStats, Scheduler, check_moment
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.compiled import QuickAnswer
@@ -54,24 +51,6 @@ from gatekeeper.urls import not_text
 __all__ = ["GateStats", "Gatekeeper"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateStats:
-    """What a gate counts. All counters run since it was made."""
-
-    guarded: bool
-    """The requests go through our guard; False: through a session that was handed in."""
-    warm_allowed: int
-    """Answers of `allowed` that built no Decision."""
-    warm_denied: int
-    decisions: dict[tuple[Verdict, Reason], int]
-    """Decisions built, by verdict and reason."""
-    directory: DirectoryStats
-    pacing: PacingStats
-    guard: GuardStats | None
-    fleet: FleetStats | None = None
-    """None where the gate is alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +104,7 @@ class Gatekeeper:
         self._clock = clock or SystemClock()
         self._monotonic = self._clock.monotonic
         self._rng = rng or random.Random()
-        self._storage = storage or _storage_of(config, self._clock)
+        self._storage = storage or SqliteStorage.configured(config.storage, self._clock)
         ids = DecisionIds()
         self._guard = Guard(config) if session is None else None
         self._dns = HostAddresses.of(config, self._clock, self._guard, resolver)
@@ -574,9 +553,3 @@ class _NoOrigin:
     """What the cache has of no origin."""
 
     first_match: QuickAnswer | None = None
-
-
-def _storage_of(config: Config, clock: Clock) -> Storage | None:
-    if config.storage.path is None:
-        return None
-    return SqliteStorage(config.storage.path, config=config.storage, clock=clock)

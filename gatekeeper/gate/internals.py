@@ -212,7 +212,8 @@ class GateInternals:
         """
         leases = self._gate._open.leases
         return gate_middleware_with(
-            self._gate, leases.wait, leases.take, self.url_cache, leases.uplink.unreached
+            *(self._gate, leases.wait, leases.take, self.url_cache, leases.uplink.unreached),
+            lapsed=self._gate._lapsed,
         )
 
     # -- the operator ----------------------------------------------------------------

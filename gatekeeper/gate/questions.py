@@ -12,25 +12,28 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, utc
 from gatekeeper.deadlock import TurnWait, WaitGraph, WaitsForItself
-from gatekeeper.decision import Decision, State
+from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL, LeaseTimeout
-from gatekeeper.fetching.directory import Directory
-from gatekeeper.fetching.guard import HostAddresses
+from gatekeeper.fetching.directory import Directory, DirectoryStats
+from gatekeeper.fetching.guard import GuardStats, HostAddresses
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
+from gatekeeper.fleet import FleetStats
 from gatekeeper.gate.decider import ON_THE_WAY, Decider
 from gatekeeper.middleware import inherited, refuse_one_text
 from gatekeeper.pacing.queues import REFETCH, Offer
+from gatekeeper.pacing.scheduler import PacingStats
 from gatekeeper.pacing.scopes import NO_RATE
 from gatekeeper.robots import Policy, RobotsTxt, product_token
 from gatekeeper.urls import Target
 
-__all__ = ["WINDOW", "GateQuestions", "in_order", "token_of"]
+__all__ = ["WINDOW", "GateQuestions", "GateStats", "in_order", "token_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +53,24 @@ def token_of(user_agent: str) -> str:
             'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
         )
     return token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateStats:
+    """What a gate counts. All counters run since it was made."""
+
+    guarded: bool
+    """The requests go through our guard; False: through a session that was handed in."""
+    warm_allowed: int
+    """Answers of `allowed` that built no Decision."""
+    warm_denied: int
+    decisions: dict[tuple[Verdict, Reason], int]
+    """Decisions built, by verdict and reason."""
+    directory: DirectoryStats
+    pacing: PacingStats
+    guard: GuardStats | None
+    fleet: FleetStats | None = None
+    """None where the gate is alone."""
 
 
 class GateQuestions:

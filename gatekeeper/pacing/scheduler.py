@@ -259,12 +259,10 @@ class Scheduler:
         if clock.age is not None and now - clock.age > scope.basis:
             scope.basis = now - clock.age
             scope.interval = max(scope.interval, min(clock.interval, LONGEST))
-        blocked = clock.blocked > 0
-        if blocked:
+        if blocked := clock.blocked > 0:
             scope.past().block(now + clock.blocked, clock.reason)
-        promises = self._memory.promises
-        if promises is not None and (blocked or scope.clock_at() > now + DURABLE):
-            promises.remember(scope, now)
+        if self._memory.promises is not None and (blocked or scope.clock_at() > now + DURABLE):
+            self._memory.promises.remember(scope, now)
 
     def _reported(self, report: Report) -> None:
         """Somebody was turned away."""
@@ -446,19 +444,14 @@ class Scheduler:
             self._engine.run(now)
             if end < INF and waiter.grant is None and waiter.error is None:
                 if end <= now:
-                    if not self._is_asked_for(waiter):
+                    queue: ScopeQueue | None = waiter.scope.queue
+                    if queue is None or not queue.asking or queue.first() is not waiter:
                         raise self._late(waiter)
                     waiter.at_once, end = True, now + ROUND_TRIP
                 self._set_deadline(waiter, end)
         except BaseException as error:
             self._give_up(waiter, error)
             raise
-
-    @staticmethod
-    def _is_asked_for(waiter: TaskWaiter) -> bool:
-        """Is the answer of a ledger all that keeps it from its lease?"""
-        queue: ScopeQueue | None = waiter.scope.queue
-        return queue is not None and queue.asking and queue.first() is waiter
 
     def _set_deadline(self, waiter: TaskWaiter, end: float) -> None:
         self._deadlines.add(end, waiter, self._queues.waiting)

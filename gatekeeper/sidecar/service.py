@@ -205,7 +205,8 @@ class Service:
             return self.phase
         if (why := self.internals.storage_failing) is not None:
             return f"promises can't be kept: {why} (storage)"
-        if not self.internals.fleet_ready:
+        fleet = self.gate.stats().fleet
+        if fleet is not None and fleet.state == "lost" and not fleet.dividing:
             return "the store of the fleet can't be reached (fleet)"
         if not self.leases.writable:
             return "the journal of leases takes no line (storage)"

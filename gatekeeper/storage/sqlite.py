@@ -77,6 +77,11 @@ class SqliteStorage:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
+    @classmethod
+    def configured(cls, config: StorageConfig, clock: Clock) -> SqliteStorage | None:
+        """The one that the settings name; None where they name none."""
+        return None if config.path is None else cls(config.path, config=config, clock=clock)
+
     async def open(self) -> None:
         """Open or create. Raises StorageError."""
         if self._readers is not None:
