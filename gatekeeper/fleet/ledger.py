@@ -146,7 +146,8 @@ class RedisLedger:
         self._failing_since: float | None = None
         self._lost_at: float | None = None
         self._quarantine_until = 0.0
-        self._subscribed = False
+        self._subscribed = 0
+        """Channels to which we listen."""
         self._open = False
         self._calls = self._requests = self._failures = self._epochs = 0
 
@@ -220,6 +221,11 @@ class RedisLedger:
     def ready(self) -> bool:
         """Can leases be granted, be it by dividing the hosts?"""
         return self._lost_at is None or self.config.when_lost == "divide"
+
+    @property
+    def hearing(self) -> bool:
+        """Are we told of what others do? If not, waiters ask again each second."""
+        return self._subscribed > len(self._listeners)
 
     def stats(self) -> FleetStats:
         """What it does and did."""
@@ -300,7 +306,7 @@ class RedisLedger:
             for name, age, *rest in answer[2]
         )
         # Whoever is told when a scope comes free has to be within hearing.
-        return NotBefore(seconds if self._subscribed else min(seconds, _POLL), clocks)
+        return NotBefore(seconds if self.hearing else min(seconds, _POLL), clocks)
 
     # --- flights ------------------------------------------------------------------------------
 
@@ -571,8 +577,8 @@ class RedisLedger:
     async def _hear(self) -> None:
         """What others tell: openings of scopes, reports, pauses, newcomers."""
 
-        def subscribed(on: bool) -> None:
-            self._subscribed = on
+        def subscribed(channels: int) -> None:
+            self._subscribed = channels
 
         def channels() -> list[str]:
             return [self._key("all"), *(self._key(f"m:{owner}") for owner in self._listeners)]
@@ -580,7 +586,7 @@ class RedisLedger:
         while True:
             with contextlib.suppress(LedgerLost):
                 await self._store.listen(channels, self._heard, subscribed)
-            subscribed(False)
+            self._subscribed = 0
             await asyncio.sleep(0.25)
 
     def _heard(self, channel: str, data: bytes) -> None:

@@ -23,8 +23,9 @@ CALL_DEADLINE = 2.0
 """Seconds that the store may take to answer."""
 _OLDEST = (6, 2)
 _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
-_SILENCE = 2.0
-"""Seconds without a message after which the connection that brings them is tried."""
+_LOOK, _SILENT = 0.25, 8
+"""Seconds after which to look for new channels, and how often nothing may come before the
+connection that brings messages is tried."""
 
 _log = logging.getLogger(__name__)
 
@@ -234,7 +235,7 @@ class Store:
         self,
         channels: Callable[[], list[str]],
         heard: Callable[[str, bytes], None],
-        subscribed: Callable[[bool], None],
+        subscribed: Callable[[int], None],
     ) -> None:
         """Hand on what is published until the connection breaks. Raises LedgerLost."""
         try:
@@ -248,27 +249,28 @@ class Store:
         pubsub: Any,
         channels: Callable[[], list[str]],
         heard: Callable[[str, bytes], None],
-        subscribed: Callable[[bool], None],
+        subscribed: Callable[[int], None],
     ) -> None:
         wanted: set[str] = set()
-        confirmed, silent = 0, False
+        confirmed = silent = 0
         while True:
             if new := [one for one in channels() if one not in wanted]:
                 wanted.update(new)
                 async with asyncio.timeout(CALL_DEADLINE):
                     await pubsub.subscribe(*new)
-            message = await pubsub.get_message(timeout=_SILENCE)
+            message = await pubsub.get_message(timeout=_LOOK)
             if message is None:
-                if silent:
+                silent += 1
+                if silent == _SILENT:
+                    async with asyncio.timeout(CALL_DEADLINE):
+                        await pubsub.ping()
+                elif silent >= 2 * _SILENT:
                     raise TimeoutError("the connection that brings messages is silent")
-                silent = True
-                async with asyncio.timeout(CALL_DEADLINE):
-                    await pubsub.ping()
                 continue
-            silent = False
+            silent = 0
             if message["type"] == "subscribe":
                 confirmed += 1
-                subscribed(confirmed >= len(wanted))
+                subscribed(confirmed)
             elif message["type"] == "message":
                 heard(message["channel"].decode(), message["data"])
 

@@ -59,6 +59,16 @@ class Listener:
         raise AssertionError(f"{self.opened_for}: {count} awaited")
 
 
+async def listen(ledger: Ledger, owner: str, listener: Listener) -> None:
+    """Listen, and wait until that is in force."""
+    ledger.listen(owner, listener)
+    for _ in range(600):
+        if getattr(ledger, "hearing", True):
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it does not hear")
+
+
 def asks(token: str, *scopes: ScopeRequest | str, interval: float = 1.0) -> TakeRequest:
     return TakeRequest(
         token,
@@ -230,9 +240,9 @@ class LedgerRules:
 
     async def test_who_asked_first_is_told_first(self, ledger: Ledger, time: Time) -> None:
         listener = Listener()
-        ledger.listen("b", listener)
+        await listen(ledger, "b", listener)
         other = Listener()
-        ledger.listen("c", other)
+        await listen(ledger, "c", other)
         assert await granted(ledger, "a:1", "h")
         assert not await granted(ledger, "b:1", "h")
         assert not await granted(ledger, "c:1", "h")
@@ -274,7 +284,7 @@ class LedgerRules:
         tokens = [f"m{number}:1" for number in range(8)]
         listeners = {token: Listener() for token in tokens}
         for token, listener in listeners.items():
-            ledger.listen(token.partition(":")[0], listener)
+            await listen(ledger, token.partition(":")[0], listener)
         calls = 0
         for token in tokens:
             calls += 1
@@ -292,7 +302,7 @@ class LedgerRules:
 
     async def test_everybody_hears_of_blocks_and_pauses(self, ledger: Ledger, time: Time) -> None:
         listener = Listener()
-        ledger.listen("b", listener)
+        await listen(ledger, "b", listener)
         assert await granted(ledger, "b:1", "warm")  # whatever has to be set up is
         await ledger.block([Report("h", 60.0, "429", 2.0, 100.0)])
         await ledger.pause(["k"])
