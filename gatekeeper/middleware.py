@@ -414,24 +414,19 @@ def gate_middleware_with(
 ) -> DeadlineMiddleware:
     """`gate_middleware` for requests that have a deadline of their own, given how leases are had.
 
-    Their leases stand in no context's list. `url_cache` is what reads the requests' URLs, if
-    anything of ours does. `unreached` is told of each request that failed, and with what.
-    `lapsed` gives back a lease that a ledger granted and that must not be used any more.
+    No context lists their leases. `url_cache` reads the URLs, if anything of ours does, `unreached`
+    is told what failed, `lapsed` gives back what a ledger granted and must not be used any more.
     """
-    offered, spelt = _Offered(), url_cache or UrlCache()
-    current_task = asyncio.current_task
+    offered, spelt, current_task = _Offered(), url_cache or UrlCache(), asyncio.current_task
 
     async def pass_gate(
         own: RequestDeadline | Unlimited, request: ClientRequest, handler: ClientHandlerType
     ) -> ClientResponse:
-        loop = request.loop  # asyncio would ask the system for the process's number first
+        loop, url = request.loop, request.url  # asyncio would ask for the process's number first
         task = current_task(loop)
-        url = request.url
-        adopted = agent = None
-        sent = request.headers.get(USER_AGENT)
+        adopted, sent = None, request.headers.get(USER_AGENT)
         ours = sent is not None and sent == gate.user_agent
-        if not ours:
-            agent = other_agent(sent, gate.user_agent)
+        agent = None if ours else other_agent(sent, gate.user_agent)
         if agent is None and url is spelt.last and not offered and not open_leases.get():
             text = spelt.text
             lease = take(text, task, spelt.authority.origin, spelt.path)
@@ -461,8 +456,8 @@ def gate_middleware_with(
                 raise TimeoutError from None
             raise
         redirected = response.status in _REDIRECTS
-        # The next hop takes a turn of its own; to hold this one meanwhile could wait for ever.
-        # Else an adopted lease lasts until both its block and its connection are done with.
+        # The next hop takes a turn of its own, and could wait for this one for ever. Else an
+        # adopted lease lasts until both its block and its connection are done with.
         _until_free(response, own, lease, in_block=adopted is not None and not redirected)
         if redirected:
             offered.note(response)
@@ -479,6 +474,7 @@ def _tell(lease: HeldLease, response: ClientResponse) -> None:
         retry_after=headers.get(RETRY_AFTER),
         rate_limit=headers.get(_RATE_LIMIT),
     )
+
 
 async def _in_time(
     handler: ClientHandlerType,

@@ -30,6 +30,8 @@ from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.directory import Directory, HeldUp, OnRetrieval
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
+from gatekeeper.fetching.guard import Guard, GuardedConnector, HostAddresses
+from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.fetching.records import Record
 from gatekeeper.fleet import RedisLedger
 from gatekeeper.gate.decider import Decider, DecisionIds
@@ -40,6 +42,7 @@ from gatekeeper.gate.robots_pacing import RobotsPacing
 from gatekeeper.middleware import UNLIMITED, gate_middleware_with
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.rules import HostRules
+from gatekeeper.pacing.scheduler import Scheduler, check_moment
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.compiled import QuickAnswer
@@ -119,7 +122,8 @@ class Gatekeeper:
             warm=self._warm,
         )
         self._ledger = ledger or RedisLedger.configured(config.fleet, self._clock)
-        self._lapsed = None if self._ledger is None else operator.methodcaller("lapsed")
+        lapsed = None if self._ledger is None else operator.methodcaller("lapsed")
+        self._checks = self._unreached, lapsed
         self._scheduler = Scheduler(
             config, clock=self._clock, rng=self._rng, storage=self._storage, ledger=self._ledger
         )
@@ -130,10 +134,7 @@ class Gatekeeper:
         self._faults = LocalFaults(self._rng, self._on_fault, self._on_answer, self._on_doubt)
         self._url_cache = UrlCache()
         self._middleware = partial(
-            gate_middleware_with(
-                *(self, self._wait, self._take, self._url_cache, self._unreached),
-                lapsed=self._lapsed,
-            ),
+            gate_middleware_with(self, self._wait, self._take, self._url_cache, *self._checks),
             UNLIMITED,
         )
         self._opened: _Opened | None = None
@@ -144,8 +145,7 @@ class Gatekeeper:
         self._authority, self._cut = "\n", 0
         self._origin: CachedOrigin | _NoOrigin = _NoOrigin()
         self._find_origin = self._decider.own_origin
-        self._warm_allowed = 0
-        self._warm_denied = 0
+        self._warm_allowed = self._warm_denied = 0
 
     def _robots_pacing(self) -> RobotsPacing:
         return RobotsPacing(
@@ -170,8 +170,6 @@ class Gatekeeper:
                 stack.push_async_callback(self._storage.close)
             if self._dns is not None:
                 stack.push_async_callback(self._dns.close)
-            if isinstance(self._ledger, RedisLedger):
-                await stack.enter_async_context(self._ledger)
             await self._scheduler.open()
             stack.callback(self._waits.close)
             stack.push_async_callback(self._scheduler.close)

@@ -213,7 +213,7 @@ class GateInternals:
         leases = self._gate._open.leases
         return gate_middleware_with(
             *(self._gate, leases.wait, leases.take, self.url_cache, leases.uplink.unreached),
-            lapsed=self._gate._lapsed,
+            self._gate._checks[1],
         )
 
     # -- the operator ----------------------------------------------------------------

@@ -124,6 +124,11 @@ class LedgerCalls:
         self.failures = 0
         ledger.listen(self.owner, self)
 
+    async def open(self) -> None:
+        """Open the ledger, if that is one to be opened. Raises ConfigError."""
+        if (opens := getattr(self._ledger, "open", None)) is not None:
+            await opens()
+
     # --- what the engine asks and tells -----------------------------------------------------
 
     def holds(self, queue: ScopeQueue, interval: float, guess: bool, now: float) -> bool:
@@ -434,3 +439,5 @@ class LedgerCalls:
             await asyncio.gather(task, return_exceptions=True)
         if self._heads or self._ends or self._reports or self._pauses:
             await self._flight()
+        if (closes := getattr(self._ledger, "close", None)) is not None:
+            await closes()

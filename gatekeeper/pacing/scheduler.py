@@ -151,6 +151,8 @@ class Scheduler:
     async def open(self) -> None:
         """Read the clocks of earlier runs; leases are granted from now on."""
         await self._memory.open()
+        if self._remote is not None:
+            await self._remote.open()
         self._open = True
         self._engine.open()
         self._timer.cancel()
