@@ -158,3 +158,32 @@ async def test_other_settings_move_the_bounds_and_take_no_place_away(clock: Virt
     assert slots.free == 2
     slots.adjust(80)
     assert (slots.free, slots.slow_free) == (4, 36)
+
+
+async def test_few_begin_in_one_iteration_of_the_loop_but_those_that_answered_before() -> None:
+    clock = VirtualClock()
+    slots = Slots(clock, 200)
+    turns = HostTurns(clock, 0.0)
+    began: list[int] = []
+    done = asyncio.Event()
+
+    async def one(number: int, rank: int) -> None:
+        precedence.set(rank)
+        async with slots.with_turn(turns(f"http://h{number}.test/")):
+            began.append(rank)
+            await done.wait()
+
+    ranks = [STRANGER] * 60 + [FAILED] * 60 + [ANSWERED] * 10
+    tasks = [asyncio.create_task(one(number, rank)) for number, rank in enumerate(ranks)]
+    most = before = iterations = 0
+    while len(began) < len(ranks):
+        await asyncio.sleep(0)
+        iterations += 1
+        few = sum(rank != ANSWERED for rank in began)
+        most, before = max(most, few - before), few
+        if iterations == 5:
+            assert began.count(ANSWERED) == 10, "they wait for nobody"
+    assert most <= 4
+    assert began[-60:] == [FAILED] * 60, "who failed goes last"
+    done.set()
+    await asyncio.gather(*tasks)

@@ -119,7 +119,7 @@ async def test_embedded(
     await internet.drive(keeps_its_pace(internet, clock, hosts))
 
 
-@pytest.mark.parametrize("kind", ["silent", "dns silent"])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_embedded_with_two_thousand(
     internet: FakeInternet,
     clock: VirtualClock,
