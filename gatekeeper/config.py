@@ -85,7 +85,8 @@ class FetchConfig(_Section, frozen=True):
     """Use the last good copy at once in an outage, instead of after 12 hours."""
     unseen_unreachable: Literal["defer", "allow_after_12h"] = "defer"
     from_address: str | None = None
-    """The From header (HTTP-12): an address where the operator can be reached."""
+    """The From header (RFC 9110 section 10.1.5, HTTP-12): an address where the operator can be
+    reached."""
     max_redirects: Annotated[int, msgspec.Meta(ge=5, le=20)] = 5
     max_body: Annotated[int, msgspec.Meta(ge=512_000)] = 512_000
     max_wire: Size = 1_048_576
@@ -466,7 +467,7 @@ def agent_doubt(text: str) -> str | None:
     token = agent_named(text)
     rest = text.strip().partition(token)[2]
     # A version and a comment follow a product (RFC 9110 10.1.5); digits in a token are common
-    # though RFC-10 has none, but a number alone names nobody.
+    # though RFC 9309 section 2.2.1 (RFC-10) has none, but a number alone names nobody.
     cut = text.startswith(token) and rest and not rest.lstrip().startswith(("(", "/"))
     if not cut and any(char.isalpha() for char in token):
         return None

@@ -45,11 +45,11 @@ class State(StrEnum):
     PARSED = "parsed"
     """A file was read and is within its lifetime."""
     UNAVAILABLE = "unavailable"
-    """There is no file (RFC-36): welcome."""
+    """There is no file (RFC 9309 section 2.3.1.3, RFC-36): welcome."""
     UNREACHABLE = "unreachable"
-    """The file could not be had (RFC-37): deferred."""
+    """The file could not be had (RFC 9309 section 2.3.1.4, RFC-37): deferred."""
     STALE = "stale"
-    """An older copy speaks while the file can't be had (RFC-40)."""
+    """An older copy speaks while the file can't be had (RFC 9309 section 2.4, RFC-40)."""
     OVERRIDE = "override"
     """The operator's word, not the site's."""
 
@@ -69,7 +69,7 @@ class Reason(StrEnum):
     EMPTY_FILE = "empty_file"
     """allow: robots.txt is empty, or holds nothing but comments: everybody is welcome."""
     ROBOTS_FILE = "robots_file"
-    """allow: /robots.txt itself may always be asked for (RFC-20)."""
+    """allow: /robots.txt itself may always be asked for (RFC 9309 section 2.2.2, RFC-20)."""
     OUTSIDE_VISIT_TIME = "outside_visit_time"
     """defer: robots.txt names hours for visits (Visit-time), and it is not one of them; come
     back when the next window opens."""
@@ -85,7 +85,8 @@ class Reason(StrEnum):
     with fetch.too_many_redirects = "unreachable" it can't be had."""
     LONG_UNREACHABLE = "long_unreachable"
     """allow: the file could not be had for thirty days while the site's pages answered
-    (RFC-38), or for twelve hours with fetch.unseen_unreachable = "allow_after_12h"."""
+    (RFC 9309 section 2.3.1.4, RFC-38), or for twelve hours with fetch.unseen_unreachable =
+    "allow_after_12h"."""
     # The file could not be had.
     ACCESS_RESTRICTED = "access_restricted"
     """deny: robots.txt answers 401 or 403, and fetch.on_401 or fetch.on_403 is "deny": the

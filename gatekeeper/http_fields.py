@@ -25,20 +25,22 @@ __all__ = [
     "wait_of",
 ]
 
-_MOST: Final = float(2**31)  # HTTP-06: delta-seconds that overflow
+_MOST: Final = float(2**31)  # RFC 9111 section 4.2.1 (HTTP-06): delta-seconds that overflow
 _MAX_FIELD = 2_000
 """Octets of a RateLimit field that are read; a longer one is no field of an honest site."""
 
 
 def delta_seconds(value: str) -> float | None:
-    """A non-negative decimal integer, held to what a delta can be (HTTP-06); else None."""
+    """A non-negative decimal integer, held to what a delta can be (RFC 9111 section 4.2.1,
+    HTTP-06); else None."""
     if not (value.isascii() and value.isdigit()):
         return None
     return _MOST if len(value.lstrip("0")) > 10 else min(float(value), _MOST)
 
 
 def parse_retry_after(value: str | float | None, now: float) -> float | None:
-    """Seconds that a Retry-After asks for, or None for what isn't one (HTTP-08, HTTP-09).
+    """Seconds that a Retry-After asks for, or None for what isn't one (RFC 9110 section 10.2.3,
+    HTTP-08, HTTP-09).
 
     Takes the field as it came, or seconds. A date in the past is 0. Not capped: whoever
     uses it caps it.
@@ -148,7 +150,8 @@ _DATES = tuple(
 
 
 def parse_http_date(value: str, now: float) -> float | None:
-    """An HTTP-date in any of its three forms as wall seconds, or None (HTTP-09).
+    """An HTTP-date in any of its three forms as wall seconds, or None (RFC 9110 section 5.6.7,
+    HTTP-09).
 
     `now` settles the century of a two-digit year: one that would lie more than fifty
     years ahead is in the past.

@@ -8,8 +8,9 @@ one where they can; a test compares the two.
 No other URL parser may be used anywhere: parsers disagree about `①②⑦.0.0.1`, and where two
 of them disagree, one of them checks and the other one dials.
 
-The path keeps the escapes it came with (`%26` is not `&`, RFC-25), so whoever sends a target
-with aiohttp must say `yarl.URL(target.url, encoded=True)`: left to itself yarl decodes some.
+The path keeps the escapes it came with (`%26` is not `&`, RFC 9309 section 2.2.2, RFC-25), so
+whoever sends a target with aiohttp must say `yarl.URL(target.url, encoded=True)`: left to itself
+yarl decodes some.
 """
 
 from __future__ import annotations

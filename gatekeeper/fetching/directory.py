@@ -271,7 +271,8 @@ class Directory:
         self._updates.forget(origin)
 
     def note_page(self, origin: str, ok: bool) -> None:
-        """A page of the origin was fetched; `ok` is 2xx or 3xx (for RFC-38's 30 days)."""
+        """A page of the origin was fetched; `ok` is 2xx or 3xx: for the 30 days of RFC 9309
+        section 2.3.1.4 (RFC-38)."""
         if ok and origin not in self.warm:
             self._updates.note_page(origin)
 

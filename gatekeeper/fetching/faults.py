@@ -39,7 +39,7 @@ LEAST: Final = 20
 SHARE: Final = 0.30
 """Share of those tried that must have failed."""
 FEW: Final = 3
-"""The same for sites that answered lately."""
+"""Failed sites, of those that answered lately, from which on it may be us."""
 LATELY: Final = 300.0
 """Seconds for which a site that answered counts as one that answers."""
 _QUIET: Final = 0.9

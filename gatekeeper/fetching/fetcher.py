@@ -590,7 +590,7 @@ class Fetcher:
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
         """Ask for the origin's robots.txt. Whatever goes wrong out there is an outcome.
 
-        With `validators` the request is conditional (HTTP-01).
+        With `validators` the request is conditional (RFC 9110 section 13.1, HTTP-01).
         """
         try:
             retrieval = await _Redirects(self, origin, validators).run()
@@ -621,9 +621,9 @@ class Fetcher:
     def _wait_of(self, headers: Mapping[str, str]) -> float | None:
         """Seconds that an answer asks to wait, `pacing.backoff_max` at the most.
 
-        A page's Retry-After is obeyed as it stands (HTTP-08). That of a robots.txt would keep
-        the whole host closed, the file that could say otherwise included: one mistaken year
-        must not outlast its repair.
+        A page's Retry-After is obeyed as it stands (RFC 9110 section 10.2.3, HTTP-08). That of a
+        robots.txt would keep the whole host closed, the file that could say otherwise included:
+        one mistaken year must not outlast its repair.
         """
         seconds = wait_of(headers, self._clock.wall())
         return None if seconds is None else min(seconds, self._longest_wait)
@@ -786,7 +786,7 @@ def _headers(user_agent: str, config: FetchConfig) -> dict[str, str]:
     """The header fields of every request."""
     headers = {"User-Agent": user_agent, "Accept": _ACCEPT, "Accept-Encoding": _ENCODING}
     if config.from_address:
-        headers["From"] = config.from_address  # HTTP-12
+        headers["From"] = config.from_address  # RFC 9110 section 10.1.5 (HTTP-12)
     return headers
 
 

@@ -476,7 +476,7 @@ class GuardedConnector(DialConnector):
             # look-up was shared with another request, whose record this one doesn't see.
             refused = attempt.refused and not attempt.dialled
             if refused or isinstance(error.os_error, AddressRefused):
-                raise self._denied(req)  # noqa: B904 - its cause is the refusal, however aiohttp wrapped it
+                raise self._denied(req)  # noqa: B904 - its cause is the refusal
             raise
         finally:
             _attempt.reset(token)

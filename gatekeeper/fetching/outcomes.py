@@ -217,11 +217,11 @@ OURS = frozenset({Outcome.BLOCKED, Outcome.EGRESS_POLICY})
 """What our own guard brought about, and no site."""
 _BY_NAME = {outcome.row.name: outcome for outcome in Outcome}
 
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})  # HTTP-13
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})  # RFC 9110 section 15.4 (HTTP-13)
 _CHALLENGE_STATUS = frozenset({202, 403, 405, 503})
 _ODD_SUCCESSES = {
     203: Outcome.TRANSFORMED_RULES,
-    204: Outcome.EMPTY,  # HTTP-18
+    204: Outcome.EMPTY,  # RFC 9309 section 2.3.1.1 (HTTP-18)
     205: Outcome.EMPTY,
     206: Outcome.INVALID_RESPONSE,  # HTTP-17: we asked for the whole
 }
@@ -292,7 +292,7 @@ def _of_client_error(status: int, config: FetchConfig) -> Outcome:
     if status in {408, 421, 425}:
         return Outcome.CLIENT_ERROR  # row 15: about the exchange, not the file
     if (status == 401 and config.on_401 == "deny") or (status == 403 and config.on_403 == "deny"):
-        return Outcome.ACCESS_RESTRICTED  # R96-05
+        return Outcome.ACCESS_RESTRICTED  # the 1996 draft (R96-05)
     return Outcome.NO_FILE_SAID_OTHERWISE
 
 
@@ -456,7 +456,7 @@ def _without_tags(body: bytes) -> bytes:
 
 
 SIX_HOURS: Final = 21_600.0
-_MOST: Final = float(2**31)  # HTTP-06: delta-seconds that overflow
+_MOST: Final = float(2**31)  # RFC 9111 section 4.2.1 (HTTP-06): delta-seconds that overflow
 
 
 class Lifetime(msgspec.Struct, frozen=True, gc=False):
@@ -465,14 +465,15 @@ class Lifetime(msgspec.Struct, frozen=True, gc=False):
     seconds: float | None = None
     """Remaining at the moment of the answer, age subtracted; None: it says nothing."""
     brief: bool = False
-    """no-store, private or no-cache: hold it no longer than the floor (HTTP-05)."""
+    """no-store, private or no-cache: hold it no longer than the floor (RFC 9111 section 5.2.2,
+    HTTP-05)."""
 
 
 _SILENT: Final = Lifetime()
 
 
 def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
-    """Read Cache-Control, Expires and Age (HTTP-02 to HTTP-06).
+    """Read Cache-Control, Expires and Age (RFC 9111 section 4.2.1, HTTP-02 to HTTP-06).
 
     `headers` maps case-insensitively, or in the usual capitals.
 
@@ -487,8 +488,9 @@ def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
     for name in ("s-maxage", "max-age"):  # HTTP-02: a gate serves many, so it is shared
         if name in directives:
             seconds = delta_seconds(directives[name])
-            # HTTP-06: an unreadable value is a stale one. HTTP-04: less the age. The Date
-            # header is left out of the age: our own clock may be the wrong one of the two.
+            # RFC 9111 section 4.2.1 (HTTP-06): an unreadable value is a stale one. HTTP-04: less
+            # the age. The Date header is left out of the age: our own clock may be the wrong one
+            # of the two.
             remaining = 0.0 if seconds is None else seconds - _age(headers)
             return Lifetime(max(0.0, remaining), brief)
     expires = headers.get("Expires")
@@ -502,7 +504,8 @@ def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
 
 
 def fresh_for(kept: Kept, said: Lifetime, cache: CacheConfig) -> float:
-    """How long an answer may be used: within the floor and RFC-40's 24 hours.
+    """How long an answer may be used: within the floor and the 24 hours of RFC 9309 section 2.4
+    (RFC-40).
 
     A definite absence has its own time (row 14), which the site may shorten.
     """
@@ -521,7 +524,8 @@ def soft_expiry(fresh: float, rng: random.Random) -> float:
 
 
 def _directives(value: str) -> dict[str, str]:
-    """Cache-Control as a dictionary; of duplicates the first one counts (HTTP-06)."""
+    """Cache-Control as a dictionary; of duplicates the first one counts (RFC 9111 section 4.2.1,
+    HTTP-06)."""
     found: dict[str, str] = {}
     for part in value.split(","):
         name, _, argument = part.partition("=")
@@ -555,8 +559,8 @@ def next_try(
     """Seconds until the next attempt; `step` counts the failures in a row, from 0.
 
     Jittered by 20 % so that two origins never stay in step. A Retry-After replaces the
-    rung, up to 24 hours; being a minimum (HTTP-08) it is only ever jittered upwards, and
-    it is no shorter than the first rung: an error never speeds us up.
+    rung, up to 24 hours; being a minimum (RFC 9110 section 10.2.3, HTTP-08) it is only ever
+    jittered upwards, and it is no shorter than the first rung: an error never speeds us up.
     """
     rungs = _RUNGS[kept]
     if retry_after is not None:
@@ -570,11 +574,11 @@ class Holds(Enum):
     """What answers while the file can't be had."""
 
     NOTHING = auto()
-    """Complete disallow (RFC-37), as a deferral."""
+    """Complete disallow (RFC 9309 section 2.3.1.4, RFC-37), as a deferral."""
     LAST_GOOD = auto()
-    """The old copy (RFC-40)."""
+    """The old copy (RFC 9309 section 2.4, RFC-40)."""
     WELCOME = auto()
-    """As if there were no file (RFC-38)."""
+    """As if there were no file (RFC 9309 section 2.3.1.4, RFC-38)."""
 
 
 def holds_meanwhile(
@@ -630,7 +634,7 @@ hurried: ContextVar[Hurry | None] = ContextVar("gatekeeper_hurried", default=Non
 
 
 class Validators(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What makes a request conditional (HTTP-01)."""
+    """What makes a request conditional (RFC 9110 section 13.1, HTTP-01)."""
 
     url: str
     """The URL that gave them: only a request for that one carries them."""

@@ -228,7 +228,8 @@ class Decider:
     ) -> Decision:
         standing = record.standing(moment)
         if is_robots_txt(target.path):
-            # RFC 9309 section 2.2.2: "/robots.txt" is implicitly allowed (RFC-20, R96-16, V2-34).
+            # "/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of
+            # 1996 and 2.0, R96-16 and V2-34).
             judged = _Judged(Verdict.ALLOW, Reason.ROBOTS_FILE, None, False)
         elif standing.verdict is not None or standing.robots is None:
             # T2: outwardly all that the guard refused has one reason.

@@ -157,7 +157,7 @@ class Promises:
         )
 
     def _restated(self, record: ClockRecord) -> ClockRecord:
-        """The same promise by the wall clock as it stands now."""
+        """The promise by the wall clock as it stands now."""
         shift = self._shift(record, self._clock.wall())
         moments = {name: getattr(record, name) for name in _MOMENTS}
         return self._stamped(
@@ -290,7 +290,7 @@ class Promises:
         self._write(self.record(scope, now))
 
     def remember(self, scope: Scope, now: float) -> None:
-        """The same of what is in force already, come of an answer: it can't be taken back.
+        """Make durable what is in force already, come of an answer: it can't be taken back.
         Where it can't be written it is as soon as that is possible, and until then the scope
         gets no further turn."""
         self.check_wall(now)

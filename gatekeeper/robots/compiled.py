@@ -53,17 +53,17 @@ DENIED = -2
 """A code: denied, but by no line of the file."""
 ROBOTS_FILE = -3
 """A code: the path is `/robots.txt`, which may always be asked for (RFC 9309 section 2.2.2,
-RFC-20, R96-16, V2-34)."""
+RFC-20; the drafts of 1996 and 2.0, R96-16 and V2-34)."""
 _PECULIAR = re.compile(rf"[^{re.escape(PLAIN)}\n]").search
 """What a value may hold that is more, or less, than a prefix in its normal form."""
 _LIKE_AN_ESCAPE = re.compile(r"\*[0-9A-F%]").search
 """A piece behind a star may be found from within an escape on; `%` may stand for a digit."""
 _BEGINS_IN_ESCAPE = re.compile(r"\*[0-9A-F]").search
-"""The same for values in their normal form."""
+"""`_LIKE_AN_ESCAPE` for values in their normal form."""
 _CHANGED = re.compile("%3A|%2F").search
 _SPECIAL = re.compile("[*?]").search
 _TWOFOLD = re.compile("[/:]|%3A|%2F").search
-"""What RFC-25 speaks of."""
+"""What RFC 9309 section 2.2.2 (RFC-25) speaks of."""
 
 
 class SortedRules:
@@ -91,9 +91,11 @@ class SortedRules:
         self.escapes: bool = False
         """An escape stands in some pattern: no path may be compared as it comes."""
         self.twofold: bool = False
-        """Some pattern with a `?` has a `:` or `/` that may meet the query of a path (RFC-25)."""
+        """Some pattern with a `?` has a `:` or `/` that may meet the query of a path (RFC 9309
+        section 2.2.2, RFC-25)."""
         self.inherit: bool = False
-        """A prefix is longer than it looks: its stars at the end count (RFC-17)."""
+        """A prefix is longer than it looks: its stars at the end count (RFC 9309 section 2.2.2,
+        RFC-17)."""
         values = [value for _, value in found]
         joined = "\n".join(values)
         self.like_escapes: bool = _LIKE_AN_ESCAPE(joined) is not None
@@ -505,7 +507,8 @@ class WildRules:
         return (self._count - place) * 2 + (entry >> self._shift & 1) if place else -1
 
     def _entry(self, path: str) -> int:
-        # A rule with a `?` is compared with the path as it stands, and as RFC-25 reads it.
+        # A rule with a `?` is compared with the path as it stands, and as RFC 9309 section 2.2.2
+        # (RFC-25) reads it.
         query = query_form(path) if self._twofold and "%" in path else path
         entry = self._prefix(path)
         if query != path:
@@ -561,7 +564,7 @@ class WildRules:
         return {_pattern_of(shape, literal): entry for shape, literal, entry in kept}
 
     def _best(self, literals: tuple[str, ...], start: int, path: str, floor: int) -> int:
-        """The same for the patterns from `start` on, which have these literals."""
+        """The entry of the best pattern from `start` on, which have these literals, or `floor`."""
         for index, literal in enumerate(literals, start):
             if literal in path:
                 entry = self._ranks[index]
@@ -676,7 +679,7 @@ def path_answer(suspects: Suspects | None, allows: Callable[[str], bool]) -> Qui
 
 
 def plain_path_answer(suspects: Suspects | None, allows: Callable[[str], bool]) -> PlainAnswer:
-    """The same for plain paths, which need no look of their own.
+    """`path_answer` for plain paths, which need no look of their own.
 
     >>> answer = plain_path_answer((("/x",), ()), lambda path: path == "/x/y")
     >>> answer("/a"), answer("/x/y"), answer("/xyz")

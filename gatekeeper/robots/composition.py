@@ -194,7 +194,8 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 def _utf8(value: str) -> str:
-    """The value, what is no UTF-8 in it escaped, which means the same (RFC-22)."""
+    """The value, what is no UTF-8 in it escaped, which means the same (RFC 9309 section 2.2.2,
+    RFC-22)."""
     try:
         value.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:
@@ -407,7 +408,8 @@ class _Writer:
         block += [f"User-agent: {self._agents[name]}" for name in names]
         body = self._records((source, source.for_agent(names[0])) for source in self._sources)
         if not any(line.partition(":")[0].lower() in _RULES for line in body):
-            # Without any rule the next user-agent line would join the group (RFC-02).
+            # Without any rule the next user-agent line would join the group (RFC 9309 section 2.1,
+            # RFC-02).
             body.append("Disallow:")
         return block + body
 

@@ -328,7 +328,7 @@ def field_without_colon(text: str) -> str | None:
 
 
 def check_version(report: FindingList, line: int, value: str) -> None:
-    """A Robot-version that stands in its place (V2-08 to V2-12)."""
+    """A Robot-version that stands in its place (the 2.0 draft, V2-08 to V2-12)."""
     found = _VERSION.match(value)
     major = int(found[1]) if found else 0
     if found is None or major == 0:
@@ -340,7 +340,8 @@ def check_version(report: FindingList, line: int, value: str) -> None:
 
 
 def spelling(field: str) -> str | None:
-    """The field that was meant, if it is one slip away from a known one (RFC-45).
+    """The field that was meant, if it is one slip away from a known one (RFC 9309 section 2.2.4,
+    RFC-45).
 
     >>> spelling("dissallow"), spelling("user agent"), spelling("x-robots")
     ('disallow', 'user-agent', None)
@@ -481,7 +482,8 @@ def _check_order(report: FindingList, rules: Sequence[Rule], dialect: Dialect) -
 
 
 class _CoveringPrefixes:
-    """Plain prefixes: a value that begins with an earlier one is covered by it (R96-18)."""
+    """Plain prefixes: a value that begins with an earlier one is covered by it (the 1996 draft,
+    R96-18)."""
 
     def __init__(self) -> None:
         self._rules: dict[str, Rule] = {}
@@ -563,7 +565,7 @@ def lint(
     bom: str = "",
     dialect: Dialect | None = None,
 ) -> tuple[Finding, ...]:
-    """The same from its parts: the decoded text, its groups, and the dialect if forced.
+    """`findings` from the parts of a file: the decoded text, its groups, and the dialect if forced.
 
     `text` is octets in a str (see `lines`).
     """
@@ -602,12 +604,13 @@ class _LineChecks:
         self._html = html
         """The lines of a page are no records, and one finding about that is enough."""
         self._old = dialect is not None and dialect is not Dialect.RFC9309
-        """Blank lines end a record (R94-03)."""
+        """Blank lines end a record (the 1994 standard, R94-03)."""
         self._any_record = False
         self._any_agent = False
         self._in_group = False
         self._ruled = False
-        """The group has a rule: the next user-agent line begins another one (RFC-02)."""
+        """The group has a rule: the next user-agent line begins another one (RFC 9309 section 2.1,
+        RFC-02)."""
         self._blank = True
         """The last line that is no comment was blank, or there was none."""
         self._parted = 0

@@ -2,9 +2,9 @@
 
 From octets to lines: decoding, line ends, controls, the limit; and the fields in a line. Inside
 this package a file is kept as *octets in a str*: every character stands for one octet (Latin-1).
-The standards compare octets (RFC 9309 section 2.2.2, RFC-16; R96-17), so nothing is lost on a file
-that is no UTF-8, nothing can fail to decode, and a file of any script costs one byte an octet.
-`shown` turns such text into what people read.
+The standards compare octets (RFC 9309 section 2.2.2, RFC-16; the 1996 draft, R96-17), so nothing
+is lost on a file that is no UTF-8, nothing can fail to decode, and a file of any script costs one
+byte an octet. `shown` turns such text into what people read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Dialect(StrEnum):
     R1994 = "1994"
     """Records between blank lines, Disallow only, plain prefixes."""
     R1996 = "1996"
-    """The same with Allow; the first rule in file order wins."""
+    """Records and plain prefixes, with Allow; the first rule in file order wins."""
     V2 = "2.0"
     """Robot-version 2.0: shell patterns anchored at both ends, file order."""
 
@@ -85,7 +85,8 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Candidate(Rule, frozen=True):
-    """A rule that matched, with the number of octets that it wins or loses by (RFC-17)."""
+    """A rule that matched, with the number of octets that it wins or loses by (RFC 9309 section
+    2.2.2, RFC-17)."""
 
     length: int
 
@@ -102,7 +103,7 @@ class Group(msgspec.Struct, frozen=True):
     records: tuple[Rule, ...]
     """Every other line with a colon in it that stands in the group."""
     version: str | None = None
-    """What a well-placed Robot-version line says (V2-06)."""
+    """What a well-placed Robot-version line says (the 2.0 draft, V2-06)."""
     dialect: Dialect = Dialect.RFC9309
     """The dialect that it declares, or that was forced."""
 
@@ -186,17 +187,18 @@ def _name(word: str) -> str:
 
 
 LIMIT = 512_000
-"""Octets of a file that are read: 500 KiB, the least that RFC-41 allows."""
+"""Octets of a file that are read: 500 KiB, the least that RFC 9309 section 2.5 (RFC-41) allows."""
 
 Spans = tuple[tuple[int, int], ...]
 """Stretches of the text, each beginning with a line."""
 
 RULE = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+([^#\n]*+)", re.IGNORECASE | re.ASCII)
 """The end of a line and an Allow or Disallow line behind it, its comment cut the RFC's way
-(RFC-06, RFC-07, RFC-27). A rule set begins with a user-agent line, so that none is missed."""
+(RFC 9309 section 2.2, RFC-06, RFC-07, RFC-27). A rule set begins with a user-agent line, so that
+none is missed."""
 
-# Blank and tab are the only white space (RFC-06), line ends the only other controls that may
-# occur. DEL is no control to the RFC's grammar (defect E5).
+# Blank and tab are the only white space (RFC 9309 section 2.2, RFC-06), line ends the only other
+# controls that may occur. DEL is no control to the RFC's grammar.
 _CONTROLS = bytes(set(range(0x20)) - set(b"\t\r\n"))
 _SPOILT = re.compile(r"^(?=[^\n]*[\x00-\x08\x0b-\x1f])", re.MULTILINE)
 _V2_COMMENT = re.compile(r"[ \t]#")
@@ -217,7 +219,7 @@ class Decoded(msgspec.Struct, frozen=True):
     text: str
     """Octets in a str, line ends `\\n`."""
     lines: str
-    """The same, spoilt lines made comments: what is read. The same object if none is spoilt."""
+    """`text`, spoilt lines made comments: what is read. It is `text` itself if none is spoilt."""
     size: int
     """Octets handed in."""
     truncated: bool
@@ -259,9 +261,9 @@ def shown(text: str) -> str:
 def decode(body: bytes | str, limit: int = LIMIT) -> Decoded:
     """Read octets as lines. Never raises on content.
 
-    Only CR, LF and CRLF end a line (RFC-04, R94-02). Past `limit` the file is cut after its
-    last whole line (RFC-41). A byte order mark is skipped (RFC-39), UTF-16 and UTF-32 behind
-    theirs are transcoded (RFC 9309 section 2.2.2, RFC-44).
+    Only CR, LF and CRLF end a line (RFC 9309 section 2.2, RFC-04, the 1994 standard, R94-02). Past
+    `limit` the file is cut after its last whole line (RFC-41). A byte order mark is skipped
+    (RFC-39), UTF-16 and UTF-32 behind theirs are transcoded (RFC 9309 section 2.2.2, RFC-44).
     """
     if isinstance(body, str):
         data = body.encode("utf-8", "surrogatepass")
@@ -279,7 +281,8 @@ def decode(body: bytes | str, limit: int = LIMIT) -> Decoded:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = text
     if len(data.translate(None, _CONTROLS)) != len(data):
-        # A control octet spoils its own line (RFC-42); as a comment it is no boundary either.
+        # A control octet spoils its own line (RFC 9309 section 3, RFC-42); as a comment it is no
+        # boundary either.
         lines = _SPOILT.sub("#", text)
     return Decoded(text, lines, size, truncated, bom)
 
@@ -307,7 +310,7 @@ def value_of(rest: str, *, v2: bool = False) -> str:
     """What stands after a colon, without comment and outer blanks.
 
     In a 2.0 rule set `#` starts a comment only after a blank (V2-03); elsewhere anywhere
-    (RFC 9309 section 2.2.3, RFC-27, R94-05).
+    (RFC 9309 section 2.2.3, RFC-27, the 1994 standard, R94-05).
     """
     if "#" in rest:
         if v2:

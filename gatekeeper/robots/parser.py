@@ -83,7 +83,8 @@ class RobotsTxt:
     size: int
     """Octets of the body, as it was handed in."""
     truncated: bool
-    """The body was longer than the limit and cut after its last whole line (RFC-41)."""
+    """The body was longer than the limit and cut after its last whole line (RFC 9309 section 2.5,
+    RFC-41)."""
     bom: str
     """The encoding that a byte order mark announced, or nothing."""
     forced: Dialect | None
@@ -122,8 +123,8 @@ class RobotsTxt:
         `user_agent` is a product token, `token/version` or a whole User-Agent header.
         `conflicts`: where a rule set's declared dialect and RFC 9309 disagree, `strict` denies
         and `declared` takes the dialect's word (DIA-03). `v2_semantics`: file order, or the
-        struck text's precedence (V2-21). `inherit_crawl_delay`: an agent with a group of its
-        own that names no Crawl-delay takes that of `*`, as Bing's does (VND-09).
+        struck text's precedence (the 2.0 draft, V2-21). `inherit_crawl_delay`: an agent with a
+        group of its own that names no Crawl-delay takes that of `*`, as Bing's does (VND-09).
         """
         return Policy(
             self,
@@ -140,7 +141,7 @@ class RobotsTxt:
 
     @property
     def octets(self) -> str:
-        """The same, as octets in a str; for this package's own use."""
+        """The text as octets in a str; for this package's own use."""
         whole = self._whole
         return self.lines if whole is None else _unpacked(whole)
 

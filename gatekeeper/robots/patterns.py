@@ -77,7 +77,7 @@ _NO_OCTET = "\u0101"
 _SLASH_ESCAPED = "\u0100"  # no octet: stands for %2F where everything else is decoded
 
 ROBOTS_TXT = "/robots.txt"
-"""May always be asked for (RFC 9309 section 2.2.2, RFC-20, R96-16, V2-34)."""
+"""May always be asked for (RFC 9309 section 2.2.2, RFC-20, the 1996 draft, R96-16, V2-34)."""
 _LONGEST_ROBOTS_TXT = 3 * len(ROBOTS_TXT)
 
 
@@ -167,9 +167,9 @@ def is_plain(text: str) -> bool:
 def rfc_path(path: str) -> str:
     """A URL's path and query as RFC 9309 compares it.
 
-    Octets that no URL may hold are escaped (RFC-22), escaped unreserved ones decoded
-    (RFC-23), the hex digits of the rest put in upper case (RFC-24), `*` and `$` escaped, so
-    that only `%2A` and `%24` in a rule can mean them (RFC 9309 section 2.2.3, RFC-30).
+    Octets that no URL may hold are escaped (RFC 9309 section 2.2.2, RFC-22), escaped unreserved
+    ones decoded (RFC-23), the hex digits of the rest put in upper case (RFC-24), `*` and `$`
+    escaped, so that only `%2A` and `%24` in a rule can mean them (RFC 9309 section 2.2.3, RFC-30).
     """
     return _normal(octets(path), _IN_PATH)
 
@@ -190,7 +190,8 @@ def rfc_patterns(values: str) -> str:
 
 
 def query_form(text: str) -> str:
-    """After the first `?` a literal `:` or `/` equals its escape (RFC-25, Figure 4 row 2).
+    """After the first `?` a literal `:` or `/` equals its escape (RFC 9309 section 2.2.2, RFC-25,
+    Figure 4 row 2).
 
     Takes and gives a normal form of `rfc_path` or `rfc_pattern`. A rule with a `?` matches
     where it does as it stands or in this form, of the rule and of the path.
@@ -200,7 +201,8 @@ def query_form(text: str) -> str:
 
 
 def is_robots_txt(path: str) -> bool:
-    """The path is `/robots.txt`, however its characters are escaped (RFC-20, RFC-23).
+    """The path is `/robots.txt`, however its characters are escaped (RFC 9309 section 2.2.2,
+    RFC-20, RFC-23).
 
     >>> is_robots_txt("/robots.txt"), is_robots_txt("/robots%2etxt"), is_robots_txt("/Robots.txt")
     (True, True, False)
@@ -221,7 +223,7 @@ def decoded(text: str) -> str:
 
 
 def decoded_patterns(values: Sequence[str]) -> list[str]:
-    """The same for shell patterns: what comes out of an escape is no special (V2-36)."""
+    """`decoded` for shell patterns: what comes out of an escape is no special (V2-36)."""
     joined = _replaced(_NO_OCTET.join(values), _ESCAPES, _LITERAL, _literal)
     return joined.split(_NO_OCTET) if values else []
 
@@ -290,7 +292,7 @@ def _without_classes(value: str) -> str:
 class ShellPattern:
     """A pattern of the 2.0 draft (V2-17): `*`, `?`, `[...]`, `[!...]`, `\\x`, both ends anchored.
 
-    Without an unescaped special it is an explicit match, equal or nothing (V2-16).
+    Without an unescaped special it is an explicit match, equal or nothing (the 2.0 draft, V2-16).
 
     Between two stars stands a segment of fixed length. A segment of plain characters is
     searched for; any other one is tried at all places of the path at once, a bit a place, so
@@ -456,7 +458,8 @@ def _segment(units: list[_Unit]) -> _Segment:
 
 
 def _bracket(value: str, start: int) -> tuple[int | None, int]:
-    """A class beginning behind its `[`, and where it ends; None for an unclosed one (V2-17)."""
+    """A class beginning behind its `[`, and where it ends; None for an unclosed one (the 2.0
+    draft, V2-17)."""
     if value.find("]", start) < 0:
         return None, start
     i = start
@@ -651,7 +654,8 @@ def _keys_of(patterns: Sequence[str]) -> list[str]:
 
 
 def _matches(pattern: str, within: CountedText) -> bool:
-    """Whether a pattern whose key stands in the text matches it (RFC-28, RFC-29).
+    """Whether a pattern whose key stands in the text matches it (RFC 9309 section 2.2.3, RFC-28,
+    RFC-29).
 
     Each piece between two stars is searched for from where the one before it ended, and the
     leftmost find is always good enough: nothing is ever come back to.

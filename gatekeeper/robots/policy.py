@@ -2,10 +2,10 @@
 
 First how each dialect cuts the text into rule sets and chooses the ones that an agent obeys. RFC
 9309 section 2.2.1 has *groups*: user-agent lines and what follows, up to a user-agent line behind
-a rule (RFC-02, RFC-05). The older texts have *records* between blank lines (R94-03). What comes of
-choosing is one or more *readings*: the first by the dialect that the rule set declares or that was
-forced; behind it, where that is not RFC 9309, the RFC's reading of the same file, so that a policy
-can take the stricter of the two (DIA-03).
+a rule (RFC-02, RFC-05). The older texts have *records* between blank lines (the 1994 standard,
+R94-03). What comes of choosing is one or more *readings*: the first by the dialect that the rule
+set declares or that was forced; behind it, where that is not RFC 9309, the RFC's reading of the
+same file, so that a policy can take the stricter of the two (DIA-03).
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gatekeeper import speedups
-from gatekeeper.robots import signals, timing
+from gatekeeper.robots import timing
 from gatekeeper.robots.compiled import (
-    DENIED,
     ROBOTS_FILE,
     PlainAnswer,
     QuickAnswer,
@@ -42,14 +41,14 @@ from gatekeeper.robots.model import (
     rule_offsets,
     values_in,
 )
-from gatekeeper.robots.patterns import ROBOTS_TXT, is_robots_txt, query_form, rfc_pattern
+from gatekeeper.robots.patterns import ROBOTS_TXT, is_robots_txt
 from gatekeeper.robots.rules import (
     LongestMatch,
     PrefixesInOrder,
     RuleSet,
     ShellRules,
     TextSource,
-    ready_rules,
+    UsageRules,
     rules_in,
     split_url,
 )
@@ -72,9 +71,9 @@ __all__ = [
 _RULE_LINE = re.compile(r"^[ \t]*+(?:dis)?+allow[ \t]*+:", re.MULTILINE)
 _RULE_LETTERS = frozenset("AaDd")
 """No line that begins or ends a record, or says its version, begins with one of these."""
-_IDENTIFIER = re.compile(r"[a-z_-]*+")  # RFC-03, RFC-15
+_IDENTIFIER = re.compile(r"[a-z_-]*+")  # RFC 9309 section 2.2 (RFC-03), RFC-15
 _WORD_END = re.compile(r"[/ \t]")
-_VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # V2-08
+_VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # the 2.0 draft (V2-08)
 
 
 class AgentRecord(NamedTuple):
@@ -86,11 +85,12 @@ class AgentRecord(NamedTuple):
     agents: tuple[str, ...]
     """The values of its user-agent lines, in lower case."""
     version: tuple[int, int] | None
-    """A Robot-version that follows them immediately and can be read (V2-06, V2-08)."""
+    """A Robot-version that follows them immediately and can be read (the 2.0 draft, V2-06,
+    V2-08)."""
 
     @property
     def experimental(self) -> bool:
-        """An odd minor version: to be skipped (V2-09, DIA-06)."""
+        """An odd minor version: to be skipped (the 2.0 draft, V2-09, DIA-06)."""
         return self.version is not None and self.version[1] % 2 == 1
 
     @property
@@ -143,7 +143,8 @@ def find_groups(text: str) -> Groups:
         if rest[:1] != ":":
             rest = rest.lstrip(" \t")
         if rest[:1] == ":" and (start == found or not lower[start:found].strip(" \t")):
-            # Nothing but a rule closes a group: no blank line, no other record (RFC-05, RFC-31).
+            # Nothing but a rule closes a group: no blank line, no other record (RFC 9309 sections
+            # 2.1 and 2.2, RFC-05, RFC-31).
             if not starts or (start > last + 1 and _RULE_LINE.search(lower, last, start)):
                 names.append("\r\n" if starts else "\n")
                 starts.append(start)
@@ -173,9 +174,9 @@ def _names(rest: str) -> str:
 def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]:
     """The records of 1994, 1996 and 2.0.
 
-    Comment-only lines are dropped before anything else (R94-06). Blank lines end a record
-    (R94-03), and so does a user-agent line behind a rule (R94-14); an Allow is one unless
-    `allow_ends` is false, as in 1994 (R94-08).
+    Comment-only lines are dropped before anything else (the 1994 standard, R94-06). Blank lines
+    end a record (R94-03), and so does a user-agent line behind a rule (R94-14); an Allow is one
+    unless `allow_ends` is false, as in 1994 (R94-08).
     """
     records: list[AgentRecord] = []
     agents: list[str] = []
@@ -209,7 +210,7 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]
             close(here)
             ruled = False
         elif field == "robot-version" and named and not versioned:
-            versioned = True  # only one a rule set, the first (V2-07)
+            versioned = True  # only one a rule set, the first (the 2.0 draft, V2-07)
             version = _version(rest)
         elif field == "disallow" or (field == "allow" and allow_ends):
             ruled = True
@@ -249,11 +250,12 @@ def choose(source: Source, name: str) -> tuple[RuleSet, ...]:
     if dialect is None:
         return _declared(source, name, records)
     if dialect is Dialect.R1996:
-        # The first record whose value contains the name, else the first `*` (R96-12, R96-13).
+        # The first record whose value contains the name, else the first `*` (the 1996 draft,
+        # R96-12, R96-13).
         chosen = [r for r in records if name and any(name in a for a in r.agents)][:1]
         chosen = chosen or _stars(records)[:1]
     elif dialect is Dialect.R1994:
-        chosen = _called(records, name)[:1] or _stars(records)  # united (R94-12)
+        chosen = _called(records, name)[:1] or _stars(records)  # united (the 1994 standard, R94-12)
     else:
         named = _called(records, name)
         chosen = _newest(named)[:1] or _newest(_stars(records))  # V2-05, V2-09, V2-13
@@ -262,7 +264,7 @@ def choose(source: Source, name: str) -> tuple[RuleSet, ...]:
 
 
 def _groups(source: Source, name: str) -> list[int]:
-    """All groups of that very name, else all of `*` (RFC-11 to RFC-14)."""
+    """All groups of that very name, else all of `*` (RFC 9309 section 2.2.1, RFC-11 to RFC-14)."""
     return source.groups.named(name) or source.groups.named("*")
 
 
@@ -285,7 +287,7 @@ def _by_record(source: Source, dialect: Dialect, records: Sequence[AgentRecord])
 
 def _called(records: Sequence[AgentRecord], name: str) -> list[AgentRecord]:
     """The records that fit the name best: its own, else the longest value inside it, else a
-    value that it is inside of (R94-10, R94-13). An empty value fits nobody."""
+    value that it is inside of (the 1994 standard, R94-10, R94-13). An empty value fits nobody."""
     best: tuple[int, int] = (0, 0)
     found: list[AgentRecord] = []
     for record in records:
@@ -313,7 +315,8 @@ def _stars(records: Sequence[AgentRecord]) -> list[AgentRecord]:
 
 
 def _newest(records: Sequence[AgentRecord]) -> list[AgentRecord]:
-    """Those of the highest version that is understood (V2-09, V2-13); none is 1.0 (V2-06)."""
+    """Those of the highest version that is understood (the 2.0 draft, V2-09, V2-13); none is 1.0
+    (V2-06)."""
     known = [record for record in records if not record.experimental]
     highest = max((record.version or (1, 0) for record in known), default=None)
     return [record for record in known if (record.version or (1, 0)) == highest]
@@ -340,7 +343,8 @@ def _declared(source: Source, name: str, records: Sequence[AgentRecord]) -> tupl
     elif chosen := _newest(rest):
         first = _by_record(source, chosen[0].dialect, chosen)
     elif named or rest:
-        # Only experimental sets fit: the default, if it has no version (V2-09, DIA-06).
+        # Only experimental sets fit: the default, if it has no version (the 2.0 draft, V2-09,
+        # DIA-06).
         stars = source.groups.named("*")
         first = _longest(source, [i for i in stars if i not in versioned])
     if first is None:
@@ -348,46 +352,6 @@ def _declared(source: Source, name: str, records: Sequence[AgentRecord]) -> tupl
     # Never merged across versions (DIA-10).
     marked = [i for i in groups if i in versioned]
     return (first, *(_longest(source, each) for each in (marked, plain) if each))
-
-
-class UsageRules:
-    """The Content-Usage lines of a rule set, by the paths that they speak of.
-
-    Paths are matched as those of Allow and Disallow are, the longest one counts (SIG-05), and
-    what is said twice of the same path is combined (SIG-07). Where finding the longest one
-    takes too long, as in `pieces`, whatever some line forbids is forbidden.
-    """
-
-    __slots__ = ("_everywhere", "_found", "_paths", "_strictest", "_views")
-
-    def __init__(self, values: Sequence[str]) -> None:
-        views: dict[str, dict[str, str]] = {}
-        known: dict[str, dict[str, str]] = {}
-        everywhere: list[dict[str, str]] = []
-        for path, text in map(signals.split_content_usage, values):
-            view = known.get(text)
-            if view is None:
-                view = known[text] = signals.parse_preferences(text)
-            if not path:
-                everywhere.append(view)
-                continue
-            form = query_form(rfc_pattern(path))
-            other = views.get(form)
-            views[form] = view if other is None else signals.combine_usage([other, view])
-        self._everywhere = signals.combine_usage(everywhere)
-        self._paths = list(views)
-        self._views = list(views.values())
-        said = signals.combine_usage([self._everywhere, *known.values()])
-        self._strictest = {label: answer for label, answer in said.items() if answer == "n"}
-        paths = [("dis", path) for path in self._paths]
-        self._found = ready_rules(paths, robots_file=False)
-
-    def of(self, path: str) -> dict[str, str]:
-        """The preferences for a path with its query."""
-        code = self._found.decide(path)
-        if code == DENIED:
-            return dict(self._strictest)
-        return dict(self._everywhere if code < 0 else self._views[code >> 1])
 
 
 Conflicts = Literal["strict", "declared"]
@@ -503,7 +467,7 @@ class Policy:
         return path_answer(self._suspects(), self._asker(origin))
 
     def plain_answer(self, origin: str = "") -> PlainAnswer:
-        """The same for paths that are known to be plain: never None.
+        """`quick_answer` for paths that are known to be plain: never None.
 
         >>> from gatekeeper.robots import RobotsTxt
         >>> answer = RobotsTxt.parse("User-agent: *\\nDisallow: /x").policy("bot").plain_answer()
@@ -534,7 +498,7 @@ class Policy:
         return self._match(path, origin)
 
     def match_path(self, path: str, origin: str = "") -> Match:
-        """The same for a path with its query and its origin, as `urls.split` gives them.
+        """`match` for a path with its query and its origin, as `urls.split` gives them.
 
         Where the origin is not known, a rule of 1994 that is a whole URL holds for any.
         """
@@ -614,7 +578,8 @@ class Policy:
 
     @property
     def visit_times(self) -> tuple[timing.Window, ...]:
-        """The windows in which visits are all_allowed; none means any time (V2-24)."""
+        """The windows in which visits are welcome; none means any time (the 2.0 draft,
+        V2-24)."""
         return self._said().visit_times
 
     @property
@@ -624,7 +589,7 @@ class Policy:
 
     @property
     def comments(self) -> tuple[str, ...]:
-        """What the site tells the people behind the robot (V2-32)."""
+        """What the site tells the people behind the robot (the 2.0 draft, V2-32)."""
         return self._said().comments
 
     @property
@@ -645,11 +610,11 @@ class Policy:
         return self._usage.of(split_url(url)[1])
 
     def may_visit(self, at: datetime) -> bool:
-        """Whether a visit is all_allowed at that moment. Raises ValueError for a naive one."""
+        """Whether a visit is welcome at that moment. Raises ValueError for a naive one."""
         return timing.may_visit(self.visit_times, at)
 
     def next_visit(self, at: datetime) -> datetime:
-        """The first moment from `at` on at which a visit is all_allowed, in UTC."""
+        """The first moment from `at` on at which a visit is welcome, in UTC."""
         return timing.next_visit(self.visit_times, at)
 
     def interval(self, at: datetime, took: float | None = None) -> float | None:
@@ -697,7 +662,7 @@ class Policy:
         return self._wishes
 
     def _spoken(self, *fields: str) -> Iterator[tuple[Spans, dict[str, list[str]]]]:
-        """What each reading says of the fields. The first that speaks of one is read_directives."""
+        """What each reading says of the fields. The first that speaks of one is read."""
         text = self.robots.lines
         for reading in self._readings:
             yield reading.spans, values_in(text, reading.spans, *fields)
@@ -778,8 +743,8 @@ def _allower(rules: RuleSet, origin: str) -> Callable[[str], bool]:
 def _decider(rules: RuleSet, origin: str) -> Callable[[str], int]:
     """Gives the code of the rule that decides a path.
 
-    `/robots.txt` may be asked for in every dialect (RFC 9309 section 2.2.2, RFC-20, R96-16,
-    V2-34). Compiled rules have an entry for it; of the others it is kept away here.
+    `/robots.txt` may be asked for in every dialect (RFC 9309 section 2.2.2, RFC-20, the 1996
+    draft, R96-16, V2-34). Compiled rules have an entry for it; of the others it is kept away here.
     """
     if isinstance(rules, LongestMatch):
         return rules.decider

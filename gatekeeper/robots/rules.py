@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 
 from gatekeeper import speedups, urls
 from gatekeeper.errors import InvalidURL
+from gatekeeper.robots import signals
 from gatekeeper.robots.compiled import (
     DENIED,
     Compiled,
@@ -60,6 +61,7 @@ __all__ = [
     "RuleSet",
     "ShellRules",
     "TextSource",
+    "UsageRules",
     "octets_of",
     "ready_rules",
     "rules_in",
@@ -118,7 +120,7 @@ def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Numbered]:
 
 
 def lines_in(text: str, spans: Spans, *, v2: bool = False) -> list[tuple[str, str]]:
-    """The same: whether each is a `dis`allow, and its value."""
+    """`rules_in` as pairs: whether each is a `dis`allow, and its value."""
     if not v2 or "#" not in text:
         return [
             (dis, value.rstrip(" \t") if value[-1:] in _BLANKS else value)
@@ -128,7 +130,8 @@ def lines_in(text: str, spans: Spans, *, v2: bool = False) -> list[tuple[str, st
     rules = []
     for low, high in spans:
         for found in RULE.finditer(text, low, high):
-            # RULE cuts comments the RFC's way; here a `#` may belong to the value (V2-03).
+            # RULE cuts comments the RFC's way; here a `#` may belong to the value (the 2.0 draft,
+            # V2-03).
             end = text.find("\n", found.end(), high)
             rest = text[found.start(2) - 1 : end if end >= 0 else high].removeprefix(":")
             rules.append((found[1] or "", value_of(rest, v2=True)))
@@ -369,6 +372,46 @@ def ready_rules(found: list[tuple[str, str]], *, robots_file: bool) -> Compiled:
     return prefixes_only(rules) or WildRules(rules)
 
 
+class UsageRules:
+    """The Content-Usage lines of a rule set, by the paths that they speak of.
+
+    Paths are matched as those of Allow and Disallow are, the longest one counts (SIG-05), and
+    what is said twice of the same path is combined (SIG-07). Where finding the longest one
+    takes too long, as in `pieces`, whatever some line forbids is forbidden.
+    """
+
+    __slots__ = ("_everywhere", "_found", "_paths", "_strictest", "_views")
+
+    def __init__(self, values: Sequence[str]) -> None:
+        views: dict[str, dict[str, str]] = {}
+        known: dict[str, dict[str, str]] = {}
+        everywhere: list[dict[str, str]] = []
+        for path, text in map(signals.split_content_usage, values):
+            view = known.get(text)
+            if view is None:
+                view = known[text] = signals.parse_preferences(text)
+            if not path:
+                everywhere.append(view)
+                continue
+            form = query_form(rfc_pattern(path))
+            other = views.get(form)
+            views[form] = view if other is None else signals.combine_usage([other, view])
+        self._everywhere = signals.combine_usage(everywhere)
+        self._paths = list(views)
+        self._views = list(views.values())
+        said = signals.combine_usage([self._everywhere, *known.values()])
+        self._strictest = {label: answer for label, answer in said.items() if answer == "n"}
+        paths = [("dis", path) for path in self._paths]
+        self._found = ready_rules(paths, robots_file=False)
+
+    def of(self, path: str) -> dict[str, str]:
+        """The preferences for a path with its query."""
+        code = self._found.decide(path)
+        if code == DENIED:
+            return dict(self._strictest)
+        return dict(self._everywhere if code < 0 else self._views[code >> 1])
+
+
 _MAX_ODD = 100
 """Origins in the rules of one set that are taken apart whole; beyond, an oddly written one is
 taken for the one that is asked about, which is the stricter reading."""
@@ -397,8 +440,8 @@ class PrefixesInOrder:
 
     With `disallow_only` it is 1994, where Allow is an unknown header (R94-08) and any
     Disallow that matches forbids (R94-15); a rule may be a whole URL there, and is one for that
-    origin only (R94-26). No wildcards (R94-18, R96-21); an empty value does nothing (R94-17,
-    R96-20); escapes by R96-17, which 1994 leaves open (R94-24).
+    origin only (R94-26). No wildcards (R94-18, the 1996 draft, R96-21); an empty value does
+    nothing (R94-17, R96-20); escapes by R96-17, which 1994 leaves open (R94-24).
     """
 
     __slots__ = ("_absolute", "_codes", "_known", "_only", "dialect", "spans")
@@ -525,10 +568,10 @@ _MORE_THAN_STARS = re.compile(r"[?\[\\]").search
 class ShellRules:
     """2.0: explicit matches and shell patterns (V2-16, V2-17), by default in file order.
 
-    With `precedence` it is the struck text (V2-21): an explicit Allow, then any Disallow, then
-    the pattern Allows, which are a whitelist where there are any; Allows alone always are one
-    (V2-22). A rule matches the path with or without its query (V2-35), as it came or decoded
-    (V2-36). An empty value matches nothing (V2-23).
+    With `precedence` it is the struck text (the 2.0 draft, V2-21): an explicit Allow, then any
+    Disallow, then the pattern Allows, which are a whitelist where there are any; Allows alone
+    always are one (V2-22). A rule matches the path with or without its query (V2-35), as it came
+    or decoded (V2-36). An empty value matches nothing (V2-23).
 
     A pattern is listed under a piece that it needs, and read only for a path that has it. What
     an answer costs is counted as in `pieces`, reading a pattern each time that it is needed,
@@ -694,7 +737,8 @@ _ThreeViews = tuple[_Views, _Views, _Views]
 
 
 def _precedence(matched: tuple[int, bool]) -> tuple[int, int]:
-    """Explicit Allow, Disallow, pattern Allow (V2-21); within each the file's order."""
+    """Explicit Allow, Disallow, pattern Allow (the 2.0 draft, V2-21); within each the file's
+    order."""
     code, explicit = matched
     return (0 if explicit else 2) if code & 1 else 1, code
 

@@ -512,7 +512,7 @@ def parse_x_robots_tag(values: Iterable[str], agent: str) -> PageRules:
 
 
 def parse_robots_tag(values: Iterable[str], agent: str) -> PageRules:
-    """The same from a Robots-Tag: `*` and the agent's own member together (SIG-21).
+    """The rules of a Robots-Tag: its members `*` and the agent's own together (SIG-21).
 
     >>> sorted(parse_robots_tag(["*;nosnippet, ExampleBot;noindex"], "examplebot").names)
     ['noindex', 'nosnippet']

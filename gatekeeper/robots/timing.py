@@ -49,13 +49,14 @@ _RATE = re.compile(
 
 _DAY = timedelta(days=1)
 
-# V2-31: without a rate, the slower of ten seconds and twice the time the retrieval took.
+# the 2.0 draft (V2-31): without a rate, the slower of ten seconds and twice the time the retrieval
+# took.
 _THUMB_SECONDS = 10.0
 _THUMB_FACTOR = 2.0
 
 
 class Window(msgspec.Struct, frozen=True):
-    """A part of every day, in UTC. The minute of `end` belongs to it (V2-25).
+    """A part of every day, in UTC. The minute of `end` belongs to it (the 2.0 draft, V2-25).
 
     A window whose end is before its start goes on past midnight.
     """
@@ -68,7 +69,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class RequestRate(msgspec.Struct, frozen=True):
-    """So many documents in so many seconds, all day or in a window (V2-27).
+    """So many documents in so many seconds, all day or in a window (the 2.0 draft, V2-27).
 
     >>> RequestRate(documents=10, seconds=60).interval
     6.0
@@ -80,7 +81,7 @@ class RequestRate(msgspec.Struct, frozen=True):
 
     @property
     def interval(self) -> float:
-        """Seconds from one document to the next (V2-30)."""
+        """Seconds from one document to the next (the 2.0 draft, V2-30)."""
         return min(self.seconds / self.documents, MAX_SECONDS)
 
 
@@ -95,7 +96,8 @@ def parse_crawl_delay(value: str) -> float | None:
 
 
 def parse_visit_time(value: str) -> Window | None:
-    """A window such as `0600-0845`, `06:00-08:45` or `0100 - 0800`, or None (V2-24, V2-26).
+    """A window such as `0600-0845`, `06:00-08:45` or `0100 - 0800`, or None (the 2.0 draft, V2-24,
+    V2-26).
 
     >>> print(parse_visit_time("2200 - 01:59"))
     2200-0159
@@ -108,7 +110,7 @@ def parse_visit_time(value: str) -> Window | None:
 
 
 def parse_request_rate(value: str) -> RequestRate | None:
-    """A rate such as `10/60`, `20/1h` or `1/10m 1300-1659`, or None (V2-27, V2-33).
+    """A rate such as `10/60`, `20/1h` or `1/10m 1300-1659`, or None (the 2.0 draft, V2-27, V2-33).
 
     >>> parse_request_rate("100/24h").interval
     864.0
@@ -125,7 +127,7 @@ def parse_request_rate(value: str) -> RequestRate | None:
 
 
 def may_visit(windows: Sequence[Window], at: datetime) -> bool:
-    """Whether a visit is welcome then: no window at all means any time (V2-24).
+    """Whether a visit is welcome then: no window at all means any time (the 2.0 draft, V2-24).
 
     Raises ValueError for a naive datetime.
     """
@@ -145,7 +147,8 @@ def next_visit(windows: Sequence[Window], at: datetime) -> datetime:
 
 
 def rate_in_force(rates: Iterable[RequestRate], at: datetime) -> RequestRate | None:
-    """The slowest of those for a window that holds then, or else of those without (V2-28, V2-29).
+    """The slowest of those for a window that holds then, or else of those without (the 2.0 draft,
+    V2-28, V2-29).
 
     Raises ValueError for a naive datetime.
     """
@@ -175,8 +178,8 @@ def effective_interval(
     """Seconds between two requests that the text asks for at that moment, or None.
 
     Of the rate in force and a Crawl-delay, the slower. Where the text gives neither,
-    `rule_of_thumb` says whether V2-31 speaks, which looks at the seconds that the last
-    retrieval `took`. Raises ValueError for a naive datetime.
+    `rule_of_thumb` says whether the 2.0 draft (V2-31) speaks, which looks at the seconds that the
+    last retrieval `took`. Raises ValueError for a naive datetime.
     """
     rate = rate_in_force(rates, at)
     wishes = [] if rate is None else [rate.interval]
@@ -229,7 +232,7 @@ def read_directives(said: Mapping[str, Sequence[str]]) -> Directives:
 
 
 def _holds(window: Window, moment: time) -> bool:
-    # To the minute: the end's seconds 00 to 59.999 all belong to it (V2-25).
+    # To the minute: the end's seconds 00 to 59.999 all belong to it (the 2.0 draft, V2-25).
     minute = moment.replace(second=0, microsecond=0)
     if window.start <= window.end:
         return window.start <= minute <= window.end

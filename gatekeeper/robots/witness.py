@@ -236,7 +236,8 @@ class RankedRule:
         views = (_RAW, _QUERY) if "?" in pattern else (_RAW,)
         self.automata = [(each, view) for each in automata for view in views]
         self.rank = (length, allow, -number)
-        """The longest, of these an Allow, of these the first decides (RFC-17, RFC-18)."""
+        """The longest, of these an Allow, of these the first decides (RFC 9309 section 2.2.2,
+        RFC-17, RFC-18)."""
         literal = pattern.partition("*")[0]
         self.head = literal.removesuffix("$").partition("?")[0]
         """Octets that every matching path begins with."""
@@ -310,7 +311,7 @@ class RuleTable:
 def ranked(number: int, allow: bool, value: str) -> RankedRule | None:
     """The rule by its value, as octets in a str; None where it has no effect."""
     if not value.startswith(("/", "*")):
-        return None  # RFC-21, RFC-32
+        return None  # RFC 9309 section 2.2 (RFC-21), RFC-32
     return RankedRule(number, allow, rfc_pattern(value))
 
 
@@ -488,7 +489,7 @@ def _tokens(rules: Sequence[RankedRule]) -> list[tuple[str, str, str]]:
     singles = [char for char in _SINGLE if char in used or char == other]
     found = [(char, char, char) for char in singles]
     # With a free character whatever an escape spells can be spelt, but for the two that equal
-    # other characters in a query (RFC-25).
+    # other characters in a query (RFC 9309 section 2.2.2, RFC-25).
     few = ["%2F", "%3A"] if forms else []
     escapes = _ESCAPED if "%" in used or not other else few
     signatures: dict[str, tuple[str, str, str]] = {}
