@@ -29,6 +29,7 @@ __all__ = [
     "GroupRule",
     "GuardConfig",
     "HostRule",
+    "IdentityConfig",
     "PacingConfig",
     "RobotsConfig",
     "ServerConfig",
@@ -260,6 +261,30 @@ class FleetConfig(_Section, frozen=True):
         return f"FleetConfig(url={shown!r}, namespace={self.namespace!r}, hold={self.hold:g})"
 
 
+class IdentityConfig(_Section, frozen=True):
+    """How requests show who sends them (`[identity]`)."""
+
+    key: str | None = None
+    """The file of the key that signs requests (PEM, Ed25519); None: none is signed."""
+    also: tuple[str, ...] = ()
+    """Files of further keys that are published, but do not sign: the next one, the last one."""
+    directory: str | None = None
+    """Where the keys are published: an https origin, or the URL of a JWK Set."""
+    signature_agent: Literal["dictionary", "string"] = "dictionary"
+    components: tuple[Literal["@authority", "@target-uri", "@method", "@path", "@query"], ...] = (
+        "@authority",
+        "@method",
+        "@path",
+    )
+    """What a signature covers beside Signature-Agent."""
+    lifetime: Annotated[float, msgspec.Meta(ge=5, le=86_400)] = 60.0
+    """Seconds that a signature holds."""
+    about: str | None = None
+    """What the bot does, for its page."""
+    addresses: tuple[str, ...] = ()
+    """The addresses that it comes from, for its page."""
+
+
 class HostRule(_Section, frozen=True):
     """The operator's word about hosts (`[[host]]`)."""
 
@@ -297,6 +322,7 @@ class Config(_Section, frozen=True):
     storage: StorageConfig = StorageConfig()
     server: ServerConfig = ServerConfig()
     fleet: FleetConfig = FleetConfig()
+    identity: IdentityConfig = IdentityConfig()
     host: tuple[HostRule, ...] = ()
     group: tuple[GroupRule, ...] = ()
 
@@ -343,6 +369,8 @@ class Config(_Section, frozen=True):
         # It is sent as a header, where a line's end begins another one.
         if sender is not None and not sender.isprintable():
             raise ConfigError(f"fetch.from_address: {sender!r} holds what can't be printed")
+        if not {"@authority", "@target-uri"} & set(config.identity.components):
+            raise ConfigError('identity.components: "@authority" or "@target-uri" has to be there')
         cache = config.cache
         if cache.min_ttl > cache.max_ttl:
             raise ConfigError(

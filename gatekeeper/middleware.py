@@ -31,6 +31,7 @@ from gatekeeper.clock import Deadline, SharedTimer
 from gatekeeper.decision import Decision, NotYet, Verdict
 from gatekeeper.errors import Deferred, Denied, HoldLapsed
 from gatekeeper.fetching.guard import before_send
+from gatekeeper.identity import Signer
 from gatekeeper.robots import PageSignals, page_signals, product_token
 from gatekeeper.url_cache import UrlCache, url_of
 from gatekeeper.urls import sendable
@@ -411,11 +412,13 @@ def gate_middleware_with(
     url_cache: UrlCache | None = None,
     unreached: Callable[[HeldLease, BaseException], object] = _unheard,
     lapsed: Callable[[HeldLease], bool] | None = None,
+    signer: Signer | None = None,
 ) -> DeadlineMiddleware:
     """`gate_middleware` for requests that have a deadline of their own, given how leases are had.
 
     No context lists their leases. `url_cache` reads the URLs, if anything of ours does, `unreached`
-    is told what failed, `lapsed` gives back what a ledger granted and must not be used any more.
+    is told what failed, `lapsed` gives back what a ledger granted and must not be used any more,
+    `signer` signs each request as it leaves.
     """
     offered, spelt, current_task = _Offered(), url_cache or UrlCache(), asyncio.current_task
 
@@ -440,8 +443,8 @@ def gate_middleware_with(
         if lease is None:
             own.let_go()
             lease = await wait(text, task, user_agent=agent)
-        if not ours:
-            _sign(request, lease, gate)
+        if not ours or signer is not None:
+            _identify(request, lease, gate, signer)
         started = loop.time()
         try:
             own.begin(task)
@@ -528,11 +531,18 @@ async def judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: str
             raise (Deferred if decision.verdict is Verdict.DEFER else Denied)(decision)
 
 
-def _sign(request: ClientRequest, lease: HeldLease, gate: Gate) -> None:
-    """A request without a name of its own is sent under the one whose rules allow it."""
+def _identify(
+    request: ClientRequest, lease: HeldLease, gate: Gate, signer: Signer | None
+) -> None:
+    """Say who sends a request, now that it leaves.
+
+    One without a name of its own is sent under the one whose rules allow it.
+    """
     if unnamed(request.headers.get(USER_AGENT)):
         name = lease.user_agent or gate.user_agent or lease.decision.user_agent
         request.headers[USER_AGENT] = name
+    if signer is not None:
+        signer.sign(request)
 
 
 def _until_free(

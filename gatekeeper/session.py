@@ -26,6 +26,7 @@ from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.fetching.guard import Guard, GuardedConnector, Refusal, refuse_proxy
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.gate.decider import refused_request
+from gatekeeper.identity import Signer
 from gatekeeper.library_internals import wrap_requests
 from gatekeeper.middleware import RequestDeadline
 from gatekeeper.storage.base import Storage
@@ -152,10 +153,12 @@ def plain_session(
     _refuse_ways_round(config, session_arguments)
     headers = _signed(user_agent, session_arguments.pop("headers", None))
     inner = tuple(session_arguments.pop("middlewares", ()))
+    signer = Signer.of(config.identity, SystemClock())
+    signing = () if signer is None else (signer.middleware,)
     return aiohttp.ClientSession(
         connector=guarded_connector(config, resolver=resolver),
         headers=headers,
-        middlewares=(*inner, send_once),
+        middlewares=(*inner, *signing, send_once),
         **session_arguments,
     )
 

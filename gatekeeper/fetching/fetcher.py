@@ -48,6 +48,7 @@ from gatekeeper.fetching.outcomes import (
     precedence,
 )
 from gatekeeper.http_fields import wait_of
+from gatekeeper.identity import Signer
 from gatekeeper.library_internals import default_proxy, limit_interim
 from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.urls import Target, join, parse
@@ -566,8 +567,10 @@ class Fetcher:
         take_turn: TakeTurn | None = None,
         refuse: Refuse | None = None,
         known: Known | None = None,
+        signer: Signer | None = None,
     ) -> None:
         self._session = session
+        self._signer = signer
         self._config = config.fetch
         self._clock = clock
         self._rng = rng
@@ -690,7 +693,8 @@ class _Redirects:
 
     def _own_headers(self, url: str) -> dict[str, str] | None:
         """Those that this request has beside, or instead of, the usual ones."""
-        headers = {}
+        signer = self._fetcher._signer
+        headers = {} if signer is None else signer.headers("GET", url)  # now, as it leaves
         if self._encoding is not _ENCODING:
             headers["Accept-Encoding"] = self._encoding
         validators = self._validators

@@ -39,6 +39,7 @@ from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
 from gatekeeper.gate.questions import GateQuestions, GateStats, token_of
 from gatekeeper.gate.robots_pacing import RobotsPacing
+from gatekeeper.identity import Signer
 from gatekeeper.middleware import UNLIMITED, gate_middleware_with
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.rules import HostRules
@@ -123,7 +124,8 @@ class Gatekeeper:
         )
         self._ledger = ledger or RedisLedger.configured(config.fleet, self._clock)
         lapsed = None if self._ledger is None else operator.methodcaller("lapsed")
-        self._checks = self._unreached, lapsed
+        self._signer = Signer.of(config.identity, self._clock)
+        self._checks = self._unreached, lapsed, self._signer
         self._scheduler = Scheduler(
             config, clock=self._clock, rng=self._rng, storage=self._storage, ledger=self._ledger
         )
@@ -133,10 +135,8 @@ class Gatekeeper:
         self._pacing = self._robots_pacing()
         self._faults = LocalFaults(self._rng, self._on_fault, self._on_answer, self._on_doubt)
         self._url_cache = UrlCache()
-        self._middleware = partial(
-            gate_middleware_with(self, self._wait, self._take, self._url_cache, *self._checks),
-            UNLIMITED,
-        )
+        means = self._wait, self._take, self._url_cache, *self._checks
+        self._middleware = partial(gate_middleware_with(self, *means), UNLIMITED)
         self._opened: _Opened | None = None
         self._listeners: list[OnRetrieval] = []
         self._stack = AsyncExitStack()
@@ -185,6 +185,7 @@ class Gatekeeper:
                 take_turn=self._pacing.robots_turn,
                 refuse=self._refuse_hop,
                 known=self._fresh_of,
+                signer=self._signer,
             )
             directory = Directory(
                 fetcher,

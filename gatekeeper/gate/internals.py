@@ -24,6 +24,7 @@ from gatekeeper.gate.decision_cache import WrittenDecision
 from gatekeeper.gate.gatekeeper import Gatekeeper
 from gatekeeper.gate.leases import Lease
 from gatekeeper.gate.questions import token_of
+from gatekeeper.identity import Signer
 from gatekeeper.middleware import DeadlineMiddleware, gate_middleware_with
 from gatekeeper.pacing.scopes import Scope
 from gatekeeper.robots import Policy, RobotsTxt
@@ -48,6 +49,8 @@ class GateInternals:
         """None where a session was handed in."""
         self.url_cache: Final[UrlCache] = gate._url_cache
         """What the gate's own connector knows the URLs by that it read."""
+        self.signer: Final[Signer | None] = gate._signer
+        """What signs requests; None: they are not signed."""
         self._monotonic = gate._monotonic
         self._decider = gate._decider
         self._scheduler = gate._scheduler
@@ -213,7 +216,7 @@ class GateInternals:
         leases = self._gate._open.leases
         return gate_middleware_with(
             *(self._gate, leases.wait, leases.take, self.url_cache, leases.uplink.unreached),
-            self._gate._checks[1],
+            *self._gate._checks[1:],
         )
 
     # -- the operator ----------------------------------------------------------------

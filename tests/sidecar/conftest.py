@@ -18,7 +18,13 @@ import pytest
 from aiohttp import web
 
 from gatekeeper import Gatekeeper
-from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
+from gatekeeper.config import (
+    Config,
+    GuardConfig,
+    IdentityConfig,
+    PacingConfig,
+    ServerConfig,
+)
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.security import ANY_LITERAL
 from gatekeeper.sidecar.service import Service
@@ -156,8 +162,13 @@ async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[
     """`await door(max_leases=3, ...)`: settings of [server]; pacing as `pacing={...}`."""
     async with AsyncExitStack() as stack:
 
-        async def begin(pacing: dict[str, Any] | None = None, **server: Any) -> Admission:
+        async def begin(
+            pacing: dict[str, Any] | None = None,
+            identity: dict[str, Any] | None = None,
+            **server: Any,
+        ) -> Admission:
             config = Config(
+                identity=IdentityConfig(**(identity or {})),
                 guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
                 pacing=PacingConfig(**({"default_interval": 0.0} | (pacing or {}))),
                 server=ServerConfig(**({"log_decisions": "none"} | server)),

@@ -1,0 +1,188 @@
+"""`gatekeeper identity new|show|directory|page`: the key that signs, and what is published."""
+
+from __future__ import annotations
+
+import argparse
+import html
+import sys
+from pathlib import Path
+from typing import Any
+
+from gatekeeper.cli.common import (
+    NAME,
+    OK,
+    Subparsers,
+    add_command,
+    json_text,
+    load,
+    warn_if_anonymous,
+)
+from gatekeeper.cli.settings import Settings
+from gatekeeper.cli.texts import replace_file
+from gatekeeper.clock import SystemClock
+from gatekeeper.config import IdentityConfig
+from gatekeeper.errors import ConfigError
+from gatekeeper.identity import (
+    DIRECTORY_PATH,
+    DIRECTORY_TYPE,
+    PublicKey,
+    Signer,
+    key_directory,
+    new_key,
+    read_public,
+)
+from gatekeeper.robots import product_token
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Put `identity` among the commands."""
+    parser = add_command(
+        subparsers,
+        "identity",
+        summary="make the key that signs requests, and what is published about the bot",
+        example=f"{NAME} identity new bot.pem",
+        run=run,
+    )
+    parser.add_argument(
+        "action",
+        choices=("new", "show", "directory", "page"),
+        help="new: make a key; show: who requests say they are from; directory: the file of keys "
+        f"to publish at {DIRECTORY_PATH}; page: the page about the bot that its User-Agent names",
+    )
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", help="new: where the key is written; nothing is replaced"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="where to write; else to stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit 0; 2 for a key that can't be made or read, or settings that are missing."""
+    if (args.action == "new") != (args.file is not None):
+        args.parser.error("`new` needs the file of the key; the others take it from [identity] key")
+    if args.action in {"new", "show"} and args.output is not None:
+        args.parser.error("-o is for `directory` and `page`")
+    if args.action == "new":
+        return _new(args)
+    settings = load(args)
+    if args.action == "show":
+        return _show(settings, as_json=args.json)
+    if args.action == "directory":
+        text = json_text(key_directory(_published(settings.config.identity))) + "\n"
+    else:
+        warn_if_anonymous(settings)
+        text = bot_page(settings)
+    if args.output is not None:
+        replace_file(Path(args.output), text.encode())
+    else:
+        print(text, end="")
+    return OK
+
+
+def _new(args: argparse.Namespace) -> int:
+    try:
+        key = new_key(args.file).public
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{args.file}: there is a file already; a key is never replaced"
+        ) from error
+    if args.json:
+        print(json_text({"file": args.file, **key.jwk}))
+    else:
+        print(f"{args.file}: a key with the id {key.keyid}, for you alone to read")
+        print("publish it (`identity directory`), then set it as [identity] key", file=sys.stderr)
+    return OK
+
+
+def _published(config: IdentityConfig) -> list[PublicKey]:
+    """The key that signs, and those beside it. Raises ConfigError."""
+    files = [*([config.key] if config.key is not None else []), *config.also]
+    if not files:
+        raise ConfigError(f"identity.key is not set; `{NAME} identity new FILE` makes one")
+    return [read_public(file) for file in files]
+
+
+def _show(settings: Settings, *, as_json: bool) -> int:
+    config = settings.config.identity
+    keys = _published(config)
+    signer = Signer.of(config, SystemClock())
+    sample = signer.headers("GET", "https://example.org/") if signer is not None else {}
+    told: dict[str, Any] = {
+        "user_agent": settings.identity(),
+        "keys": [key.keyid for key in keys],
+        "directory": config.directory,
+        "example": sample,
+    }
+    if as_json:
+        print(json_text(told))
+        return OK
+    print(f"User-Agent: {told['user_agent']}")
+    for number, key in enumerate(keys):
+        signs = number == 0 and signer is not None
+        print(f"key {key.keyid}: {'signs' if signs else 'published, does not sign'}")
+    print("a request for https://example.org/ would have:")
+    for name, value in sample.items():
+        print(f"  {name}: {value}")
+    if config.directory is not None:
+        print(f"the file of `{NAME} identity directory` is to be served as {DIRECTORY_TYPE}")
+    return OK
+
+
+# --- the page --------------------------------------------------------------------------------
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+
+def bot_page(settings: Settings) -> str:
+    """The page about the bot, of what is configured: HTML without scripts and outer resources."""
+    agent = settings.identity()
+    name = product_token(agent)
+    config = settings.config
+    title = f"About {name}"
+    parts = [_element("h1", title), _element("p", config.identity.about or "It fetches web pages.")]
+    parts.append(f"<p>It names itself {_element('code', agent)} in every request.</p>")
+    if config.fetch.from_address:
+        address = config.fetch.from_address
+        link = f'<a href="mailto:{html.escape(address)}">{html.escape(address)}</a>'
+        parts += [_element("h2", "Contact"), f"<p>{link}</p>"]
+    parts += [
+        _element("h2", "How to keep it out"),
+        "<p>It reads robots.txt before anything else, and obeys it (RFC 9309). This keeps it out "
+        "of a folder, or with <code>Disallow: /</code> of everything:</p>",
+        _element("pre", f"User-agent: {name}\nDisallow: /private/"),
+        "<p>It also keeps the pace that <code>Crawl-delay</code> asks for, and answers to "
+        "<code>429</code> and <code>Retry-After</code> by staying away.</p>",
+    ]
+    if config.identity.addresses:
+        parts += [_element("h2", "Its addresses"), _list(config.identity.addresses)]
+    if config.identity.key is not None or config.identity.also:
+        keys = [f"{key.keyid}" for key in _published(config.identity)]
+        parts += [
+            _element("h2", "Its keys"),
+            "<p>Requests are signed (RFC 9421, Web Bot Auth) with one of these keys:</p>",
+            _list(keys),
+        ]
+        if config.identity.directory is not None:
+            where = html.escape(config.identity.directory)
+            parts.append(f'<p>They are published at <a href="{where}">{where}</a>.</p>')
+    return _PAGE.format(title=html.escape(title), body="\n".join(parts))
+
+
+def _element(name: str, text: str) -> str:
+    return f"<{name}>{html.escape(text)}</{name}>"
+
+
+def _list(items: tuple[str, ...] | list[str]) -> str:
+    return "<ul>" + "".join(f"<li>{_element('code', item)}</li>" for item in items) + "</ul>"
