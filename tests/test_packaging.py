@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "gatekeeper"
 RUNTIME = {"aiohttp", "cachetools", "msgspec", "prometheus-client", "yarl"}
 EXTRAS = {
+    "cryptography": "sign",
     "httpcore": "httpx",
     "httpcore2": "httpx2",
     "httpx": "httpx",
