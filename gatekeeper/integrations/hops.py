@@ -30,6 +30,7 @@ from gatekeeper.errors import (
 from gatekeeper.fetching.guard import Guard, GuardedResolver
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.gate.decider import refused_request
+from gatekeeper.identity import Signer
 from gatekeeper.middleware import (
     Gate,
     HeldLease,
@@ -135,7 +136,7 @@ class BodyInUse:
 class Hop:
     """One request that was let in, with its lease."""
 
-    __slots__ = ("_adopted", "_call", "_call_later", "_lease", "_started", "user_agent")
+    __slots__ = ("_adopted", "_call", "_call_later", "_lease", "_signer", "_started", "user_agent")
 
     def __init__(
         self,
@@ -145,13 +146,20 @@ class Hop:
         call_later: Call,
         *,
         adopted: bool,
+        signer: Signer | None = None,
     ) -> None:
         self._lease = lease
+        self._signer = signer
         self._adopted = adopted
         self._call, self._call_later = call, call_later
         self._started = time.monotonic()
         self.user_agent = user_agent
         """The User-Agent to send in the place of the library's own; None: the request has one."""
+
+    def headers(self, method: str, url: str) -> dict[str, str]:
+        """What to add to the request's headers, or put in the place of its own: who sends it."""
+        signed = {} if self._signer is None else self._signer.headers(method, url)
+        return signed if self.user_agent is None else signed | {"User-Agent": self.user_agent}
 
     def answered(self, status: int, headers: Mapping[str, str]) -> BodyInUse:
         """The head is here: the interval counts from now. Free the body that this gives."""
@@ -198,7 +206,7 @@ async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
             loop.call_soon_threadsafe(callback)
 
     name = _name(lease, gate.user_agent, sent)
-    return Hop(lease, name, _call, call_later, adopted=adopted)
+    return Hop(lease, name, _call, call_later, adopted=adopted, signer=_signer(gate))
 
 
 def _call(callback: Callable[[], object]) -> None:
@@ -219,7 +227,15 @@ def begin_sync(gate: SyncGatekeeper, url: str, sent: str | None) -> Hop:
             lease.end()
             raise
     name = _name(lease, gate.user_agent, sent)
-    return Hop(lease, name, gate.post, gate.post, adopted=adopted)
+    # Asked for in the loop, which takes a while, only where there is one.
+    signs = gate.config is not None and gate.config.identity.key is not None
+    signer = gate.do(_signer) if signs else None
+    return Hop(lease, name, gate.post, gate.post, adopted=adopted, signer=signer)
+
+
+def _signer(gate: Any) -> Signer | None:
+    """What signs the requests of a gate; a sidecar's client has no key."""
+    return internals(gate).signer if isinstance(gate, Gatekeeper) else None
 
 
 def _name(lease: HeldLease, own: str | None, sent: str | None) -> str | None:

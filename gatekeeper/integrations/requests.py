@@ -170,8 +170,7 @@ class PoliteAdapter(HTTPAdapter):
             hop = begin_sync(self._gate, url, sent)
         except GatekeeperError as error:
             raise self._as_theirs(error, request) from error
-        if hop.user_agent is not None:
-            request.headers["User-Agent"] = hop.user_agent
+        request.headers.update(hop.headers(request.method or "GET", url))
         self._thread.refused = False
         try:
             response = super().send(request, stream=stream, **given)

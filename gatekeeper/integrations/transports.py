@@ -124,8 +124,7 @@ class _Library:
         )
 
     def _begun(self, request: Any, hop: Any) -> None:
-        if hop.user_agent is not None:
-            request.headers["User-Agent"] = hop.user_agent
+        request.headers.update(hop.headers(request.method, str(request.url)))
 
     def _failed(self, hop: Any, error: BaseException) -> None:
         network = isinstance(error, self.httpx.RequestError | OSError)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from gatekeeper import ConfigError, Denied, Gatekeeper, LeaseTimeout, SyncGatekeeper
+from gatekeeper import Config, ConfigError, Denied, Gatekeeper, LeaseTimeout, SyncGatekeeper
+from gatekeeper.config import IdentityConfig
+from gatekeeper.identity import PublicKey, new_key
 from tests.conformance.ways import AGENT, settings
 from tests.internet import FakeInternet, Page
+from tests.test_identity import as_sent, verify
 
 LIBRARIES = ["httpx", "httpx2"]
 
@@ -179,3 +184,53 @@ async def test_requests_reuses_its_connections_under_their_names(internet: FakeI
     pages = [request for request in site.requests if request.target == "/x"]
     assert {request.host for request in pages} == {"a.test"}
     assert len({id(request.connection) for request in pages}) == 1
+
+
+@pytest.fixture
+def signing(tmp_path: Path) -> tuple[Config, PublicKey]:
+    """A configuration that signs, and the key as others know it."""
+    path = tmp_path / "bot.pem"
+    public = new_key(path).public
+    identity = IdentityConfig(key=str(path), directory="https://bot.example")
+    return msgspec.structs.replace(settings(), identity=identity), public
+
+
+async def test_each_hop_over_httpx_is_signed(
+    internet: FakeInternet, library: Any, signing: tuple[Config, PublicKey]
+) -> None:
+    config, public = signing
+    internet.site("a.test").robots("").redirect("/x", "/y").page("/y", "there")
+    transport = transports(library).PoliteTransport
+    async with (
+        Gatekeeper(AGENT, config=config, resolver=internet.resolver) as gate,
+        library.AsyncClient(transport=transport(gate), follow_redirects=True) as client,
+    ):
+        assert (await client.get("http://a.test/x")).text == "there"
+    assert [request.path for request in internet.requests] == ["/robots.txt", "/x", "/y"]
+    for request in internet.requests:
+        assert len(request.headers.getall("Signature")) == 1
+        verify(as_sent(request), public)
+
+
+async def test_each_hop_over_requests_is_signed(
+    internet: FakeInternet, signing: tuple[Config, PublicKey]
+) -> None:
+    config, public = signing
+    requests = pytest.importorskip("requests")
+    adapter = importlib.import_module("gatekeeper.integrations.requests").PoliteAdapter
+    internet.site("a.test").robots("").redirect("/x", "/y").page("/y", "there")
+
+    def crawl() -> str:
+        with (
+            SyncGatekeeper(AGENT, config=config, resolver=internet.resolver) as gate,
+            requests.Session() as session,
+        ):
+            session.mount("http://", adapter(gate))
+            text: str = session.get("http://a.test/x?q=1").text
+            return text
+
+    assert await asyncio.to_thread(crawl) == "there"
+    assert [request.path for request in internet.requests] == ["/robots.txt", "/x", "/y"]
+    for request in internet.requests:
+        assert len(request.headers.getall("Signature")) == 1
+        verify(as_sent(request), public)
