@@ -417,8 +417,7 @@ def gate_middleware_with(
     """`gate_middleware` for requests that have a deadline of their own, given how leases are had.
 
     No context lists their leases. `url_cache` reads the URLs, if anything of ours does, `unreached`
-    is told what failed, `lapsed` gives back what a ledger granted and must not be used any more,
-    `signer` signs each request as it leaves.
+    is told what failed, `lapsed` gives back what may not be used any more, `signer` signs.
     """
     offered, spelt, current_task = _Offered(), url_cache or UrlCache(), asyncio.current_task
 
@@ -443,8 +442,7 @@ def gate_middleware_with(
         if lease is None:
             own.let_go()
             lease = await wait(text, task, user_agent=agent)
-        if not ours or signer is not None:
-            _identify(request, lease, gate, signer)
+        _identify(request, lease, None if ours else gate, signer)
         started = loop.time()
         try:
             own.begin(task)
@@ -532,13 +530,13 @@ async def judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: str
 
 
 def _identify(
-    request: ClientRequest, lease: HeldLease, gate: Gate, signer: Signer | None
+    request: ClientRequest, lease: HeldLease, gate: Gate | None, signer: Signer | None
 ) -> None:
-    """Say who sends a request, now that it leaves.
+    """Say who sends a request, now that it leaves; `gate` is None where it is under its name.
 
     One without a name of its own is sent under the one whose rules allow it.
     """
-    if unnamed(request.headers.get(USER_AGENT)):
+    if gate is not None and unnamed(request.headers.get(USER_AGENT)):
         name = lease.user_agent or gate.user_agent or lease.decision.user_agent
         request.headers[USER_AGENT] = name
     if signer is not None:

@@ -569,8 +569,7 @@ class Fetcher:
         known: Known | None = None,
         signer: Signer | None = None,
     ) -> None:
-        self._session = session
-        self._signer = signer
+        self._session, self._signer = session, signer
         self._config = config.fetch
         self._clock = clock
         self._rng = rng
