@@ -552,7 +552,7 @@ def _mistakes(whole: type[msgspec.Struct], raw: Mapping[str, Any]) -> Iterator[s
     for name, value in raw.items():
         field = fields.get(name)
         if field is None:
-            yield _stranger_at_top(fields, name, value)
+            yield _unknown_at_top(fields, name, value)
         elif isinstance(field.type, inspect.StructType):
             yield from _in_section(fields, name, value)
         elif (inner := _table_of(field.type)) is not None:
@@ -569,7 +569,7 @@ def _in_section(fields: Mapping[str, inspect.Field], section: str, value: object
     for name, given in value.items():
         place = f"{section}.{_name(name)}"
         if name not in own:
-            yield f"{place}: {_stranger(fields, own, name)}"
+            yield f"{place}: {_unknown(fields, own, name)}"
         elif (problem := explain(own[name], given)) is not None:
             yield f"{place}: {problem}"
 
@@ -586,7 +586,7 @@ def _in_tables(struct: inspect.StructType, table: str, value: object) -> Iterato
             continue
         for name, given in one.items():
             if name not in fields:
-                yield f"{place}: {_name(name)}: {_stranger({}, fields, name)}"
+                yield f"{place}: {_name(name)}: {_unknown({}, fields, name)}"
             elif (problem := explain(fields[name], given)) is not None:
                 yield f"{place}: {name}: {problem}"
         for name, field in fields.items():
@@ -594,7 +594,7 @@ def _in_tables(struct: inspect.StructType, table: str, value: object) -> Iterato
                 yield f"{place}: {name} is missing"
 
 
-def _stranger_at_top(fields: Mapping[str, inspect.Field], name: str, value: object) -> str:
+def _unknown_at_top(fields: Mapping[str, inspect.Field], name: str, value: object) -> str:
     shown = _name(name)
     if isinstance(value, Mapping) or (value and isinstance(value, list)):
         if (close := _closest(name, fields)) is None:
@@ -602,10 +602,10 @@ def _stranger_at_top(fields: Mapping[str, inspect.Field], name: str, value: obje
         tables = _table_of(fields[close].type) is not None
         meant = f"[[{close}]]" if tables else f"[{close}]"
         return f"[{shown}]: no such section; did you mean {meant}?"
-    return f"{shown}: {_stranger(fields, fields, name)}"
+    return f"{shown}: {_unknown(fields, fields, name)}"
 
 
-def _stranger(
+def _unknown(
     fields: Mapping[str, inspect.Field], own: Mapping[str, inspect.Field], name: str
 ) -> str:
     """What may have been meant by a name that is none in this place, among `own`.

@@ -51,13 +51,12 @@ Task = asyncio.Task[object]
 class GraphLease(Protocol):
     """An open lease."""
 
+    owner: Task | None
+    """The task that would wait for itself if it asked for another one."""
+
     @property
     def url(self) -> str:
         """What it was granted for."""
-
-    @property
-    def owner(self) -> Task | None:
-        """The task that would wait for itself if it asked for another one."""
 
     @property
     def ended(self) -> bool:
@@ -154,6 +153,13 @@ class Holdings(Generic[H]):
             self._beside -= 1
             if not more:
                 del self._more[owner]
+
+    def own(self, lease: H, task: Task | None) -> None:
+        """Make the task the owner of a lease."""
+        if lease.owner is not task:
+            self.drop(lease)
+            lease.owner = task
+            self.add(lease)
 
     def of(self, task: Task | None) -> list[H]:
         """The open leases of a task."""

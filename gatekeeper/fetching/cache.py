@@ -428,7 +428,7 @@ class RecordUpdates:
 
     def __init__(
         self,
-        shelf: RecordCache,
+        cache: RecordCache,
         faults: LocalFaults,
         *,
         config: Config,
@@ -437,7 +437,7 @@ class RecordUpdates:
         storage: Storage | None,
         on_learnt: Callable[[Record], object],
     ) -> None:
-        self._cache = shelf
+        self._cache = cache
         self._faults = faults
         self._config = config
         self._clock = clock

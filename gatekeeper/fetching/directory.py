@@ -86,7 +86,7 @@ class Flight:
 
 
 flying: ContextVar[Flight | None] = ContextVar("gatekeeper_flying", default=None)
-"""Whose errand this task is on."""
+"""The flight that this task belongs to."""
 
 
 log: Final = logging.getLogger("gatekeeper.fetching")

@@ -16,7 +16,7 @@ into a plain OSError, so the class of an exception proves nothing.
 
 Look-ups by the system have threads of their own: `getaddrinfo` holds one until the name service
 answers or gives up, which may take half a minute, and the event loop's threads are few and have
-other work. Names that were found before have some threads that no stranger gets. With
+other work. Some threads are kept for names that were found before. With
 `pacing.address_interval`, hosts of one address share its clock: what is looked up for a turn and
 what the connector dials is one answer, a failed look-up included, remembered for as long as
 aiohttp would.
@@ -124,7 +124,7 @@ class SystemResolver(AbstractResolver):
     """`aiohttp.ThreadedResolver`, with threads of its own. Close it with its connector."""
 
     def __init__(self, *, threads: int = _THREADS, for_known: int = _FOR_KNOWN) -> None:
-        self._strangers = _Threads(threads, "gatekeeper-names")
+        self._others = _Threads(threads, "gatekeeper-names")
         self._familiar = _Threads(for_known, "gatekeeper-known-names")
         self._known: cachetools.LRUCache[str, None] = cachetools.LRUCache(_KNOWN)
 
@@ -132,7 +132,7 @@ class SystemResolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """The name's addresses. Raises OSError as the system does."""
-        threads = self._strangers
+        threads = self._others
         if host in self._known and self._familiar.places.free:
             threads = self._familiar
         await self._enter(threads.places)
@@ -161,7 +161,7 @@ class SystemResolver(AbstractResolver):
 
     async def close(self) -> None:
         """Let the threads go; those that are at work end by themselves."""
-        self._strangers.close()
+        self._others.close()
         self._familiar.close()
 
 

@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from gatekeeper.clock import Clock, Deadline, SharedTimer
 from gatekeeper.config import FetchConfig, PacingConfig
-from gatekeeper.fetching.outcomes import ANSWERED, STRANGER, HostTurn, precedence
+from gatekeeper.fetching.outcomes import ANSWERED, UNKNOWN_ORIGIN, HostTurn, precedence
 from gatekeeper.urls import parse
 
 __all__ = [
@@ -246,9 +246,9 @@ class HostTurns:
 class PlaceQueue:
     """A bound on what is done at once, and who goes next.
 
-    Who answered before goes before strangers, and these before who failed (`precedence`); of
-    strangers by turns the latest and the first, since a list of dead ones may stand before one
-    who lives.
+    Origins that answered before go before unknown ones, and these before those that failed
+    (`precedence`); of the unknown by turns the latest and the first, since many dead ones may have
+    come before one that answers.
 
     With `per_iteration` only so many of the latter two go in during one iteration of the event
     loop, and everybody else has the loop in between.
@@ -261,7 +261,7 @@ class PlaceQueue:
         """During this iteration."""
         self._waiting: tuple[deque[asyncio.Future[None]], ...] = (deque(), deque(), deque())
         self._latest = False
-        """Whether the latest stranger goes next."""
+        """Whether the latest unknown one goes next."""
 
     def take_nowait(self) -> bool:
         """Take a place if one is free and nobody goes before."""
@@ -311,9 +311,11 @@ class PlaceQueue:
     def _hand_out(self) -> None:
         for rank, waiting in enumerate(self._waiting):
             while waiting and self.free > 0 and (waiting[0].done() or self._may(rank)):
-                if rank == STRANGER:
+                if rank == UNKNOWN_ORIGIN:
                     self._latest = not self._latest
-                place = waiting.pop() if rank == STRANGER and self._latest else waiting.popleft()
+                place = (
+                    waiting.pop() if rank == UNKNOWN_ORIGIN and self._latest else waiting.popleft()
+                )
                 if not place.done():
                     self.free -= 1
                     place.set_result(None)

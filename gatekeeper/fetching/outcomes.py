@@ -36,7 +36,7 @@ __all__ = [
     "ANSWERED",
     "FAILED",
     "OURS",
-    "STRANGER",
+    "UNKNOWN_ORIGIN",
     "Holds",
     "HostTurn",
     "Hurry",
@@ -79,7 +79,7 @@ class Kept(StrEnum):
     LONG_LADDER = "long_ladder"
     """As LADDER, on to 24 hours."""
     NOT = "not"
-    """Nothing is recorded: the outcome says nothing about the site."""
+    """Nothing is recorded: the outcome is no evidence about the site."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,7 @@ def _of_error(error: BaseException, *, first_hop: bool, connected: bool, in_body
     if isinstance(error, aiohttp.ClientConnectorDNSError | socket.gaierror):
         return _of_dns(causes)
     if any(isinstance(c, OSError) and c.errno in _OUT_OF_RESOURCES for c in causes):
-        return Outcome.OURS  # row 28: our own lack says nothing about the site
+        return Outcome.OURS  # row 28: our own lack is no evidence about the site
     if any(isinstance(cause, _TLS_ERRORS) for cause in causes):
         return Outcome.TLS
     if isinstance(error, TimeoutError):
@@ -463,7 +463,7 @@ class Lifetime(msgspec.Struct, frozen=True, gc=False):
     """What an answer says about its own lifetime."""
 
     seconds: float | None = None
-    """Remaining at the moment of the answer, age subtracted; None: it says nothing."""
+    """Remaining at the moment of the answer, age subtracted; None: the answer names no lifetime."""
     brief: bool = False
     """no-store, private or no-cache: hold it no longer than the floor (RFC 9111 section 5.2.2,
     HTTP-05)."""
@@ -613,9 +613,9 @@ def holds_meanwhile(
 
 
 ANSWERED: Final = 0
-STRANGER: Final = 1
+UNKNOWN_ORIGIN: Final = 1
 FAILED: Final = 2
-precedence: ContextVar[int] = ContextVar("gatekeeper_precedence", default=STRANGER)
+precedence: ContextVar[int] = ContextVar("gatekeeper_precedence", default=UNKNOWN_ORIGIN)
 """Who goes first where retrievals wait for a slot: origins that answered before, then those
 never met, then those that failed."""
 

@@ -87,6 +87,9 @@ class _Judged(NamedTuple):
     retry_at: datetime | None = None
 
 
+_ROBOTS_FILE = _Judged(Verdict.ALLOW, Reason.ROBOTS_FILE, None, False)
+
+
 def _judge(policy: Policy, match: Match, otherwise: Reason, walls: Sequence[float]) -> _Judged:
     """Turn a match into a verdict. `otherwise` is the reason where no rule matched; `walls` are
     the moments at which a visit must be welcome, none where the policy names no hours."""
@@ -230,7 +233,7 @@ class Decider:
         if is_robots_txt(target.path):
             # "/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of
             # 1996 and 2.0, R96-16 and V2-34).
-            judged = _Judged(Verdict.ALLOW, Reason.ROBOTS_FILE, None, False)
+            judged = _ROBOTS_FILE
         elif standing.verdict is not None or standing.robots is None:
             # T2: outwardly all that the guard refused has one reason.
             ours = standing.reason is Reason.EGRESS_POLICY
@@ -379,7 +382,7 @@ class Decider:
     def _keep_rule(self, origin: CachedOrigin, code: int, path: str) -> CachedDecision:
         """Decide by a rule that no URL met before, and keep that."""
         if code == ROBOTS_FILE:  # RFC 9309 section 2.2.2 (RFC-20)
-            judged = _Judged(Verdict.ALLOW, Reason.ROBOTS_FILE, None, False)
+            judged = _ROBOTS_FILE
             like = replace(origin.first_decision, crawl_delay=None, clamped=False, note=None)
         else:
             match = origin.policy.match_path(path, origin.origin)
@@ -422,8 +425,8 @@ class Decider:
         origin = self._cache.known(record, agent)
         if origin is None:
             policy = record.policies.get(agent)
-            # Visit-time is asked of the clock each time: there is no decision to keep. That
-            # about the file itself says nothing of what the file asks for.
+            # Visit-time is asked of the clock each time: there is no decision to keep. The
+            # decision about /robots.txt itself is not made by a rule of the file.
             if policy is None or policy.timed or decision.reason is Reason.ROBOTS_FILE:
                 return
             hourly = bool(policy.request_rates)
@@ -491,7 +494,7 @@ class Decider:
         """The decision that a text would give which was fetched with the outcome of `row`, at
         that wall time. It is not counted and has no id."""
         if is_robots_txt(target.path):  # RFC 9309 section 2.2.2 (RFC-20)
-            judged = _Judged(Verdict.ALLOW, Reason.ROBOTS_FILE, None, False)
+            judged = _ROBOTS_FILE
         elif row.verdict is not None:
             judged = _Judged(row.verdict, row.reason, None, False)
         else:

@@ -180,11 +180,7 @@ class Lease(msgspec.Struct, eq=False):
         """
         if self.ended:
             return
-        task = asyncio.current_task(self._manager.loop)
-        if self.owner is not task:
-            self._manager.holdings.drop(self)
-            self.owner = task
-            self._manager.holdings.add(self)
+        self._manager.holdings.own(self, asyncio.current_task(self._manager.loop))
         held = open_leases.get()
         if self not in held:
             open_leases.set((*held, self))
@@ -486,7 +482,7 @@ class LeaseManager:
     def take(
         self, url: str, owner: asyncio.Task[object] | None, place: str = "", path: str = ""
     ) -> Lease | None:
-        """The lease that can be had at once, where it is known at a glance; else None.
+        """The lease that can be had at once, where what is cached suffices to know; else None.
 
         `place` and `path`: the URL's origin as it is spelt, and what follows, where that is
         known to be plain. The check before and the one at the grant are the same moment here.

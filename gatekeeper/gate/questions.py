@@ -314,7 +314,7 @@ class GateQuestions:
         Raises WaitsForItself where it could never end.
         """
         holdings = self._waits.holdings
-        # The leases of another gate are no business of this one's hosts.
+        # The leases of another gate hold no slots of this one's hosts.
         under = [one for one in inherited(task) if getattr(one, "holdings", None) is holdings]
         mine = bool(holdings.first) and bool(holdings.of(task))
         if not mine and not under:

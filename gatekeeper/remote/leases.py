@@ -359,11 +359,7 @@ class HeldRemoteLeases:
 
     def own(self, lease: RemoteLease) -> None:
         """The current task is its owner from now on."""
-        task = asyncio.current_task()
-        if lease.owner is not task:
-            self.holdings.drop(lease)
-            lease.owner = task
-            self.holdings.add(lease)
+        self.holdings.own(lease, asyncio.current_task())
 
     def tell(self, lease: RemoteLease, told: LeaseReport) -> None:
         """Report it, once; that ends it in the sidecar."""

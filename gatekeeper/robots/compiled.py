@@ -197,7 +197,7 @@ class Compiled(Protocol):
         """The verdict alone."""
 
     def decide(self, path: str) -> int:
-        """The code of the deciding rule, -1, DENIED or ROBOTS_FILE (see `rulesets`)."""
+        """The code of the deciding rule, -1, DENIED or ROBOTS_FILE (see `rules`)."""
 
     def suspects(self) -> Suspects | None:
         """What to look for before asking; None: ask."""
@@ -367,9 +367,9 @@ _FLAT_OCTETS = 16_384
 _PAIRS = 1 << 22
 """Octets of a path times those of the wildcard patterns up to which they are tried one by one:
 in the worst case each octet of the one is compared with each of the other three times, which
-takes some 2 ms. Beyond, the work is counted: see `pieces`."""
+takes some 2 ms. Beyond, the work is counted: see `patterns`."""
 _QUICK_OCTETS = _PAIRS // 8_192
-"""Octets of pieces that may be looked for in any path of the lengths that `quick` answers about."""
+"""Octets of pieces that may be looked for in any path of the lengths that `path_answer` is for."""
 
 
 class WildRules:
@@ -383,7 +383,7 @@ class WildRules:
 
     Trying patterns takes at most the product of path and patterns, in octets. Where that is
     large they are looked up in two `PatternIndex`es instead, and what one answer may cost is
-    counted: the answer is exact up to `pieces.MAX_STEPS`, and no beyond, which is DENIED.
+    counted: the answer is exact up to `patterns.MAX_STEPS`, and no beyond, which is DENIED.
     """
 
     __slots__ = (
@@ -419,12 +419,12 @@ class WildRules:
         self._turns = (0 in verdicts) | (1 in verdicts) << 1
         self._roomy = _PAIRS
         """Octets of a path up to which the patterns are tried one by one."""
-        heads = self._sow(rules.wild)
+        heads = self._take_wild(rules.wild)
         self._keys, links, entries = linked(rules, heads)
         self._links = packed(links)
         self._entries = packed(entries)
 
-    def _sow(self, wild: dict[str, int]) -> dict[str, str]:
+    def _take_wild(self, wild: dict[str, int]) -> dict[str, str]:
         """Takes the wildcard patterns in; gives the heads of those that begin with one."""
         self._indexes: tuple[PatternIndex, PatternIndex] | None = None
         self._loose: tuple[str, ...] = ()
@@ -447,7 +447,7 @@ class WildRules:
         headed = [pattern for pattern in plain if not pattern.startswith(("*", "/*"))]
         heads = {head: head for head in (pattern[: pattern.index("*")] for pattern in headed)}
         self._loose = tuple(map(key_piece, loose))
-        # The head says nothing where it stands already.
+        # The head is a key by now: a piece behind the star tells more.
         self._headed = tuple(key_piece(pattern[pattern.index("*") :]) for pattern in headed)
         self._query = tuple(map(key_piece, query))
         ordered = loose + headed + query

@@ -567,7 +567,7 @@ def lint(
 ) -> tuple[Finding, ...]:
     """`findings` from the parts of a file: the decoded text, its groups, and the dialect if forced.
 
-    `text` is octets in a str (see `lines`).
+    `text` is octets in a str (see `model`).
     """
     report = FindingList()
     cut = False

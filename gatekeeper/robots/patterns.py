@@ -643,7 +643,7 @@ def _keys_of(patterns: Sequence[str]) -> list[str]:
     often = Counter(keys)
     if max(often.values(), default=0) > _SHARED:
         every = Counter(chain.from_iterable(cut))
-        # The rarest piece, of these the longest; one that says nothing only if there is no other.
+        # The rarest piece, of these the longest; an empty one or a lone `$` as a last resort.
         rank = {piece: (count << 20) - len(piece) for piece, count in every.items()}
         rank |= dict.fromkeys(_NOTHING, len(patterns) << 30)
         keys = [

@@ -377,7 +377,7 @@ class UsageRules:
 
     Paths are matched as those of Allow and Disallow are, the longest one counts (SIG-05), and
     what is said twice of the same path is combined (SIG-07). Where finding the longest one
-    takes too long, as in `pieces`, whatever some line forbids is forbidden.
+    takes too long, as in `patterns`, whatever some line forbids is forbidden.
     """
 
     __slots__ = ("_everywhere", "_found", "_paths", "_strictest", "_views")
@@ -574,7 +574,7 @@ class ShellRules:
     or decoded (V2-36). An empty value matches nothing (V2-23).
 
     A pattern is listed under a piece that it needs, and read only for a path that has it. What
-    an answer costs is counted as in `pieces`, reading a pattern each time that it is needed,
+    an answer costs is counted as in `patterns`, reading a pattern each time that it is needed,
     whether it was read before or not; past the bound the answer is DENIED. So it is for every path
     of a set of more than `_MAX_PATTERNS`.
     """

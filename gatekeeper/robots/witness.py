@@ -351,7 +351,7 @@ def find_path(parts: Sequence[tuple[RuleTable, RankedRule | None]], budget: Budg
 
 
 def _covers(wider: RankedRule, rule: RankedRule) -> bool:
-    """Seen without a walk: whatever matches the one matches the other. False says nothing.
+    """Seen without a walk: whatever matches the one matches the other. False: it is not known.
 
     A star of the narrower pattern is a character like any other here, one that only a star of
     the wider one can take.

@@ -139,14 +139,14 @@ def test_a_cold_record_costs_little() -> None:
     """Everything counted: key, dictionary, moments, text. The corpus' mean is a benchmark."""
     config = Config.from_dict({"cache": {"hot_records": 1}})
     clock = VirtualClock(start=1000.0)
-    shelf = RecordCache(config, stored=True)
+    cache = RecordCache(config, stored=True)
 
     def put(number: int) -> None:
         answer = OriginAnswer(
             Outcome.RULES, 200, clock.wall(), (), 0.213, f'"{number:x}-5f3a"', None
         )
-        text = shelf.texts.of(body(number, 3))
-        shelf.put(
+        text = cache.texts.of(body(number, 3))
+        cache.put(
             Record(
                 origin(number),
                 config,

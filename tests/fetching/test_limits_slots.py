@@ -6,7 +6,7 @@ import asyncio
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.fetching.limits import SLOW_FACTOR, HostTurns, Slots
-from gatekeeper.fetching.outcomes import ANSWERED, FAILED, STRANGER, precedence
+from gatekeeper.fetching.outcomes import ANSWERED, FAILED, UNKNOWN_ORIGIN, precedence
 
 
 async def test_one_request_at_a_time_for_a_host_and_an_interval_between() -> None:
@@ -107,11 +107,11 @@ async def test_who_answered_goes_first_and_who_failed_last_and_strangers_from_bo
             await clock.sleep(1.0)
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(one("first", STRANGER))
+        tasks.create_task(one("first", UNKNOWN_ORIGIN))
         await clock.settle()
         tasks.create_task(one("failed", FAILED))
         for number in range(6):
-            tasks.create_task(one(f"new{number}", STRANGER))
+            tasks.create_task(one(f"new{number}", UNKNOWN_ORIGIN))
         tasks.create_task(one("answered", ANSWERED))
         await clock.elapse(20.0)
     strangers = ["new5", "new0", "new4", "new1", "new3", "new2"]
@@ -173,7 +173,7 @@ async def test_few_begin_in_one_iteration_of_the_loop_but_those_that_answered_be
             began.append(rank)
             await done.wait()
 
-    ranks = [STRANGER] * 60 + [FAILED] * 60 + [ANSWERED] * 10
+    ranks = [UNKNOWN_ORIGIN] * 60 + [FAILED] * 60 + [ANSWERED] * 10
     tasks = [asyncio.create_task(one(number, rank)) for number, rank in enumerate(ranks)]
     most = before = iterations = 0
     while len(began) < len(ranks):

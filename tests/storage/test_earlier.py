@@ -63,14 +63,14 @@ async def test_every_clock_and_block_is_found(
 
 async def test_every_text_and_pause_is_found(storage: SqliteStorage, clock: VirtualClock) -> None:
     config = Config()
-    shelf = RecordCache(config, stored=True)
+    cache = RecordCache(config, stored=True)
     faults = LocalFaults(random.Random(1), lambda _on: None)
 
     async def record(origin: str) -> Record:
         stored = await storage.load_origin(origin)
         assert stored is not None
         found = from_stored(
-            stored, config=config, clock=clock, texts=shelf.texts, uptime=faults.uptime
+            stored, config=config, clock=clock, texts=cache.texts, uptime=faults.uptime
         )
         assert found is not None
         return found
