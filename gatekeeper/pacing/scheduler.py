@@ -239,7 +239,7 @@ class Scheduler:
             heard=self._heard,
             reported=self._reported,
             paused=self._was_paused,
-            clocks=self._clocks,
+            clocks=lambda: self._memory.clocks(self._clock.monotonic()),
             lost=self._lost,
         )
 
@@ -283,9 +283,6 @@ class Scheduler:
             scope.past().paused = paused
             with contextlib.suppress(StorageError):
                 self._changed(scope)
-
-    def _clocks(self) -> list[ScopeClock]:
-        return self._memory.clocks(self._clock.monotonic())
 
     def _lost(self, lost: bool) -> None:
         """The ledger is out of reach, so who waits is told; or it is back."""
