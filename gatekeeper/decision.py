@@ -76,6 +76,12 @@ class Reason(StrEnum):
     # There is no file.
     NO_FILE = "no_file"
     """allow: the site has no robots.txt (404, or another 4xx that means so)."""
+    PAYMENT_REQUIRED = "payment_required"
+    """allow: robots.txt answers 402, or asks for a payment; that means no file (RFC 9309 section
+    2.3.1.3), but pages may ask as well: see the signals of their answers."""
+    LICENSE_REQUIRED = "license_required"
+    """allow: robots.txt answers 401 or 403 and asks for a licence (WWW-Authenticate: License);
+    that means no file, but pages may ask as well: see the signals of their answers."""
     SOFT_404 = "soft_404"
     """allow: an HTML page without any rules came in place of robots.txt: there is none."""
     NOT_TEXT = "not_text"

@@ -629,9 +629,10 @@ async def enter_detached(turn: AbstractAsyncContextManager[HeldLease]) -> HeldLe
 def signals(response: ClientResponse, *, user_agent: str | None = None) -> PageSignals:
     """What a response's header says about use, indexing and licences.
 
-    X-Robots-Tag, Robots-Tag, Content-Usage, TDM fields and licence links (SIG-03, SIG-15,
-    SIG-18 to SIG-21), for `user_agent`, or else for the agent that the request named. They
-    speak of what may be done with the page; they never change whether it may be fetched.
+    X-Robots-Tag, Robots-Tag, Content-Usage, TDM fields, licence links, and whether a licence or a
+    payment is asked for (SIG-03, SIG-15, SIG-16, SIG-18 to SIG-21), for `user_agent`, or else for
+    the agent that the request named. They speak of what may be done with the page; they never
+    change whether it may be fetched.
 
     >>> async def main(session) -> None:
     ...     async with session.get("https://example.org/") as response:
@@ -639,7 +640,8 @@ def signals(response: ClientResponse, *, user_agent: str | None = None) -> PageS
     ...             ...
     """
     named = user_agent or response.request_info.headers.get(USER_AGENT) or ""
-    return page_signals(response.headers, product_token(named) or "*", url=str(response.url))
+    agent, url = product_token(named) or "*", str(response.url)
+    return page_signals(response.headers, agent, url=url, status=response.status)
 
 
 # --- mistakes of a caller that no type checker looked at ------------------------------------

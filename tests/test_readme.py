@@ -140,7 +140,7 @@ def test_every_command_is_shown_and_exists() -> None:
 def test_every_reason_is_there_in_its_own_words() -> None:
     rows = 0
     for reason, text in texts_of_reasons().items():
-        verdicts, _, meaning = re.sub(r" \((?:RFC|T)-?\d+\)", "", text).partition(": ")
+        verdicts, _, meaning = re.sub(r" \((?:RFC|T)[^()]*\d\)", "", text).partition(": ")
         assert f'| <a id="{reason}"></a>`{reason}` | {verdicts} | {meaning} |' in REASONS
         rows += 1
     assert REASONS.count("| <a id=") == rows

@@ -31,6 +31,7 @@ from gatekeeper.config import CacheConfig, FetchConfig
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import AddressRefused
 from gatekeeper.http_fields import delta_seconds, parse_http_date
+from gatekeeper.robots.signals import parse_challenges, payment_asked
 
 __all__ = [
     "ANSWERED",
@@ -170,6 +171,9 @@ class Outcome(Enum):
     )
     NO_FILE = _absent(14, "no_file", Reason.NO_FILE)
     NO_FILE_SAID_OTHERWISE = _absent(14, "no_file_said_otherwise", Reason.NO_FILE, Kept.SIX_HOURS)
+    # What else the site says of machines is told, and decides nothing.
+    PAYMENT_REQUIRED = _absent(14, "payment_required", Reason.PAYMENT_REQUIRED, Kept.SIX_HOURS)
+    LICENSE_REQUIRED = _absent(14, "license_required", Reason.LICENSE_REQUIRED, Kept.SIX_HOURS)
     ACCESS_RESTRICTED = OutcomeRow(
         14,
         "access_restricted",
@@ -255,7 +259,7 @@ def classify(
         return Outcome.INTERNAL
     if config.challenge == "defer" and _is_challenge(status, headers or {}):
         return Outcome.CHALLENGE
-    return _of_status(status, config)
+    return _of_status(status, headers or {}, config)
 
 
 def _is_challenge(status: int, headers: Mapping[str, str]) -> bool:
@@ -268,9 +272,9 @@ def _is_challenge(status: int, headers: Mapping[str, str]) -> bool:
     return mitigated == "challenge" or bool(headers.get("x-amzn-waf-action"))
 
 
-def _of_status(status: int, config: FetchConfig) -> Outcome:
+def _of_status(status: int, headers: Mapping[str, str], config: FetchConfig) -> Outcome:
     if 400 <= status <= 499:
-        return _of_client_error(status, config)
+        return _of_client_error(status, headers, config)
     if 500 <= status <= 599:
         return Outcome.CAPTIVE_PORTAL if status == 511 else Outcome.SERVER_ERROR
     if 200 <= status <= 299:
@@ -284,7 +288,7 @@ def _of_status(status: int, config: FetchConfig) -> Outcome:
     return Outcome.INVALID_RESPONSE  # row 8: a final 1xx, 600 and above
 
 
-def _of_client_error(status: int, config: FetchConfig) -> Outcome:
+def _of_client_error(status: int, headers: Mapping[str, str], config: FetchConfig) -> Outcome:
     if status in {404, 410}:
         return Outcome.NO_FILE
     if status == 429:
@@ -293,6 +297,12 @@ def _of_client_error(status: int, config: FetchConfig) -> Outcome:
         return Outcome.CLIENT_ERROR  # row 15: about the exchange, not the file
     if (status == 401 and config.on_401 == "deny") or (status == 403 and config.on_403 == "deny"):
         return Outcome.ACCESS_RESTRICTED  # the 1996 draft (R96-05)
+    asked = headers.get("www-authenticate")
+    challenges = parse_challenges([asked] if asked else [])
+    if payment_asked(status, headers, challenges):
+        return Outcome.PAYMENT_REQUIRED
+    if challenges:
+        return Outcome.LICENSE_REQUIRED
     return Outcome.NO_FILE_SAID_OTHERWISE
 
 

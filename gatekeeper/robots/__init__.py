@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     )
     from gatekeeper.robots.parser import RobotsTxt
     from gatekeeper.robots.policy import Policy
-    from gatekeeper.robots.signals import CleanParam, PageRules, PageSignals, page_signals
+    from gatekeeper.robots.signals import (
+        AccessChallenge,
+        CleanParam,
+        PageRules,
+        PageSignals,
+        page_signals,
+    )
     from gatekeeper.robots.timing import RequestRate, Window
     from gatekeeper.robots.witness import Witness, witnesses
 else:  # each when it is first asked for: a parser alone need not wait for an HTTP client
@@ -58,13 +64,20 @@ else:  # each when it is first asked for: a parser alone need not wait for an HT
             ],
             "gatekeeper.robots.parser": ["RobotsTxt"],
             "gatekeeper.robots.policy": ["Policy"],
-            "gatekeeper.robots.signals": ["CleanParam", "PageRules", "PageSignals", "page_signals"],
+            "gatekeeper.robots.signals": [
+                "AccessChallenge",
+                "CleanParam",
+                "PageRules",
+                "PageSignals",
+                "page_signals",
+            ],
             "gatekeeper.robots.timing": ["RequestRate", "Window"],
             "gatekeeper.robots.witness": ["Witness", "witnesses"],
         },
     )
 
 __all__ = [
+    "AccessChallenge",
     "Candidate",
     "Change",
     "CleanParam",

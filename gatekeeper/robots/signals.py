@@ -446,6 +446,43 @@ class PageRules(msgspec.Struct, frozen=True, kw_only=True):
         return "nofollow" not in self.names
 
 
+class AccessChallenge(msgspec.Struct, frozen=True):
+    """What a WWW-Authenticate field asks of machines: a licence, or a payment."""
+
+    scheme: str
+    """In lower case: `license` (RSL), `payment` (draft-httpauth-payment), `l402`, `lsat` or
+    `x402`."""
+    params: dict[str, str]
+    """Its parameters, names in lower case; of several with one name the first."""
+
+    @property
+    def text(self) -> str:
+        """As it stands in the field."""
+        quoted = ((name, _TO_QUOTE.sub(r"\\\g<0>", value)) for name, value in self.params.items())
+        params = ", ".join([f'{name}="{value}"' for name, value in quoted])
+        return f"{self.scheme} {params}".rstrip()
+
+    @property
+    def pays(self) -> bool:
+        """It asks for a payment."""
+        return self.scheme in _PAYMENTS
+
+
+_PAYMENTS = frozenset({"payment", "l402", "lsat", "x402"})
+_SCHEMES = _PAYMENTS | {"license"}
+_MAX_CHALLENGES = 20
+_MAX_PARAMS = 50
+_LONGEST_PRICE = 100
+_LONGEST_PARAM = 4_096
+"""Characters: an invoice of a payment has some hundred."""
+_CHALLENGE_PART = re.compile(
+    r"([!#$%&'*+.^_`|~0-9A-Za-z-]++)"
+    r"(?:[ \t]*+=[ \t]*+(?:\"((?:[^\"\\]|\\.)*+)\"|([^\s,\"]*+)))?+"
+)
+_TO_QUOTE = re.compile(r"[\"\\]")
+_QUOTED_PAIR = re.compile(r"\\(.)")
+
+
 class PageSignals(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a response's header says of itself.
 
@@ -463,17 +500,29 @@ class PageSignals(msgspec.Struct, frozen=True, kw_only=True):
     """Where the policy stands that goes with the reservation."""
     licenses: tuple[str, ...]
     """Absolute URLs of licences (SIG-15)."""
+    payment_required: bool = False
+    """The status is 402, or a header field asks for a payment."""
+    license_required: bool = False
+    """A licence is asked for: `WWW-Authenticate: License` (RSL 1.0, SIG-16)."""
+    price: str | None = None
+    """What `crawler-price` says, such as `USD 0.01` (Cloudflare's pay per crawl)."""
+    challenges: tuple[AccessChallenge, ...] = ()
+    """What WWW-Authenticate asks of machines, in order."""
 
 
-def page_signals(headers: Mapping[str, str], agent: str, *, url: str | None = None) -> PageSignals:
+def page_signals(
+    headers: Mapping[str, str], agent: str, *, url: str | None = None, status: int | None = None
+) -> PageSignals:
     """Read a response's header fields for one agent (a product token).
 
     `headers` is a mapping that ignores case, with `getall` where a field may come several
     times (aiohttp's), or any mapping with the usual spelling. `url`, the page's own, resolves
-    relative licences.
+    relative licences; `status` is that of the response.
     """
     links = parse_license_links(_all(headers, "Link"), url=url)
     policy = _all(headers, "tdm-policy")
+    challenges = parse_challenges(_all(headers, "WWW-Authenticate"))
+    price = _all(headers, "Crawler-Price")
     return PageSignals(
         content_usage=parse_content_usage_header(_all(headers, "Content-Usage")),
         rules=_strictest(
@@ -485,7 +534,52 @@ def page_signals(headers: Mapping[str, str], agent: str, *, url: str | None = No
         tdm_reserved=parse_tdm_reservation(_all(headers, "tdm-reservation")),
         tdm_policy=absolute_url(policy[0].strip()) if len(policy) == 1 else None,
         licenses=links,
+        payment_required=payment_asked(status, headers, challenges),
+        license_required=any(challenge.scheme == "license" for challenge in challenges),
+        price=price[0].strip()[:_LONGEST_PRICE] if price and price[0].isprintable() else None,
+        challenges=challenges,
     )
+
+
+def payment_asked(
+    status: int | None, headers: Mapping[str, str], challenges: Iterable[AccessChallenge]
+) -> bool:
+    """Whether an answer asks for a payment (RFC 9110 section 15.5.3, and what is built on it).
+
+    x402 names its terms in a field Payment-Required, pay per crawl its price in crawler-price.
+    """
+    return (
+        status == 402
+        or any(challenge.pays for challenge in challenges)
+        or any(_all(headers, name) for name in ("Crawler-Price", "Payment-Required"))
+    )
+
+
+def parse_challenges(values: Iterable[str]) -> tuple[AccessChallenge, ...]:
+    """The challenges of WWW-Authenticate that speak to machines (RFC 9110 section 11.6.1).
+
+    Those of other schemes, such as Basic, are left out.
+
+    >>> parse_challenges(['Basic realm="x", License error="invalid_token", realm="y"'])
+    (AccessChallenge(scheme='license', params={'error': 'invalid_token', 'realm': 'y'}),)
+    """
+    found: list[AccessChallenge] = []
+    for value in values:
+        params: dict[str, str] | None = None
+        for part in _CHALLENGE_PART.finditer(value[:_LIMIT]):
+            name, quoted, bare = part[1].lower(), part[2], part[3]
+            if quoted is not None or bare is not None:
+                if params is not None and len(params) < _MAX_PARAMS:
+                    told = bare if quoted is None else _QUOTED_PAIR.sub(r"\1", quoted)
+                    params.setdefault(name, told[:_LONGEST_PARAM])
+                continue
+            params = None
+            if name in _SCHEMES:
+                if len(found) >= _MAX_CHALLENGES:
+                    return tuple(found)
+                params = {}
+                found.append(AccessChallenge(name, params))
+    return tuple(found)
 
 
 def parse_content_usage_header(values: Iterable[str]) -> dict[str, str]:

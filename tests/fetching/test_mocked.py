@@ -30,7 +30,12 @@ async def test_every_client_error(mocked: Mocked, status: int) -> None:
     mocked.get(URL, status=status, body="User-agent: *\nDisallow: /\n", repeat=True)
     got = await fetch()
     assert got.body is None
-    expected = {404: Outcome.NO_FILE, 410: Outcome.NO_FILE, 429: Outcome.RATE_LIMITED}
+    expected = {
+        402: Outcome.PAYMENT_REQUIRED,
+        404: Outcome.NO_FILE,
+        410: Outcome.NO_FILE,
+        429: Outcome.RATE_LIMITED,
+    }
     expected |= dict.fromkeys((408, 421, 425), Outcome.CLIENT_ERROR)
     assert got.outcome is expected.get(status, Outcome.NO_FILE_SAID_OTHERWISE)
 

@@ -47,6 +47,7 @@ def of_status(status: int, config: FetchConfig = PLAIN, **headers: str) -> Outco
         (300, Outcome.BAD_REDIRECT),
         (305, Outcome.BAD_REDIRECT),
         (306, Outcome.BAD_REDIRECT),
+        (402, Outcome.PAYMENT_REQUIRED),
         (404, Outcome.NO_FILE),
         (410, Outcome.NO_FILE),
         (400, Outcome.NO_FILE_SAID_OTHERWISE),
@@ -73,6 +74,35 @@ def test_a_status_has_its_row(status: int, outcome: Outcome) -> None:
 def test_a_wall_is_no_answer_about_the_file(status: int) -> None:
     assert of_status(status, cf_mitigated="challenge") is Outcome.CHALLENGE
     assert of_status(status, x_amzn_waf_action="captcha") is Outcome.CHALLENGE
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 418])
+@pytest.mark.parametrize(
+    ("field", "value", "outcome"),
+    [
+        ("www_authenticate", 'License error="invalid_request"', Outcome.LICENSE_REQUIRED),
+        ("www_authenticate", 'Basic realm="a", License', Outcome.LICENSE_REQUIRED),
+        ("www_authenticate", 'License, Payment id="1"', Outcome.PAYMENT_REQUIRED),
+        ("www_authenticate", 'L402 macaroon="a", invoice="b"', Outcome.PAYMENT_REQUIRED),
+        ("www_authenticate", 'Basic realm="License"', Outcome.NO_FILE_SAID_OTHERWISE),
+        ("crawler_price", "USD 0.01", Outcome.PAYMENT_REQUIRED),
+        ("payment_required", "e30=", Outcome.PAYMENT_REQUIRED),
+    ],
+)
+def test_what_is_asked_of_machines_is_told_and_means_no_file(
+    status: int, field: str, value: str, outcome: Outcome
+) -> None:
+    found = of_status(status, **{field: value})
+    assert found is outcome
+    assert found.row.verdict is Verdict.ALLOW
+
+
+def test_what_is_asked_of_machines_changes_no_answer_that_is_one() -> None:
+    for status in (200, 301, 404, 410, 429, 503):
+        assert of_status(status, www_authenticate="License") is of_status(status)
+    for status in (401, 403):
+        deny = FetchConfig(on_401="deny", on_403="deny")
+        assert of_status(status, deny, www_authenticate="License") is Outcome.ACCESS_RESTRICTED
 
 
 def test_a_wall_can_be_judged_by_its_status() -> None:
@@ -173,6 +203,8 @@ def test_only_a_file_an_empty_one_or_a_missing_one_means_welcome() -> None:
         Outcome.TOO_MANY_REDIRECTS,
         Outcome.NO_FILE,
         Outcome.NO_FILE_SAID_OTHERWISE,
+        Outcome.PAYMENT_REQUIRED,
+        Outcome.LICENSE_REQUIRED,
     }
 
 

@@ -73,6 +73,8 @@ ROWS = [
     Expected(13, Outcome.BLOCKED, DENY, UNREACHABLE, Reason.BLOCKED, DAY, lapses=False),
     absent(14, Outcome.NO_FILE, Reason.NO_FILE, DAY, 404),
     absent(14, Outcome.NO_FILE_SAID_OTHERWISE, Reason.NO_FILE, 6 * HOUR, 403),
+    absent(14, Outcome.PAYMENT_REQUIRED, Reason.PAYMENT_REQUIRED, 6 * HOUR, 402),
+    absent(14, Outcome.LICENSE_REQUIRED, Reason.LICENSE_REQUIRED, 6 * HOUR, 401),
     Expected(
         14,
         Outcome.ACCESS_RESTRICTED,

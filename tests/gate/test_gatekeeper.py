@@ -424,3 +424,20 @@ async def test_a_soft_expired_record_leaves_the_hot_path(internet: FakeInternet)
         while len(site.paths) < 2 or not await gate.allowed("http://a.test/x"):
             await asyncio.sleep(0)
         assert site.paths == ["/robots.txt"] * 2
+
+
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [
+        (Page("pay", 402), Reason.PAYMENT_REQUIRED),
+        (Page("no", 401, headers={"WWW-Authenticate": "License"}), Reason.LICENSE_REQUIRED),
+        (Page("no", 401, headers={"WWW-Authenticate": 'Basic realm="a"'}), Reason.NO_FILE),
+    ],
+)
+async def test_what_a_site_asks_of_machines_is_the_reason_and_no_obstacle(
+    internet: FakeInternet, gate: Gatekeeper, page: Page, reason: Reason
+) -> None:
+    internet.site("a.test").on("/robots.txt", page)
+    decision = await gate.check("http://a.test/x")
+    assert (decision.verdict, decision.reason) == (Verdict.ALLOW, reason)
+    assert (decision.state, decision.robots_status) == (State.UNAVAILABLE, page.status)

@@ -53,6 +53,8 @@ HEADERS = {
     "Content-Usage": "train-ai=n, search=y",
     "tdm-reservation": "1",
     "tdm-policy": "https://a.example/p",
+    "WWW-Authenticate": 'Basic realm="x", License error="a", scope=b',
+    "Crawler-Price": "USD 0.01",
     "Link": '<https://a.example/l.xml>; rel="license"; type="x"',
 }
 PLACES = ("start", "middle", "end")

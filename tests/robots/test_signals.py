@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +15,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gatekeeper.robots.signals import (
     CleanParam,
     PageRules,
+    PageSignals,
     absolute_url,
     combine_signals,
     combine_usage,
@@ -317,7 +321,16 @@ def test_a_silent_header() -> None:
     assert (signals.content_usage, signals.tdm_reserved, signals.tdm_policy) == ({}, None, None)
 
 
-_FIELDS = ["Content-Usage", "X-Robots-Tag", "Robots-Tag", "Link", "tdm-reservation", "tdm-policy"]
+_FIELDS = [
+    "WWW-Authenticate",
+    "crawler-price",
+    "Content-Usage",
+    "X-Robots-Tag",
+    "Robots-Tag",
+    "Link",
+    "tdm-reservation",
+    "tdm-policy",
+]
 
 
 @given(
@@ -342,3 +355,62 @@ def test_no_line_raises(value: str) -> None:
     parse_clean_param(value)
     parse_host(value)
     absolute_url(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "challenges"),
+    [
+        ("", []),
+        ('Basic realm="License, Payment"', []),
+        ("Bearer abc==", []),
+        ("License", [("license", {})]),
+        (
+            'License error="invalid_request", error_description="a \\"b\\", c", Basic realm="x"',
+            [("license", {"error": "invalid_request", "error_description": 'a "b", c'})],
+        ),
+        (
+            'Payment id="1",realm = a , method="tempo" ,Realm="b", LICENSE scope=all',
+            [
+                ("payment", {"id": "1", "realm": "a", "method": "tempo"}),
+                ("license", {"scope": "all"}),
+            ],
+        ),
+        (
+            'L402 macaroon="AGI=", invoice="lnbc1"',
+            [("l402", {"macaroon": "AGI=", "invoice": "lnbc1"})],
+        ),
+    ],
+)
+def test_challenges_to_machines(value: str, challenges: list[tuple[str, dict[str, str]]]) -> None:
+    found = page_signals({"WWW-Authenticate": value} if value else {}, "bot")
+    assert [(each.scheme, each.params) for each in found.challenges] == challenges
+    assert found.license_required == any(scheme == "license" for scheme, _ in challenges)
+    assert found.payment_required == any(scheme != "license" for scheme, _ in challenges)
+
+
+def test_challenges_may_stand_in_several_fields_and_have_a_bound() -> None:
+    fields = CIMultiDict([("WWW-Authenticate", "Basic"), ("WWW-Authenticate", "License")])
+    assert page_signals(fields, "bot").license_required
+    many = page_signals({"WWW-Authenticate": "License a=b, " * 1_000}, "bot")
+    assert len(many.challenges) == 20
+    wide = page_signals(
+        {"WWW-Authenticate": "License " + ",".join(f'a{n}="{"x" * 5_000}"' for n in range(13))},
+        "bot",
+    )
+    assert all(len(value) <= 4_096 for value in wide.challenges[0].params.values())
+
+
+def test_a_payment_is_asked_for_by_status_or_field() -> None:
+    assert page_signals({}, "bot", status=402).payment_required
+    assert not page_signals({}, "bot", status=403).payment_required
+    priced = page_signals({"crawler-price": " USD 0.01 "}, "bot", status=402)
+    assert (priced.payment_required, priced.price) == (True, "USD 0.01")
+    assert page_signals({"payment-required": "e30="}, "bot").payment_required
+    assert page_signals({"crawler-price": "x" * 500}, "bot").price == "x" * 100
+
+
+def test_each_signal_has_its_row_in_the_documents() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reasons.md").read_text("utf-8")
+    rows = re.findall(r'^\| `([a-z_]+)`<a id="signal-([a-z_]+)"></a> \|', page, re.MULTILINE)
+    assert all(anchor == name for anchor, name in rows)
+    assert {name for _, name in rows} == {f.name for f in msgspec.structs.fields(PageSignals)}

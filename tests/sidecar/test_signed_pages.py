@@ -1,4 +1,4 @@
-"""Pages of /v1/fetch are signed, and only by the service."""
+"""Pages of /v1/fetch are signed, and what sites say to machines is passed on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gatekeeper.identity import new_key
-from tests.internet import FakeInternet
+from gatekeeper.robots import page_signals
+from tests.internet import FakeInternet, Page
 from tests.test_identity import as_sent, verify
 
 
@@ -37,3 +38,35 @@ async def test_v1_fetch_signs_robots_txt_every_hop_and_the_page(
     for request in internet.requests:
         assert len(request.headers.getall("Signature")) == 1
         verify(as_sent(request), public)
+
+
+async def test_v1_fetch_passes_on_what_a_site_answers_to_machines(
+    door: Any, internet: FakeInternet
+) -> None:
+    internet.site("a.test").robots("").on(
+        "/paid",
+        Page(
+            "pay first",
+            402,
+            headers=[
+                ("Crawler-Price", "USD 0.01"),
+                ("Content-Usage", "train-ai=n"),
+                ("Content-Usage", "search=y"),
+                ("WWW-Authenticate", 'Basic realm="who are you?"'),
+                ("WWW-Authenticate", 'License error="invalid_request", scope="a\\"b"'),
+                ("Link", "</l.xml>; rel=license, " + "x" * 7_000),
+                ("Link", "x" * 7_000),
+            ],
+        ),
+    )
+    service = await door()
+    async with service.session.get(
+        service.base + "/v1/fetch", params={"url": "http://a.test/paid"}
+    ) as response:
+        assert response.status == 402
+        told = response.headers
+    assert told["Crawler-Price"] == "USD 0.01"
+    assert told["Content-Usage"] == "train-ai=n, search=y"
+    assert told.getall("WWW-Authenticate") == ['license error="invalid_request", scope="a\\"b"']
+    assert "Link" not in told  # more than a client would take; the page comes all the same
+    assert page_signals(told, "bot", status=402).license_required

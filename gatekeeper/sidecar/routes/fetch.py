@@ -15,6 +15,7 @@ from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.gate.leases import Lease, refuse
+from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.sidecar.exchange import CRAWL, SANDBOXED, Call, Problem, Route, read_query
 from gatekeeper.sidecar.waiting import WantedLease
 
@@ -49,6 +50,18 @@ _ANSWERED = (
     "Vary",
     "X-Robots-Tag",
 )
+_TOLD = (
+    "Content-Usage",
+    "Crawler-Price",
+    "Link",
+    "Payment-Required",
+    "Robots-Tag",
+    "TDM-Policy",
+    "TDM-Reservation",
+)
+"""What a site says of a page's use, and its price: lists, of which all lines are passed on."""
+_LONGEST_TOLD = 8_000
+"""Characters of one of them: clients refuse a field of more."""
 # A page that a browser opens here would run as a page of this service, and could speak to
 # it (T12): it is sandboxed, never sniffed, and saved instead of shown. Problem documents are
 # sandboxed as well: they may quote what a site or a URL says.
@@ -237,11 +250,25 @@ def _head(page: aiohttp.ClientResponse, decision: Decision) -> dict[str, str]:
     for name, value in headers.items():
         if _UNSENDABLE.search(value):
             raise Problem(502, "bad-answer", f"the site's {name} header holds what none may hold")
+    headers.update(_told(page))
     headers.update(_HARMLESS)
     headers.update(decision_headers(decision))
     headers["Content-Location"] = str(page.url)
     headers["Server"] = "gatekeeper"
     return headers
+
+
+def _told(page: aiohttp.ClientResponse) -> dict[str, str]:
+    """The fields about use and price; what can't be passed on is left out, for the page counts."""
+    found = {name: ", ".join(page.headers.getall(name, ())) for name in _TOLD}
+    challenges = parse_challenges(page.headers.getall("WWW-Authenticate", ()))
+    # Those to machines alone: for Basic a browser would ask its user in this service's name.
+    found["WWW-Authenticate"] = ", ".join([challenge.text for challenge in challenges])
+    return {
+        name: value
+        for name, value in found.items()
+        if value and len(value) <= _LONGEST_TOLD and not _UNSENDABLE.search(value)
+    }
 
 
 ROUTES = (
@@ -252,7 +279,7 @@ ROUTES = (
         "The page itself, fetched politely.",
         query=FetchQuery,
         answers={200: "*/*"},
-        headers=(*_SAID, "Content-Location", *_ANSWERED),
+        headers=(*_SAID, "Content-Location", *_ANSWERED, *_TOLD, "WWW-Authenticate"),
         relays=True,
         needs=CRAWL,
         problems=(400, 403, 429, 502, 503, 504),
