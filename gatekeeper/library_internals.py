@@ -1,6 +1,6 @@
-"""Every use that the package makes of private names of aiohttp.
+"""Every use that the package makes of private names of aiohttp, and of Scrapy's engine.
 
-It doesn't promise these names. Each function says what holds where a name is missing. What exists
+They don't promise these names. Each function says what holds where a name is missing. What exists
 for speed alone, `read_inline` and `start_connection`, is also off where `speedups` are: what is
 left then is the public way, which gives the same answers. The others serve a promise that has no
 public way.
@@ -22,6 +22,7 @@ default_proxy        robots.txt goes the way of the pages,     no proxy: the req
 wrap_requests        a request's own `timeout` and             ConfigError: use the middleware
                      `middlewares` are seen
 fail_broken_body     400 at once for a body that is no HTTP    408 when the time for bodies is over
+wake_scrapy          a request is sent when its turn comes     up to 5 s later, by its heartbeat
 ===================  ========================================  =====================================
 """
 
@@ -51,6 +52,7 @@ __all__ = [
     "limit_interim",
     "read_inline",
     "start_connection",
+    "wake_scrapy",
     "wrap_requests",
 ]
 
@@ -312,3 +314,17 @@ def fail_broken_body(connection: web.RequestHandler) -> None:
     error = getattr(messages[-1][0], "exc", None)  # of a message that stands for an error
     if error is not None:
         request.content.set_exception(web.RequestPayloadError(str(error)))
+
+
+# --- Scrapy's engine ------------------------------------------------------------------------
+
+
+def wake_scrapy(engine: object) -> None:
+    """Have a crawl's engine ask its scheduler for a request now.
+
+    Scrapy has no public way for a scheduler to say that it has one. Without the names the engine
+    asks when a response comes, and by its heartbeat.
+    """
+    nextcall = getattr(getattr(engine, "_slot", None), "nextcall", None)
+    if nextcall is not None:
+        nextcall.schedule()

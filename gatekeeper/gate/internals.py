@@ -53,6 +53,8 @@ class GateInternals:
         """What signs requests; None: they are not signed."""
         self._monotonic = gate._monotonic
         self._decider = gate._decider
+        self.held: Final = gate._scheduler.held
+        """See `Scheduler.held`."""
         self._scheduler = gate._scheduler
 
     # -- questions that wait for nothing ---------------------------------------------

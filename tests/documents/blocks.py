@@ -88,6 +88,17 @@ def getaddrinfo(host, port, *args, **options):
     raise socket.gaierror(socket.EAI_NONAME, f"{name} is not in this test")
 
 socket.getaddrinfo = getaddrinfo
+
+# Scrapy's resolver tells the address alone, and dials the port of the URL.
+socket.gethostbyname = lambda name: getaddrinfo(name, 80)[0][4][0]
+_connect = socket.socket.connect_ex
+
+def connect_ex(self, address):
+    if isinstance(address, tuple) and address[0] == "127.0.0.1":
+        address = (address[0], _ports.get(str(address[1]), address[1]))
+    return _connect(self, address)
+
+socket.socket.connect_ex = connect_ex
 '''
 """`sitecustomize` of the processes."""
 

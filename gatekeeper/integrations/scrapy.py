@@ -1,0 +1,753 @@
+"""Scrapy, polite in one line: `ADDONS = {"gatekeeper.integrations.scrapy.Addon": 500}`.
+
+    Addon             sets the three below, and ROBOTSTXT_OBEY = False
+    PoliteScheduler   gives out a request when its host is due, with its lease: no request waits in
+                      the downloader, where it would hold one of CONCURRENT_REQUESTS places
+    PoliteMiddleware  takes a lease for requests that come without one, refuses what is denied, and
+                      reports what came back
+    RobotParser       for those who want the parser alone (ROBOTSTXT_PARSER)
+
+Settings: GATEKEEPER_CONFIG (a path, or a dict as `Config.from_dict` takes it), or GATEKEEPER_URL
+and GATEKEEPER_TOKEN for a sidecar; GATEKEEPER_MAX_WAIT, seconds for which a deferred request is
+waited for (600). The identity is USER_AGENT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle  # as Scrapy's own disk queues do, in the same folder: JOBDIR is the operator's
+import re
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from datetime import datetime
+from math import inf
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self, cast
+
+from cachetools import LRUCache
+from msgspec.structs import replace
+from scrapy import Request, Spider, signals
+from scrapy.core.scheduler import BaseScheduler
+from scrapy.crawler import Crawler
+from scrapy.exceptions import IgnoreRequest
+from scrapy.http import Response
+from scrapy.robotstxt import RobotParser as BaseRobotParser
+from scrapy.settings import BaseSettings
+from scrapy.utils.defer import deferred_from_coro, maybe_deferred_to_future
+from scrapy.utils.misc import build_from_crawler, load_object
+from scrapy.utils.request import request_from_dict
+
+from gatekeeper import urls
+from gatekeeper.clock import Clock, utc
+from gatekeeper.config import Config, as_config
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.errors import (
+    ConfigError,
+    Denied,
+    GatekeeperError,
+    InvalidURL,
+    LeaseTimeout,
+    StorageError,
+)
+from gatekeeper.fetching.outcomes import Retrieval
+from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.library_internals import wake_scrapy
+from gatekeeper.middleware import unnamed
+from gatekeeper.queue import PoliteQueue, Turn
+from gatekeeper.remote.client import RemoteGatekeeper
+from gatekeeper.robots import Policy, RobotsTxt, product_token
+
+__all__ = ["Addon", "PoliteMiddleware", "PoliteScheduler", "RobotParser"]
+
+_log = logging.getLogger(__name__)
+
+MAX_WAIT: Final = 600.0
+"""Seconds for which a deferred request is waited for, unless GATEKEEPER_MAX_WAIT says otherwise."""
+_STASHED: Final = 5.0
+"""Seconds for which a turn is kept that the engine does not take: it is paused, or full."""
+_MOST_GIVEN_UP: Final = 20_000
+_ORDER: Final = 950
+"""Nearer to the downloader than any middleware of Scrapy's: what it sees is what is sent."""
+
+
+class Addon:
+    """For Scrapy's ADDONS. Needs the asyncio reactor (Scrapy's default), or none."""
+
+    def update_settings(self, settings: BaseSettings) -> None:
+        """Put the scheduler and the middleware in; Scrapy calls it.
+
+        Your own SCHEDULER stays: requests then wait for their turns in the middleware.
+        """
+        here = __name__
+        settings.set("SCHEDULER", f"{here}.PoliteScheduler", priority="addon")
+        settings["DOWNLOADER_MIDDLEWARES"][f"{here}.PoliteMiddleware"] = _ORDER
+        # Whoever set it: the gate's answer counts, and each file is fetched once.
+        priority = max(settings.getpriority("ROBOTSTXT_OBEY") or 0, 15)
+        settings.set("ROBOTSTXT_OBEY", False, priority=priority)
+
+
+class _RefusedTurn:
+    """Stands for a lease where the URL is denied: the request goes on to the middleware, which
+    refuses it, so that its errback hears of it."""
+
+    def __init__(self, decision: Decision, expires_at: datetime) -> None:
+        self.decision = decision
+        self.expires_at = expires_at
+        self.data: Any = None
+
+    def enter(self) -> None:
+        """Nothing is held."""
+
+    def leave(self) -> None:
+        """Nothing is held."""
+
+    def give_back(self) -> None:
+        """Nothing is held."""
+
+
+class _Refusals:
+    """What the queue asks of its gate, where a refusal is a turn of its own."""
+
+    def __init__(self, clock: Clock, max_wait: float) -> None:
+        self.clock = clock
+        self._max_wait = max_wait
+
+    def refusal(self, decision: Decision | None) -> _RefusedTurn | None:
+        """For a denial, and for a deferral that lasts longer than anybody would wait."""
+        if decision is None or decision.verdict is Verdict.ALLOW:
+            return None
+        now = self.clock.wall()
+        if decision.verdict is Verdict.DEFER:
+            until = decision.retry_at
+            if until is not None and until.timestamp() - now <= self._max_wait:
+                return None
+        return _RefusedTurn(decision, utc(now + 3600.0))
+
+    def too_late(self, url: str, origin: str, until: float, why: str) -> _RefusedTurn | None:
+        """For a host whose next turn comes at that moment (wall seconds), if that is too late."""
+        return self.refusal(
+            Decision(
+                verdict=Verdict.DEFER,
+                reason=Reason.HOST_BLOCKED,
+                url=urls.mask(url),
+                origin=origin,
+                user_agent="",
+                note=why,
+                retry_at=utc(until),
+            )
+        )
+
+    def reported(self, host: str) -> None:
+        """Something came of a request of the host."""
+
+
+class _NearGate(_Refusals):
+    """... of a gate in this process."""
+
+    def __init__(self, gate: Gatekeeper, max_wait: float) -> None:
+        self._inside = internals(gate)
+        super().__init__(self._inside.clock, max_wait)
+        self._given_up: LRUCache[str, Decision] = LRUCache(_MOST_GIVEN_UP)
+        """Origins whose file can't be had for long, and the same of their hosts."""
+        self._watched: dict[str, dict[Callable[[], object], Callable[[], None]]] = {}
+        """What is called when a host is due, and what undoes that."""
+
+    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """The decision, if it is known."""
+        return self._inside.peek(url, user_agent=user_agent)
+
+    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
+        """The decision, once the file is here, or is known not to come for long."""
+        decision = await self._inside.check(url, user_agent=user_agent)
+        if decision.verdict is not Verdict.DEFER or self.refusal(decision) is None:
+            return decision
+        self._given_up[decision.origin] = self._given_up[urls.parse(url).host] = decision
+        return replace(decision, verdict=Verdict.DENY)  # the queue would wait for its end
+
+    def take(self, url: str) -> Any:
+        """The turn, or the refusal, if it is known at a glance."""
+        lease = self._inside.take(url)
+        if lease is not None:
+            return lease
+        target = urls.parse(url)
+        if self._inside.robots_file(url) is None:
+            given_up = self.refusal(self._given_up.get(target.origin))
+            found = given_up or self.refusal(self._inside.peek(url))
+            if found is not None:
+                return found
+        return self._blocked(url, target)
+
+    def _blocked(self, url: str, target: urls.Target) -> _RefusedTurn | None:
+        held = self._inside.held(target.host)
+        if held is None or held[0] == inf:  # inf: the operator paused it, and will resume it
+            return None
+        return self.too_late(url, target.origin, self.clock.wall() + held[0], held[1])
+
+    async def acquire(self, url: str, **options: Any) -> Any:
+        """The turn, or the refusal."""
+        try:
+            return await self._inside.acquire(url, **options)
+        except Denied as error:
+            found = self.refusal(error.decision)
+            if found is None:
+                raise
+            return found
+
+    def when_due(
+        self, host: str, callback: Callable[[], object], *, priority: float = 0
+    ) -> Callable[[], None]:
+        """Call back when a turn of the host can be had, or nobody would wait for it."""
+        if self._hopeless(host):
+            callback()
+            return lambda: None
+        watched = self._watched.setdefault(host, {})
+
+        def due() -> None:
+            self._forget(host, due)
+            callback()
+
+        watched[due] = lambda: None
+        undo = self._inside.when_due(host, due, priority=priority)
+        if due in watched:
+            watched[due] = undo
+
+        def cancel() -> None:
+            self._forget(host, due)
+            undo()
+
+        return cancel
+
+    def _forget(self, host: str, due: Callable[[], object]) -> None:
+        watched = self._watched.get(host, {})
+        watched.pop(due, None)
+        if not watched:
+            self._watched.pop(host, None)
+
+    def _hopeless(self, host: str) -> bool:
+        held = self._inside.held(host)
+        blocked = held is not None and self._max_wait < held[0] < inf
+        return blocked or self.refusal(self._given_up.get(host)) is not None
+
+    def reported(self, host: str) -> None:
+        """Something came of a request: the host may be blocked for longer than anybody waits."""
+        if host in self._watched and self._hopeless(host):
+            for due, undo in list(self._watched[host].items()):
+                undo()
+                due()
+
+
+class _FarGate(_Refusals):
+    """... of a sidecar."""
+
+    at_a_glance = False
+
+    def __init__(self, gate: RemoteGatekeeper, max_wait: float) -> None:
+        super().__init__(gate.clock, max_wait)
+        self._gate = gate
+
+    async def look(self, url: str, **options: Any) -> Any:
+        """The turn, if it is now, or the refusal."""
+        return await self._or_refusal(url, self._gate.look(url, **options))
+
+    async def acquire(self, url: str, **options: Any) -> Any:
+        """The turn, or the refusal."""
+        return await self._or_refusal(url, self._gate.acquire(url, **options))
+
+    async def _or_refusal(self, url: str, asking: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await asking
+        except LeaseTimeout as error:
+            found = None
+            if error.retry_at is not None:
+                origin = urls.parse(url).origin
+                found = self.too_late(url, origin, error.retry_at.timestamp(), "its next turn")
+            if found is None:
+                raise
+            return found
+        except Denied as error:
+            found = self.refusal(error.decision)
+            if found is None:
+                raise
+            return found
+
+
+def _unheard(_host: str) -> None:
+    """Nobody waits for the host."""
+
+
+class _Crawl:
+    """The gate of one crawl, and the turns that its requests have; shared by both components."""
+
+    _all: ClassVar[weakref.WeakKeyDictionary[Crawler, _Crawl]] = weakref.WeakKeyDictionary()
+
+    def __init__(self, crawler: Crawler) -> None:
+        self._crawler = weakref.ref(crawler)
+        self.stats: Any = crawler.stats
+        self.settings = crawler.settings
+        self.turns: weakref.WeakKeyDictionary[Request, Turn] = weakref.WeakKeyDictionary()
+        """Of requests that were given out and are under way."""
+        self.max_wait = self.settings.getfloat("GATEKEEPER_MAX_WAIT", MAX_WAIT)
+        self.gate: Gatekeeper | RemoteGatekeeper | None = None
+        self.reported: Callable[[str], object] = _unheard
+        """Told of the host of each request that came to its end."""
+        self._opening: asyncio.Future[Gatekeeper | RemoteGatekeeper] | None = None
+        crawler.signals.connect(self.close, signal=signals.spider_closed)
+
+    @classmethod
+    def of(cls, crawler: Crawler) -> _Crawl:
+        """The one of that crawler."""
+        found = cls._all.get(crawler)
+        if found is None:
+            found = cls._all[crawler] = cls(crawler)
+        return found
+
+    async def open(self) -> Gatekeeper | RemoteGatekeeper:
+        """The gate, opened at the first call."""
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._open())
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> Gatekeeper | RemoteGatekeeper:
+        crawler = self._crawler()
+        spider = None if crawler is None else crawler.spider
+        agent = getattr(spider, "user_agent", None) or self.settings["USER_AGENT"]
+        if (where := self.settings.get("GATEKEEPER_URL")) is not None:
+            name = None if unnamed(agent) else agent
+            token, config = self.settings.get("GATEKEEPER_TOKEN"), self._config()
+            gate: Gatekeeper | RemoteGatekeeper = RemoteGatekeeper(
+                where, name, token=token, config=config
+            )
+        else:
+            if unnamed(agent):
+                _log.warning("USER_AGENT is Scrapy's own: say who you are, so that sites can tell")
+            gate = Gatekeeper(agent, config=self._config())
+        self.gate = await gate.__aenter__()
+        if isinstance(gate, Gatekeeper):
+            internals(gate).on_retrieval(self._retrieved)
+        return gate
+
+    def _config(self) -> Config:
+        given = self.settings.get("GATEKEEPER_CONFIG")
+        if given is None:
+            config = as_config(None)
+        elif isinstance(given, str | Path):
+            config = Config.load(given)
+        elif isinstance(given, Config):
+            config = given
+        else:
+            config = Config.from_dict(_plain(given))
+        jobdir = self.settings.get("JOBDIR")
+        if jobdir and config.storage.path is None:
+            # What is resumed goes on with the clocks and blocks that it had.
+            path = str(Path(jobdir) / "gatekeeper.sqlite")
+            config = replace(config, storage=replace(config.storage, path=path))
+        return config
+
+    def _retrieved(self, origin: str, retrieval: Retrieval, seconds: float) -> None:
+        self.stats.inc_value("robotstxt/request_count")
+        if retrieval.status is not None:
+            self.stats.inc_value("robotstxt/response_count")
+            self.stats.inc_value(f"robotstxt/response_status_count/{retrieval.status}")
+        else:
+            self.stats.inc_value(f"robotstxt/exception_count/{retrieval.outcome.row.name}")
+
+    async def close(self) -> None:
+        """The spider is closed."""
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            with suppress(Exception):
+                await (await opening).__aexit__(None, None, None)
+        self.gate = None
+
+    # -- requests --------------------------------------------------------------------
+
+    def agent_of(self, request: Request) -> str | None:
+        """The request's own User-Agent, if that is another one than the gate's."""
+        header = request.headers.get("User-Agent")
+        sent = None if header is None else header.decode("latin-1")
+        own = None if self.gate is None else self.gate.user_agent
+        if sent is None or unnamed(sent) or own is None:
+            return None
+        return None if product_token(sent).lower() == product_token(own).lower() else sent
+
+    def asked_as(self, request: Request) -> str:
+        """The URL to ask the queue for a turn by: that of the host's robots.txt, which anybody may
+        ask for, where it is not for the gate's own name to say whether the request may be sent.
+        """
+        if request.meta.get("dont_obey_robotstxt") or self.agent_of(request) is not None:
+            return f"{urls.parse(request.url).origin}/robots.txt"
+        return request.url
+
+    def refused(self, request: Request, decision: Decision) -> IgnoreRequest:
+        """Count it as Scrapy does; what to raise."""
+        self.stats.inc_value(f"gatekeeper/{decision.verdict}/{decision.reason}")
+        if decision.verdict is Verdict.DENY:
+            self.stats.inc_value("robotstxt/forbidden")
+            _log.debug("Forbidden by robots.txt: %s (%s)", request, decision.explain())
+            return IgnoreRequest(f"Forbidden by robots.txt: {decision.explain()}")
+        return IgnoreRequest(f"Deferred: {decision.explain()}")
+
+    def done(self, turn: Turn, *, sent: bool) -> None:
+        """End the turn's lease; the request itself is done when Scrapy has dropped it."""
+        lease = turn.lease
+        with suppress(StorageError):
+            if isinstance(lease, _RefusedTurn):
+                return
+            lease.end() if sent else lease.give_back()
+
+
+def _plain(given: Any) -> Any:
+    """A setting of dicts as Scrapy keeps it, as plain ones."""
+    if isinstance(given, BaseSettings):
+        return given.copy_to_dict()
+    return dict(given)
+
+
+class PoliteScheduler(BaseScheduler):
+    """Gives out each request when its host is due; holds the others, with JOBDIR in a file.
+
+    A higher priority goes first within a host and among hosts that are due; equal ones as they
+    came. DUPEFILTER_CLASS, `dont_filter` and the `scheduler/*` stats are as of Scrapy's own.
+    """
+
+    def __init__(self, crawler: Crawler) -> None:
+        self._crawler = crawler
+        self._crawl = _Crawl.of(crawler)
+        self._stats: Any = crawler.stats
+        self._filter: Any = build_from_crawler(
+            load_object(crawler.settings["DUPEFILTER_CLASS"]), crawler
+        )
+        self._queue: PoliteQueue | None = None
+        self._keeps = bool(crawler.settings.get("JOBDIR"))
+        self._spider: Spider | None = None
+        self._direct: deque[Request] = deque()
+        """Of no http or https: nobody's turn."""
+        self._requests: dict[int, Request] = {}
+        """Those that are in memory alone, by what stands for them in the queue."""
+        self._number = 0
+        self._stashed: Turn | None = None
+        self._taken = asyncio.Event()
+        self._feeder: asyncio.Task[None] | None = None
+
+    @classmethod
+    def from_crawler(cls, crawler: Crawler) -> Self:
+        """Scrapy makes it so."""
+        return cls(crawler)
+
+    # -- life ------------------------------------------------------------------------
+
+    def open(self, spider: Spider) -> Any:
+        """Open the gate and the queue; Scrapy waits for it."""
+        self._spider = spider
+        return deferred_from_coro(self._open())
+
+    async def _open(self) -> None:
+        if (opening := self._filter.open()) is not None:
+            await maybe_deferred_to_future(opening)
+        gate = await self._crawl.open()
+        wait = self._crawl.max_wait
+        shown: Any = _NearGate(gate, wait) if isinstance(gate, Gatekeeper) else _FarGate(gate, wait)
+        keep = None
+        if self._keeps:
+            folder = Path(self._crawler.settings["JOBDIR"])
+            folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before the crawl
+            keep = folder / "gatekeeper-queue.sqlite"
+        self._loop = asyncio.get_running_loop()
+        self._crawl.reported = shown.reported
+        self._queue = PoliteQueue(shown, keep=keep)
+        if self._queue.qsize():
+            _log.info("Resuming crawl (%d requests scheduled)", self._queue.qsize())
+        self._feeder = asyncio.create_task(self._feed(self._queue))
+
+    def close(self, reason: str) -> Any:
+        """Everything under way has come to its end: what waits is left for the next run."""
+        return deferred_from_coro(self._close(reason))
+
+    async def _close(self, reason: str) -> None:
+        if self._feeder is not None:
+            self._feeder.cancel()
+            await asyncio.wait([self._feeder])
+        if self._stashed is not None:
+            turn, self._stashed = self._stashed, None
+            await turn.give_back()
+        for turn in list(self._crawl.turns.values()):
+            self._end(turn)
+        if self._queue is not None:
+            await self._queue.close()
+        if (closing := self._filter.close(reason)) is not None:
+            await maybe_deferred_to_future(closing)
+
+    # -- requests --------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        waiting = 0 if self._queue is None else self._queue.qsize()
+        return waiting + len(self._direct) + (self._stashed is not None)
+
+    def has_pending_requests(self) -> bool:
+        """Does any request wait, be it for its turn?"""
+        return len(self) > 0
+
+    def enqueue_request(self, request: Request) -> bool:
+        """Take it in, unless the dupefilter knows it."""
+        if not request.dont_filter and self._filter.request_seen(request):
+            self._filter.log(request, self._spider)
+            return False
+        kind = "memory"
+        if not request.url.startswith(("http://", "https://")):
+            self._direct.append(request)
+        else:
+            kind = self._put(request)
+        self._stats.inc_value(f"scheduler/enqueued/{kind}")
+        self._stats.inc_value("scheduler/enqueued")
+        return True
+
+    def _put(self, request: Request) -> str:
+        queue = cast("PoliteQueue", self._queue)
+        try:
+            url = self._crawl.asked_as(request)
+        except InvalidURL:
+            self._direct.append(request)  # the middleware says what is wrong with it
+            return "memory"
+        if self._keeps and (packed := self._packed(request)) is not None:
+            queue.put_nowait(url, request.priority, packed)
+            return "disk"
+        self._number -= 1  # below nothing that an earlier run may have kept
+        self._requests[self._number] = request
+        queue.put_nowait(url, request.priority, self._number)
+        return "memory"
+
+    def _packed(self, request: Request) -> bytes | None:
+        try:
+            return pickle.dumps(request.to_dict(spider=self._spider), protocol=4)
+        except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
+            if self._crawler.settings.getbool("SCHEDULER_DEBUG"):
+                _log.warning("%s can't be kept, so it is lost at a stop: %s", request, error)
+            self._stats.inc_value("scheduler/unserializable")
+            return None
+
+    def next_request(self) -> Request | None:
+        """One whose turn it is, with its lease; None: nobody's turn has come."""
+        request = self._direct.popleft() if self._direct else None
+        while request is None:
+            turn = self._next_turn()
+            if turn is None:
+                return None
+            request = self._unpacked(turn)
+        self._stats.inc_value("scheduler/dequeued")
+        return request
+
+    def _next_turn(self) -> Turn | None:
+        turn, self._stashed = self._stashed, None
+        self._taken.set()
+        if turn is not None or self._queue is None:
+            return turn
+        try:
+            return self._queue.get_nowait()
+        except (asyncio.QueueEmpty, GatekeeperError):
+            return None  # the feeder meets an error as well, and says so
+
+    def _unpacked(self, turn: Turn) -> Request | None:
+        data, kind = turn.data, "disk"
+        if isinstance(data, bytes):
+            request = request_from_dict(pickle.loads(data), spider=self._spider)  # noqa: S301 - JOBDIR's own
+        else:
+            kind, found = "memory", self._requests.pop(data, None)
+            if found is None:  # of an earlier run, that could not keep it
+                self._end(turn)
+                return None
+            request = found
+        self._crawl.turns[request] = turn
+        # It is done when nobody holds the request any more: its callback has run, and what it
+        # gave is here or in a pipeline. Not from within a collector: it may be at work anywhere.
+        dropped = weakref.finalize(request, _later, self._loop, weakref.ref(self), turn)
+        dropped.atexit = False
+        self._stats.inc_value(f"scheduler/dequeued/{kind}")
+        return request
+
+    def _end(self, turn: Turn) -> None:
+        try:
+            turn.done()
+        except GatekeeperError as error:
+            _log.error("%s is done, and could not be taken off the list: %s", turn.url, error)
+
+    async def _feed(self, queue: PoliteQueue) -> None:
+        """Have a turn at hand whenever there is one, and wake the engine for it."""
+        while True:
+            try:
+                turn = await queue.get()
+            except GatekeeperError as error:
+                _log.error("the next request can't be had: %s", error)
+                await asyncio.sleep(_STASHED)
+                continue
+            self._stashed = turn
+            self._taken.clear()
+            wake_scrapy(self._crawler.engine)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STASHED):
+                    await self._taken.wait()
+            if self._stashed is turn:  # paused, or all places are taken: others may have the turn
+                self._stashed = None
+                await turn.give_back()
+                await self._taken.wait()
+
+
+def _later(
+    loop: asyncio.AbstractEventLoop, scheduler: weakref.ref[PoliteScheduler], turn: Turn
+) -> None:
+    found = scheduler()
+    if found is not None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(found._end, turn)
+
+
+class PoliteMiddleware:
+    """Lets a request through with a lease alone, and reports what came of it."""
+
+    def __init__(self, crawler: Crawler) -> None:
+        self._crawl = _Crawl.of(crawler)
+        self._leases: weakref.WeakKeyDictionary[Request, tuple[Any, float]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """Of requests that are under way, and when they were let through."""
+
+    @classmethod
+    def from_crawler(cls, crawler: Crawler) -> Self:
+        """Scrapy makes it so."""
+        return cls(crawler)
+
+    async def process_request(self, request: Request, spider: Spider | None = None) -> None:
+        """Refuse, or let through with a lease. Raises IgnoreRequest."""
+        if not request.url.startswith(("http://", "https://")):
+            return
+        crawl = self._crawl
+        turn = crawl.turns.get(request)
+        if turn is None:
+            lease = await self._acquire(request)
+        else:
+            lease = turn.lease
+            if isinstance(lease, _RefusedTurn):
+                raise crawl.refused(request, lease.decision)
+            try:
+                await self._judge(request)
+            except IgnoreRequest:
+                lease.give_back()
+                raise
+        crawl.stats.inc_value("gatekeeper/leases")
+        self._leases[request] = lease, time.monotonic()
+
+    async def _acquire(self, request: Request) -> Any:
+        """For what did not come from the scheduler: `engine.download()`, say."""
+        crawl = self._crawl
+        gate = await crawl.open()
+        await self._judge(request)
+        try:
+            return await gate.acquire(crawl.asked_as(request), owned=False, timeout=crawl.max_wait)
+        except Denied as error:
+            raise crawl.refused(request, error.decision) from error
+        except (InvalidURL, LeaseTimeout, ConfigError) as error:
+            raise IgnoreRequest(str(error)) from error
+
+    async def _judge(self, request: Request) -> None:
+        """Of a request under a name of its own, whether that one may send it."""
+        crawl = self._crawl
+        agent = crawl.agent_of(request)
+        if agent is None or request.meta.get("dont_obey_robotstxt"):
+            return
+        gate = await crawl.open()
+        decision = await gate.check(request.url, user_agent=agent)
+        if decision.verdict is not Verdict.ALLOW:
+            raise crawl.refused(request, decision)
+
+    def process_response(
+        self, request: Request, response: Response, spider: Spider | None = None
+    ) -> Response:
+        """Report it: the host's clock, its back-off and its latency go by that."""
+        held = self._leases.pop(request, None)
+        if held is None:  # out of a cache: nothing was sent
+            self._give_back(request)
+            return response
+        lease, _ = held
+        latency = request.meta.get("download_latency")
+        after = response.headers.get("Retry-After")
+        self._tell(
+            lease,
+            status=response.status,
+            elapsed=latency if isinstance(latency, float) else None,
+            retry_after=None if after is None else after.decode("latin-1"),
+            size=len(response.body),
+        )
+        return response
+
+    def process_exception(
+        self, request: Request, exception: Exception, spider: Spider | None = None
+    ) -> None:
+        """Report that no answer came."""
+        held = self._leases.pop(request, None)
+        if held is None:
+            self._give_back(request)
+            return
+        lease, began = held
+        sent = not isinstance(exception, IgnoreRequest)
+        self._tell(lease, elapsed=time.monotonic() - began if sent else None)
+
+    def _tell(self, lease: Any, **told: Any) -> None:
+        try:
+            lease.report(**told)
+        except StorageError as error:
+            _log.error("what came of %s could not be kept: %s", lease.url, error)
+        finally:
+            lease.end()
+        self._crawl.reported(lease.host)
+
+    def _give_back(self, request: Request) -> None:
+        turn = self._crawl.turns.get(request)
+        if turn is not None:
+            self._crawl.done(turn, sent=False)
+
+
+class RobotParser(BaseRobotParser):
+    """gatekeeper's reading of a robots.txt, for `ROBOTSTXT_PARSER`.
+
+    Scrapy fetches the file then, and reads whatever comes: it takes a 503 for an empty file, and
+    keeps no pace. Use `Addon` for that.
+    """
+
+    def __init__(self, robotstxt_body: bytes) -> None:
+        self._robots = RobotsTxt.parse(robotstxt_body)
+        self._policies: dict[str, Policy] = {}
+
+    @classmethod
+    def from_crawler(cls, crawler: Crawler, robotstxt_body: bytes) -> Self:
+        """Scrapy makes it so."""
+        return cls(robotstxt_body)
+
+    def allowed(self, url: str | bytes, user_agent: str | bytes) -> bool:
+        """Whether the agent may fetch the URL."""
+        return self._policy(user_agent).allowed(_text(url))
+
+    def crawl_delay(self, user_agent: str | bytes) -> float | None:
+        """Seconds between two requests, by Crawl-delay."""
+        return self._policy(user_agent).crawl_delay
+
+    def _policy(self, user_agent: str | bytes) -> Policy:
+        agent = _text(user_agent)
+        found = self._policies.get(agent)
+        if found is None:
+            if len(self._policies) >= 100:
+                self._policies.clear()
+            # A product token is of ASCII letters (RFC 9309 section 2.2.1): in the name of an agent
+            # as in that of a group, it ends before the first other one.
+            token = _ASCII.match(product_token(agent))
+            found = self._policies[agent] = self._robots.policy((token and token[0]) or "*")
+        return found
+
+
+_ASCII = re.compile(r"[\x21-\x7e]+")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value

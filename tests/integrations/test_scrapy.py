@@ -1,0 +1,469 @@
+"""Real `scrapy` runs against the fake internet, judged by its log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.conftest import short, sidecar_on
+from tests.documents.blocks import SITE
+from tests.internet import FakeInternet, Hold, Page, Reset, redirect
+
+pytest.importorskip("scrapy")
+
+__all__ = ["short", "sidecar_on"]
+
+AGENT = "examplebot/1.0 (+https://example.org/bot)"
+ROOT = Path(__file__).parents[2]
+SETTINGS: dict[str, Any] = {
+    "ADDONS": {"gatekeeper.integrations.scrapy.Addon": 500},
+    "ROBOTSTXT_OBEY": True,  # as a project's template has it
+    "USER_AGENT": AGENT,
+    "LOG_LEVEL": "INFO",
+    "TELNETCONSOLE_ENABLED": False,
+    "RETRY_ENABLED": False,
+    "GATEKEEPER_CONFIG": {
+        "guard": {"allow": ["127.0.0.0/8", "*.test"]},
+        "pacing": {"default_interval": 0.0},
+    },
+}
+SPIDER = """
+import json, os
+import scrapy
+from scrapy.exceptions import IgnoreRequest
+
+class Spider(scrapy.Spider):
+    name = "spider"
+    custom_settings = json.loads(os.environ["SETTINGS"])
+    wanted = json.loads(os.environ["URLS"])
+
+    def say(self, *what):
+        print(json.dumps(what), flush=True)
+
+    async def start(self):
+        for number, url in enumerate(self.wanted):
+            yield scrapy.Request(url, callback=self.parse, errback=self.failed)
+
+    def parse(self, response):
+        self.say("got", response.status, response.url)
+        EXTRA
+
+    def failed(self, failure):
+        self.say("failed", failure.type.__name__, failure.request.url, str(failure.value))
+
+    def closed(self, reason):
+        self.say("closed", reason, {k: v for k, v in self.crawler.stats.get_stats().items()
+                                    if isinstance(v, (int, float, str))})
+"""
+
+
+@dataclass
+class Run:
+    code: int | None
+    lines: list[Any]
+    log: str
+    stats: dict[str, Any] = field(default_factory=dict)
+
+    def got(self) -> list[str]:
+        return [line[2] for line in self.lines if line[0] == "got"]
+
+    def failed(self) -> dict[str, tuple[str, str]]:
+        return {line[2]: (line[1], line[3]) for line in self.lines if line[0] == "failed"}
+
+
+class Scrapy:
+    """Runs a spider in a process of its own, in which names lead to the fake internet."""
+
+    def __init__(self, internet: FakeInternet, folder: Path) -> None:
+        self.internet = internet
+        self.folder = folder
+        self.port = internet.listener().port()
+        (folder / "sitecustomize.py").write_text(SITE, "utf-8")
+
+    def url(self, host: str, path: str = "/") -> str:
+        return f"http://{host}.test:{self.port}{path}"
+
+    async def start(
+        self,
+        urls: list[str],
+        *,
+        spider: str = SPIDER,
+        extra: str = "pass",
+        command: tuple[str, ...] = (),
+        **settings: Any,
+    ) -> asyncio.subprocess.Process:
+        (self.folder / "spider.py").write_text(spider.replace("EXTRA", extra), "utf-8")
+        environ = {
+            **os.environ,
+            "PYTHONPATH": f"{self.folder}:{ROOT}",
+            "FAKE_PORTS": json.dumps({"80": self.port}),
+            "FAKE_NAMES": json.dumps(
+                [name for name in self.internet.sites if not name[0].isdigit()]
+            ),
+            "SETTINGS": json.dumps({**SETTINGS, **settings}),
+            "URLS": json.dumps(urls),
+        }
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "scrapy", "runspider", "spider.py", *command),
+            cwd=self.folder,
+            env=environ,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def finish(self, process: asyncio.subprocess.Process) -> Run:
+        output, errors = await process.communicate()
+        lines = [json.loads(line) for line in output.decode().splitlines()]
+        run = Run(process.returncode, lines, errors.decode())
+        for line in lines:
+            if line[0] == "closed":
+                run.stats = line[2]
+        return run
+
+    async def run(self, urls: list[str], **options: Any) -> Run:
+        return await self.finish(await self.start(urls, **options))
+
+
+@pytest.fixture
+def scrapy(internet: FakeInternet, tmp_path: Path) -> Scrapy:
+    return Scrapy(internet, tmp_path)
+
+
+@pytest.fixture(params=["embedded", "sidecar"])
+async def where(
+    request: pytest.FixtureRequest, internet: FakeInternet, sidecar_on: Any
+) -> dict[str, Any]:
+    """The settings that say where the gate is."""
+    if request.param == "embedded":
+        return {}
+    return {"GATEKEEPER_URL": (await sidecar_on(internet)).where}
+
+
+async def test_a_crawl_is_decided_paced_and_reported(
+    internet: FakeInternet, scrapy: Scrapy, where: dict[str, Any]
+) -> None:
+    text = "User-agent: *\nCrawl-delay: 0.1\nDisallow: /private\n"
+    site = internet.site("a.test").robots(text)
+    for path in ("/1", "/2", "/3", "/private/x"):
+        site.page(path, "hello")
+    site.on("/to-private", redirect("/private/y")).on("/to-b", redirect(scrapy.url("b", "/x")))
+    other = internet.site("b.test").robots("User-agent: *\nDisallow: /x\n").page("/x")
+    internet.site("dead.test").robots("").on("/", Reset())
+    asked = ["/1", "/2", "/3", "/private/x", "/to-private", "/to-b"]
+    run = await scrapy.run(
+        [*(scrapy.url("a", path) for path in asked), scrapy.url("dead")], **where
+    )
+    assert run.code == 0, run.log
+    assert sorted(run.got()) == [scrapy.url("a", path) for path in ("/1", "/2", "/3")]
+    refused = {url: kind for url, (kind, _) in run.failed().items()}
+    dead = refused.pop(scrapy.url("dead"))
+    assert dead != "IgnoreRequest"  # Scrapy's word for a connection that broke
+    assert refused == dict.fromkeys(
+        [
+            scrapy.url("a", "/private/x"),
+            scrapy.url("a", "/private/y"),  # each redirect hop is decided
+            scrapy.url("b", "/x"),
+        ],
+        "IgnoreRequest",
+    )
+    assert "line 3" in run.failed()[scrapy.url("a", "/private/x")][1]
+    assert sorted(site.paths) == sorted(["/robots.txt", "/1", "/2", "/3", "/to-private", "/to-b"])
+    assert other.paths == ["/robots.txt"]
+    assert min(site.gaps()) >= 0.1
+    assert {request.headers["User-Agent"] for request in site.requests} == {AGENT}
+    assert run.stats["robotstxt/forbidden"] == 3
+    assert run.stats["gatekeeper/leases"] == 6
+    assert run.stats["scheduler/dequeued"] == run.stats["scheduler/enqueued"]
+    if not where:
+        assert run.stats["robotstxt/request_count"] == 3
+        assert run.stats["robotstxt/response_status_count/200"] == 3
+
+
+async def test_a_free_host_waits_for_no_slow_one(internet: FakeInternet, scrapy: Scrapy) -> None:
+    """As many slow hosts as CONCURRENT_REQUESTS: in a downloader they would hold every place."""
+    slow = [f"slow{number}" for number in range(16)]
+    for name in slow:
+        internet.site(f"{name}.test").robots("User-agent: *\nCrawl-delay: 2\n").page("/a")
+    free = internet.site("free.test").robots("")
+    for number in range(60):
+        free.page(f"/{number}")
+    asked = [scrapy.url(name, "/a") for name in slow]
+    asked += [scrapy.url("free", f"/{number}") for number in range(60)]
+    run = await scrapy.run(asked, CONCURRENT_REQUESTS=16)
+    assert len(run.got()) == 76, run.log
+    order = [request.host.partition(".")[0] for request in internet.requests]
+    last_free = max(n for n, name in enumerate(order) if name == "free")
+    pages = [
+        n
+        for n, request in enumerate(internet.requests)
+        if request.target == "/a" and request.host.startswith("slow")
+    ]
+    assert last_free < min(pages)
+    for name in slow:
+        assert min(internet.sites[f"{name}.test"].gaps()) >= 2.0
+
+
+async def test_a_429_holds_that_host_alone_and_a_503_file_is_given_up_in_the_end(
+    internet: FakeInternet, scrapy: Scrapy, where: dict[str, Any]
+) -> None:
+    busy = Page("", status=429, headers={"Retry-After": "2"})
+    site = internet.site("a.test").robots("").on("/1", busy).page("/2")
+    long = Page("", status=503, headers={"Retry-After": "7200"})
+    internet.site("c.test").robots("").on("/1", long).page("/2")
+    internet.site("b.test").robots("").page("/1").page("/2")
+    internet.site("down.test").robots(Page("", status=503, headers={"Retry-After": "7200"}))
+    hosts = "ab" if where else "abc"  # a sidecar is asked for half a minute before it says so
+    run = await scrapy.run(
+        [
+            *(scrapy.url(host, path) for host in hosts for path in ("/1", "/2")),
+            scrapy.url("down"),
+        ],
+        HTTPERROR_ALLOW_ALL=True,
+        **where,
+    )
+    assert run.code == 0, run.log
+    assert site.gaps()[-1] >= 2.0
+    assert len(run.got()) == 2 * len(hosts) - ("c" in hosts)
+    if "c" in hosts:  # blocked for two hours
+        assert run.failed()[scrapy.url("c", "/2")][0] == "IgnoreRequest"
+    kind, text = run.failed()[scrapy.url("down")]
+    assert kind == "IgnoreRequest"
+    assert text.startswith("Deferred")
+    assert set(internet.sites["down.test"].paths) == {"/robots.txt"}
+
+
+DOWNLOADS = """
+        if response.url.endswith("/first"):
+            for url in json.loads(os.environ["MORE"]):
+                try:
+                    found = await self.crawler.engine.download_async(scrapy.Request(url))
+                    self.say("inline", found.status, found.url)
+                except IgnoreRequest as error:
+                    self.say("refused", str(error), url)
+"""
+
+
+async def test_inline_requests_names_of_their_own_and_those_that_obey_nobody(
+    internet: FakeInternet, scrapy: Scrapy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "User-agent: examplebot\nDisallow: /private\nCrawl-delay: 0.1\n\n"
+        "User-agent: otherbot\nDisallow: /other\nCrawl-delay: 0.1\n"
+    )
+    site = internet.site("a.test").robots(text)
+    for path in ("/first", "/inline", "/private", "/private/2", "/other", "/private/3"):
+        site.page(path)
+    spider = SPIDER.replace(
+        "yield scrapy.Request(url, callback=self.parse, errback=self.failed)",
+        "yield scrapy.Request(url.partition('#')[0], callback=self.parse, errback=self.failed,"
+        " headers={'User-Agent': 'otherbot/2.0'} if url.endswith('#other') else {},"
+        " meta={'dont_obey_robotstxt': url.endswith('#any')})",
+    ).replace("def parse", "async def parse")
+    monkeypatch.setenv(
+        "MORE", json.dumps([scrapy.url("a", "/inline"), scrapy.url("a", "/private/3")])
+    )
+    run = await scrapy.run(
+        [
+            scrapy.url("a", "/first"),
+            scrapy.url("a", "/private#any"),
+            scrapy.url("a", "/private/2#other"),
+            scrapy.url("a", "/other#other"),
+        ],
+        spider=spider.replace("        EXTRA", DOWNLOADS),
+    )
+    assert run.code == 0, run.log
+    assert sorted(run.got()) == sorted(
+        scrapy.url("a", path) for path in ("/first", "/private", "/private/2")
+    )
+    assert [*run.failed()] == [scrapy.url("a", "/other")]
+    assert ["inline", 200, scrapy.url("a", "/inline")] in run.lines
+    [refused] = [line for line in run.lines if line[0] == "refused"]
+    assert refused[2] == scrapy.url("a", "/private/3")
+    assert sorted(site.paths) == sorted(
+        ["/robots.txt", "/first", "/private", "/private/2", "/inline"]
+    )
+    assert min(site.gaps()) >= 0.1
+    [own] = [request for request in site.requests if request.target == "/private/2"]
+    assert own.headers["User-Agent"] == "otherbot/2.0"
+
+
+GROWING = """
+        number = int(response.url.rpartition("/")[2])
+        self.say("seen", number)
+        if number < 40:
+            yield scrapy.Request(response.urljoin(f"/{number + 100}"), self.parse, priority=number)
+"""
+
+
+async def test_kill_9_and_resume_with_a_jobdir(internet: FakeInternet, scrapy: Scrapy) -> None:
+    hold = Hold(Page("held"))
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.02\n")
+    other = internet.site("b.test").robots("User-agent: *\nCrawl-delay: 0.02\n")
+    for number in (*range(40), *range(100, 140)):
+        for one in (site, other):
+            one.page(f"/{number}")
+    site.on("/20", hold, Page("at last"))
+    asked = [scrapy.url(host, f"/{number}") for number in range(40) for host in "ab"]
+    options: dict[str, Any] = {"extra": GROWING.strip(), "JOBDIR": "job"}
+    process = await scrapy.start(asked, **options)
+    await hold.waiting.acquire()
+    process.send_signal(signal.SIGKILL)
+    first = await scrapy.finish(process)
+    in_flight = [request.url for request in internet.requests if request.answered is None]
+    hold.release()
+    assert first.stats == {}
+    second = await scrapy.run([], **options)
+    assert second.code == 0, second.log
+    every = {
+        scrapy.url(host, f"/{number}") for number in (*range(40), *range(100, 140)) for host in "ab"
+    }
+    # What start() had not given yet when it was killed, nobody knew of; all else is there.
+    enqueued = every & {*first.got(), *second.got()}
+    parents = {url for url in enqueued if int(url.rpartition("/")[2]) < 100}
+    children = {url for url in enqueued if int(url.rpartition("/")[2]) >= 100}
+    assert scrapy.url("a", "/20") in parents
+    assert {url.replace(f":{scrapy.port}/1", f":{scrapy.port}/") for url in children} or True
+    assert len(children) == len(parents)  # nothing that a page led to is lost
+    repeated = [url for url, n in Counter([*first.got(), *second.got()]).items() if n > 1]
+    assert len(repeated) <= 2, repeated
+    assert in_flight
+    assert min(site.gaps()) >= 0.02
+    third = await scrapy.run([], **options)
+    assert third.got() == []
+
+
+async def test_a_pause_loses_and_repeats_nothing(internet: FakeInternet, scrapy: Scrapy) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.05\n")
+    for number in (*range(40), *range(100, 140)):
+        site.page(f"/{number}")
+    asked = [scrapy.url("a", f"/{number}") for number in range(40)]
+    options: dict[str, Any] = {"extra": GROWING.strip(), "JOBDIR": "job"}
+    first = await scrapy.run(asked, CLOSESPIDER_PAGECOUNT=10, **options)
+    assert first.code == 0, first.log
+    assert 10 <= len(first.got()) < 40
+    second = await scrapy.run([], **options)
+    pages = Counter([*first.got(), *second.got()])
+    assert set(pages.values()) == {1}
+    assert len(pages) == 80
+    assert Counter(site.paths)["/robots.txt"] == 1  # it is remembered, too
+
+
+async def test_an_item_file_pipeline_takes_turns(internet: FakeInternet, scrapy: Scrapy) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\nDisallow: /no\n")
+    site.page("/1").page("/file.pdf", "pdf").page("/no.pdf", "no")
+    extra = 'yield {"file_urls": [response.urljoin(p) for p in ("/file.pdf", "/no.pdf")]}'
+    run = await scrapy.run(
+        [scrapy.url("a", "/1")],
+        extra=extra,
+        ITEM_PIPELINES={"scrapy.pipelines.files.FilesPipeline": 1},
+        FILES_STORE="files",
+    )
+    assert run.code == 0, run.log
+    assert sorted(site.paths) == ["/1", "/file.pdf", "/robots.txt"]
+    assert min(site.gaps()) >= 0.1
+    assert run.stats["file_status_count/downloaded"] == 1
+
+
+async def test_another_scheduler_waits_in_the_middleware(
+    internet: FakeInternet, scrapy: Scrapy
+) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\nDisallow: /no\n")
+    site.page("/1").page("/2")
+    run = await scrapy.run(
+        [scrapy.url("a", path) for path in ("/1", "/no", "/2")],
+        SCHEDULER="scrapy.core.scheduler.Scheduler",
+    )
+    assert run.code == 0, run.log
+    assert sorted(site.paths) == ["/1", "/2", "/robots.txt"]
+    assert min(site.gaps()) >= 0.1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"command": ("-s", "TWISTED_REACTOR_ENABLED=False")}, {"HTTPCACHE_ENABLED": True}],
+    ids=["no-reactor", "cache"],
+)
+async def test_it_runs_without_a_reactor_and_beside_a_cache(
+    internet: FakeInternet, scrapy: Scrapy, settings: dict[str, Any]
+) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nDisallow: /no\n").page("/1").page("/2")
+    asked = [scrapy.url("a", path) for path in ("/1", "/no", "/2")]
+    for times in (1, 2):
+        run = await scrapy.run(asked, **settings)
+        assert run.code == 0, run.log
+        assert len(run.got()) == 2
+        pages = [path for path in site.paths if path != "/robots.txt"]
+        assert len(pages) == (2 if "HTTPCACHE_ENABLED" in settings else 2 * times)
+
+
+async def test_while_the_sidecar_is_down_nothing_is_sent(
+    internet: FakeInternet, scrapy: Scrapy, sidecar_on: Any
+) -> None:
+    site = internet.site("a.test").robots("").page("/1")
+    sidecar = await sidecar_on(internet)
+    await sidecar.stop()
+    run = await scrapy.run(
+        [scrapy.url("a", "/1")], GATEKEEPER_URL=sidecar.where, GATEKEEPER_MAX_WAIT=1
+    )
+    assert run.got() == []
+    assert site.paths == []
+    assert "gate_unreachable" in run.failed()[scrapy.url("a", "/1")][1]
+
+
+ROBOTS = """
+User-Agent: *
+Disallow: /admin/
+Allow: /admin/open
+Crawl-delay: 2.5
+# taken from a site of many languages
+Disallow: /wiki/K%C3%A4ytt%C3%A4j%C3%A4:
+
+User-Agent: Unic\u00f6deB\u00f6t
+Disallow: /some/randome/page.html
+
+User-agent: first
+Crawl-delay: 7
+Disallow:
+""".encode()
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_the_parser_alone_reads_agents_and_urls_of_any_kind(as_bytes: bool) -> None:
+    from gatekeeper.integrations.scrapy import RobotParser
+
+    parser = RobotParser.from_crawler(None, ROBOTS)  # type: ignore[arg-type]
+
+    def allowed(path: str, agent: str) -> bool:
+        url = f"https://site.local{path}"
+        if as_bytes:
+            return parser.allowed(url.encode(), agent.encode())
+        return parser.allowed(url, agent)
+
+    assert allowed("/", "*")
+    assert not allowed("/admin/", "*")
+    assert allowed("/admin/open", "anybot/1.0")
+    assert not allowed("/wiki/K\u00e4ytt\u00e4j\u00e4:x", "*")
+    assert not allowed("/wiki/K%C3%A4ytt%C3%A4j%C3%A4:x", "anybot")
+    assert allowed("/some/randome/page.html", "*")
+    assert not allowed("/some/randome/page.html", "Unic\u00f6deB\u00f6t")
+    assert allowed("/admin/", "first/2.0 (+https://example.org)")
+    assert parser.crawl_delay("first") == 7
+    assert parser.crawl_delay(b"anybot") == 2.5
+    assert allowed("/", "\u304b\u304f")  # no letter of ASCII: anybody
+
+
+def test_the_parser_alone_never_raises_on_a_file() -> None:
+    from gatekeeper.integrations.scrapy import RobotParser
+
+    for body in (b"", b"\xff\xfe\x00", b"<html>", b"Disallow: /"):
+        assert RobotParser.from_crawler(None, body).allowed("https://site.local/", "bot")  # type: ignore[arg-type]
