@@ -88,7 +88,8 @@ async def _fetch(settings: Settings, origin: str) -> RobotsTxt | None:
     async with open_gate(settings.obeying()) as gate:
         robots = await gate.robots(f"{origin}/robots.txt")
         if robots is None:
-            # Not of /robots.txt itself, which may be asked for whatever became of it (RFC-20).
+            # Not of /robots.txt itself, which may be asked for whatever became of it (RFC 9309
+            # section 2.2.2, RFC-20).
             decision = await gate.check(f"{origin}/")
             if decision.state is not State.UNAVAILABLE:
                 raise GatekeeperError(

@@ -456,7 +456,8 @@ class RemoteGatekeeper:
             check_agent(user_agent)
 
     async def _explain(self, url: str, agent: str | None) -> Explanation:
-        # The question is about "/": of /robots.txt itself nothing could be learnt (RFC-20).
+        # The question is about "/": of /robots.txt itself nothing could be learnt (RFC 9309
+        # section 2.2.2, RFC-20).
         query = f"url={quote(urls.parse(url).origin + '/', safe='')}"
         if agent is not None:
             query += f"&user_agent={quote(agent, safe='')}"
@@ -653,8 +654,8 @@ def policy_of(
 ) -> Policy:
     """The file as it reads for the agent, or what stands for one that can't be read.
 
-    Everything is allowed where there is no file (RFC-36) or the operator says so, nothing
-    where it can't be had (RFC-37) or the guard refuses.
+    Everything is allowed where there is no file (RFC 9309 section 2.3.1.3, RFC-36) or the operator
+    says so, nothing where it can't be had (section 2.3.1.4, RFC-37) or the guard refuses.
     """
     if robots is None:
         welcome = told.decision.verdict is Verdict.ALLOW

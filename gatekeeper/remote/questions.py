@@ -294,8 +294,8 @@ class DecisionLifetimes:
     Never beyond their own end: DEFER until `retry_at`. ALLOW and DENY by the file until
     `expires_at`, and `cap` seconds at most, as the file may be asked for again before that;
     ALLOW to the end of the minute at most: a decision does not say whether the file has a
-    Visit-time, whose windows end with a minute (V2-24). An operator's or the guard's word
-    for a few seconds.
+    Visit-time, whose windows end with a minute (2.0 draft, V2-24). An operator's or the guard's
+    word for a few seconds.
     """
 
     __slots__ = ("_cap", "_minute", "_short", "_soon", "_wall")

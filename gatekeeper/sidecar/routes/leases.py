@@ -129,7 +129,8 @@ def _tell(service: Service, lease_id: str, told: LeaseReport) -> OpenLease | Non
 
 async def _block(service: Service, url: str, told: LeaseReport) -> None:
     """A report about a lease of an earlier process that could not be held again: what the
-    site said of its block holds all the same (HTTP-08)."""
+    site said of its block holds all the same (RFC 9110 section
+    10.2.3, HTTP-08)."""
     wall = service.clock.wall()
     seconds = parse_retry_after(told.retry_after, wall)
     if seconds is None and told.status in (429, 503):
