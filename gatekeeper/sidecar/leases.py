@@ -52,6 +52,7 @@ from gatekeeper.errors import GatekeeperError, StorageError
 from gatekeeper.gate import internals
 from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
+from gatekeeper.sidecar.metrics import counter, gauge
 from gatekeeper.sidecar.waiting import LeaseWaiters, WantedLease, draining, full
 from gatekeeper.storage.base import NO_SPACE
 
@@ -324,30 +325,16 @@ class LeaseTable:
 
     def samples(self) -> Iterable[Sample]:
         """For /metrics."""
-        yield (
-            "gauge",
+        yield gauge(
             "gatekeeper_leases",
             "Leases that clients hold or wait for.",
-            ("state",),
-            [(("held",), len(self._held)), (("waiting",), len(self.waiters))],
+            {"held": len(self._held), "waiting": len(self.waiters)},
+            "state",
         )
-        yield (
-            "counter",
-            "gatekeeper_leases_ended",
-            "Leases ended, by how.",
-            ("how",),
-            [((how,), n) for how, n in self.ended.items()],
-        )
-        yield (
-            "counter",
-            "gatekeeper_leases_refused",
-            "Requests for a lease that met a bound.",
-            ("bound",),
-            [
-                *(((bound,), n) for bound, n in self.refused.items()),
-                (("waiting",), self.waiters.refused),
-            ],
-        )
+        yield counter("gatekeeper_leases_ended", "Leases ended, by how.", self.ended, "how")
+        refused = {**self.refused, "waiting": self.waiters.refused}
+        text = "Requests for a lease that met a bound."
+        yield counter("gatekeeper_leases_refused", text, refused, "bound")
 
     def _admit(self, client: str) -> None:
         if self.waiters.closed:

@@ -24,7 +24,7 @@ from gatekeeper.decision import Decision, Verdict
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate.decision_cache import WrittenDecision
 from gatekeeper.sidecar.exchange import METHODS, Problem, Route, Router
-from gatekeeper.sidecar.metrics import Sample
+from gatekeeper.sidecar.metrics import Sample, counter
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
@@ -222,14 +222,8 @@ class DecisionLog:
 
     def samples(self) -> Iterable[Sample]:
         """For /metrics."""
-        counts = (("written", self.written), ("dropped", self.dropped))
-        yield (
-            "counter",
-            "gatekeeper_decision_log",
-            "Lines of the decision log.",
-            ("result",),
-            [((result,), n) for result, n in counts],
-        )
+        counts = {"written": self.written, "dropped": self.dropped}
+        yield counter("gatekeeper_decision_log", "Lines of the decision log.", counts, "result")
 
     def wants(self, decision: Decision) -> bool:
         """Whether it is one of those that are logged."""

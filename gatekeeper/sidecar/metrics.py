@@ -6,6 +6,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import nan
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -19,12 +20,38 @@ from prometheus_client.registry import Collector
 from gatekeeper.fleet import FleetStats
 from gatekeeper.gate import GateStats
 
-__all__ = ["CONTENT_TYPE", "Metrics", "Sample", "gate_samples"]
+__all__ = ["CONTENT_TYPE", "Metrics", "Sample", "counter", "gate_samples", "gauge"]
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-Sample = tuple[str, str, str, tuple[str, ...], Iterable[tuple[tuple[str, ...], float]]]
-"""kind ("counter" or "gauge"), name, help, label names, (label values, value)."""
+Sample = CounterMetricFamily | GaugeMetricFamily
+
+_Key = TypeVar("_Key", bound=str | tuple[str, ...])
+
+
+def counter(name: str, text: str, values: float | Mapping[_Key, float], *labels: str) -> Sample:
+    """What only grows, as Prometheus wants it: a number, or numbers by the value of their label,
+    by a tuple of values where there are several. `labels` are their names.
+
+    >>> counter("leases_ended", "Leases ended, by how.", {"reported": 3}, "how").samples[0].value
+    3
+    """
+    return _filled(CounterMetricFamily(name, text, labels=labels), values)
+
+
+def gauge(name: str, text: str, values: float | Mapping[_Key, float], *labels: str) -> Sample:
+    """What goes up and down; see `counter`."""
+    return _filled(GaugeMetricFamily(name, text, labels=labels), values)
+
+
+def _filled(family: Sample, values: float | Mapping[_Key, float]) -> Sample:
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            family.add_metric((key,) if isinstance(key, str) else key, value)
+    else:
+        family.add_metric((), values)
+    return family
+
 
 _BOUNDS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
@@ -52,7 +79,7 @@ class Histogram:
         """The duration below which that share of so many observations lies, evenly spread within
         their bucket; nan where there are none.
 
-        >>> Histogram.quantile([0, 10] + [0] * 11, 0.5)
+        >>> round(Histogram.quantile([0, 10] + [0] * 11, 0.5), 4)
         0.0055
         """
         wanted, below, low = share * sum(counts), 0, 0.0
@@ -124,60 +151,33 @@ class Metrics(Collector):
         """Everything, as families."""
         yield self.queue_wait.family()
         yield self.robots_fetch.family()
-        for kind, name, text, labels, values in self._own():
-            yield _family(kind, name, text, labels, values)
+        yield from self._own()
         for source in self._sources:
-            for kind, name, text, labels, values in source():
-                yield _family(kind, name, text, labels, values)
+            yield from source()
 
     def _own(self) -> Iterator[Sample]:
-        yield (
-            "counter",
+        yield counter(
             "gatekeeper_http_requests",
             "Answers given.",
-            ("route", "method", "code"),
-            [((r, m, str(code)), n) for (r, m, code), n in list(self.requests.items())],
+            {(r, m, str(code)): n for ((r, m, code), n) in list(self.requests.items())},
+            "route",
+            "method",
+            "code",
         )
-        yield (
-            "counter",
-            "gatekeeper_config_reload",
-            "Reloads of the configuration.",
-            ("result",),
-            [((result,), n) for result, n in self.reloads.items()],
+        yield counter(
+            "gatekeeper_config_reload", "Reloads of the configuration.", self.reloads, "result"
         )
-        yield (
-            "gauge",
+        yield gauge(
             "gatekeeper_config_last_reload_successful",
             "Whether the last reload was taken over.",
-            (),
-            [((), float(self.last_reload_ok))],
+            float(self.last_reload_ok),
         )
-        yield (
-            "gauge",
+        yield gauge(
             "gatekeeper_config_last_reload_success_timestamp_seconds",
             "When a configuration was last taken over.",
-            (),
-            [((), self.last_reload_at)],
+            self.last_reload_at,
         )
-        version = [((self._build,), 1.0)]
-        yield ("gauge", "gatekeeper_build_info", "The version.", ("version",), version)
-
-
-def _family(
-    kind: str,
-    name: str,
-    text: str,
-    labels: tuple[str, ...],
-    values: Iterable[tuple[tuple[str, ...], float]],
-) -> Metric:
-    family: CounterMetricFamily | GaugeMetricFamily = (
-        CounterMetricFamily(name, text, labels=labels)
-        if kind == "counter"
-        else GaugeMetricFamily(name, text, labels=labels)
-    )
-    for label_values, value in values:
-        family.add_metric(label_values, value)
-    return family
+        yield gauge("gatekeeper_build_info", "The version.", {self._build: 1.0}, "version")
 
 
 # --- What the gate counts, for Prometheus; the names are those of its neighbours' sidecars.
@@ -188,40 +188,31 @@ _HOST_STATES = ("idle", "waiting", "blocked", "paused")
 
 def gate_samples(stats: GateStats, hosts: Mapping[str, int]) -> Iterable[Sample]:
     """The samples of one scrape; `hosts` by their state."""
-    yield (
-        "counter",
-        "gatekeeper_decisions",
-        "Decisions given.",
-        ("outcome", "reason"),
-        [((verdict, reason), n) for (verdict, reason), n in stats.decisions.items()],
-    )
+    yield counter("gatekeeper_decisions", "Decisions given.", stats.decisions, "outcome", "reason")
     yield from _robots(stats)
     yield from _pacing(stats)
-    yield (
-        "gauge",
+    yield gauge(
         "gatekeeper_hosts",
         "Hosts and shared clocks in memory, by what holds them up.",
-        ("state",),
-        [((state,), hosts.get(state, 0)) for state in _HOST_STATES],
+        {state: hosts.get(state, 0) for state in _HOST_STATES},
+        "state",
     )
     if stats.guard is not None:
-        yield (
-            "counter",
+        yield counter(
             "gatekeeper_guard_denied",
             "URLs and addresses that the guard refused.",
-            ("kind",),
-            [((kind,), n) for kind, n in stats.guard.refused.items()],
+            stats.guard.refused,
+            "kind",
         )
 
 
 def _robots(stats: GateStats) -> Iterable[Sample]:
     directory = stats.directory
-    yield (
-        "counter",
+    yield counter(
         "gatekeeper_robots_fetch",
         "Retrievals of robots.txt, by what they came to.",
-        ("result",),
-        [((result,), n) for result, n in directory.outcomes.items()],
+        directory.outcomes,
+        "result",
     )
     gauges = (
         ("gatekeeper_cache_entries", "Origins in memory.", directory.records),
@@ -231,7 +222,7 @@ def _robots(stats: GateStats) -> Iterable[Sample]:
         ("gatekeeper_local_fault", "Our own network seems to be down.", directory.local_fault),
     )
     for name, text, value in gauges:
-        yield ("gauge", name, text, (), [((), float(value))])
+        yield gauge(name, text, value)
     counters = (
         ("gatekeeper_cache_evicted", "Origins dropped from memory.", directory.evicted),
         ("gatekeeper_robots_revalidated", "Files found unchanged.", directory.revalidated),
@@ -239,38 +230,23 @@ def _robots(stats: GateStats) -> Iterable[Sample]:
         ("gatekeeper_storage_errors", "Failures to read or write state.", directory.storage_errors),
     )
     for name, text, value in counters:
-        yield ("counter", name, text, (), [((), float(value))])
+        yield counter(name, text, value)
 
 
 def _pacing(stats: GateStats) -> Iterable[Sample]:
     pacing = stats.pacing
-    yield (
-        "gauge",
+    yield gauge(
         "gatekeeper_turns",
         "Turns, by what is happening with them.",
-        ("state",),
-        [(("in_flight",), pacing.in_flight), (("waiting",), pacing.waiting)],
+        {"in_flight": pacing.in_flight, "waiting": pacing.waiting},
+        "state",
     )
-    yield (
-        "counter",
-        "gatekeeper_turns_granted",
-        "Turns granted, those for robots.txt included.",
-        (),
-        [((), pacing.granted)],
+    yield counter(
+        "gatekeeper_turns_granted", "Turns granted, those for robots.txt included.", pacing.granted
     )
-    yield (
-        "counter",
-        "gatekeeper_blocks",
-        "Hosts blocked for what they answered.",
-        (),
-        [((), pacing.blocks)],
-    )
-    yield (
-        "counter",
-        "gatekeeper_shadow_denied",
-        "Dry run: leases that would have waited.",
-        (),
-        [((), pacing.dry_waits)],
+    yield counter("gatekeeper_blocks", "Hosts blocked for what they answered.", pacing.blocks)
+    yield counter(
+        "gatekeeper_shadow_denied", "Dry run: leases that would have waited.", pacing.dry_waits
     )
     if stats.fleet is not None:
         yield from _fleet(stats.fleet)

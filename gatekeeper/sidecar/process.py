@@ -44,6 +44,7 @@ from gatekeeper.sidecar.listening import (
     raise_file_limit,
 )
 from gatekeeper.sidecar.logs import set_up
+from gatekeeper.sidecar.metrics import counter, gauge
 from gatekeeper.sidecar.reload import check_config, reload
 from gatekeeper.sidecar.security import (
     Certificates,
@@ -252,20 +253,8 @@ async def _listening(
 
 
 def _connections(server: Server) -> Iterable[Sample]:
-    yield (
-        "gauge",
-        "gatekeeper_connections",
-        "Open connections.",
-        (),
-        [((), len(server.connections))],
-    )
-    yield (
-        "counter",
-        "gatekeeper_connections_refused",
-        "Connections turned away.",
-        (),
-        [((), server.full)],
-    )
+    yield gauge("gatekeeper_connections", "Open connections.", len(server.connections))
+    yield counter("gatekeeper_connections_refused", "Connections turned away.", server.full)
 
 
 def with_state(config: Config) -> Config:

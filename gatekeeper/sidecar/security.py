@@ -24,7 +24,7 @@ from gatekeeper.clock import Clock
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.exchange import ANY_ROLE, Problem, Role, retry_after
-from gatekeeper.sidecar.metrics import Sample
+from gatekeeper.sidecar.metrics import Sample, counter, gauge
 
 __all__ = [
     "ANY_LITERAL",
@@ -361,19 +361,14 @@ class ClientLimits:
 
     def samples(self) -> Iterable[Sample]:
         """For /metrics; summed over clients, whose addresses are not ours to bound (T10)."""
-        yield (
-            "gauge",
-            "gatekeeper_requests_under_way",
-            "Requests being answered.",
-            (),
-            [((), sum(self._busy.values()))],
+        yield gauge(
+            "gatekeeper_requests_under_way", "Requests being answered.", sum(self._busy.values())
         )
-        yield (
-            "counter",
+        yield counter(
             "gatekeeper_clients_refused",
             "Requests that met a bound of their client.",
-            ("bound",),
-            [((bound,), n) for bound, n in self.refused.items()],
+            self.refused,
+            "bound",
         )
 
     def enter(self, client: str) -> None:

@@ -48,7 +48,7 @@ from gatekeeper.sidecar.exchange import (
 )
 from gatekeeper.sidecar.leases import LeaseBook, LeaseTable
 from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, tracing
-from gatekeeper.sidecar.metrics import Metrics, gate_samples
+from gatekeeper.sidecar.metrics import Metrics, gate_samples, gauge
 from gatekeeper.sidecar.pages.feeds import DecisionFeed
 from gatekeeper.sidecar.pages.state import OperatorState
 from gatekeeper.sidecar.routes import check, fetch, forward_auth, hosts, leases, operators
@@ -377,26 +377,17 @@ class Service:
         yield from self.clients.samples()
         yield from self.log.samples()
         yield from self.learning.samples()
-        yield (
-            "gauge",
-            "gatekeeper_ready",
-            "Whether new questions are taken.",
-            (),
-            [((), float(self.ready))],
-        )
-        yield (
-            "gauge",
+        yield gauge("gatekeeper_ready", "Whether new questions are taken.", float(self.ready))
+        yield gauge(
             "gatekeeper_config_restart_required",
             "Settings that were changed in the file, and are in force after a restart.",
-            ("setting",),
-            [((name,), 1.0) for name in self.restart_required],
+            dict.fromkeys(self.restart_required, 1.0),
+            "setting",
         )
-        yield (
-            "gauge",
+        yield gauge(
             "gatekeeper_storage_failing",
             "Whether the state file takes no promises, so that leases are deferred.",
-            (),
-            [((), float(self.internals.storage_failing is not None or not self.leases.writable))],
+            float(self.internals.storage_failing is not None or not self.leases.writable),
         )
 
     def _problem(self, error: Exception, request_id: str, call: Call | None) -> Problem:

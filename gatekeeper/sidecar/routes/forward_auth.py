@@ -24,7 +24,7 @@ from gatekeeper.decision import Decision, State
 from gatekeeper.errors import GateClosed, InvalidURL
 from gatekeeper.robots import product_token
 from gatekeeper.sidecar.exchange import ANY, FORWARD_AUTH, Call, Problem, Route
-from gatekeeper.sidecar.metrics import Sample
+from gatekeeper.sidecar.metrics import Sample, counter
 from gatekeeper.sidecar.routes.fetch import decision_headers
 
 if TYPE_CHECKING:
@@ -243,12 +243,10 @@ class OriginLearner:
 
     def samples(self) -> Iterable[Sample]:
         """For /metrics."""
-        yield (
-            "counter",
+        yield counter(
             "gatekeeper_learning_put_off",
             "Unknown origins of forward-auth that were not asked at once: too many were.",
-            (),
-            [((), self.put_off)],
+            self.put_off,
         )
 
     def begin(self, origin: str) -> asyncio.Task[None] | None:
