@@ -254,19 +254,18 @@ def _pacing(stats: GateStats) -> Iterable[Sample]:
 
 def _fleet(fleet: FleetStats) -> Iterable[Sample]:
     states = ("connected", "lost", "recovering")
-    yield (
-        "gauge",
+    yield gauge(
         "gatekeeper_fleet_state",
         "1 for the state of the store that the fleet shares.",
-        ("state",),
-        [((state,), float(fleet.state == state)) for state in states],
+        {state: float(fleet.state == state) for state in states},
+        "state",
     )
-    for kind, name, text, value in (
-        ("gauge", "gatekeeper_fleet_members", "Members that gave a sign of life.", fleet.members),
-        ("gauge", "gatekeeper_fleet_dividing", "The store is lost, hosts divided.", fleet.dividing),
-        ("counter", "gatekeeper_fleet_calls", "Script calls of the store.", fleet.calls),
-        ("counter", "gatekeeper_fleet_requests", "What travelled in them.", fleet.requests),
-        ("counter", "gatekeeper_fleet_failures", "Calls that failed.", fleet.failures),
-        ("counter", "gatekeeper_fleet_epochs", "Epochs that this member began.", fleet.epochs),
+    for make, name, text, value in (
+        (gauge, "gatekeeper_fleet_members", "Members that gave a sign of life.", fleet.members),
+        (gauge, "gatekeeper_fleet_dividing", "The store is lost, hosts divided.", fleet.dividing),
+        (counter, "gatekeeper_fleet_calls", "Script calls of the store.", fleet.calls),
+        (counter, "gatekeeper_fleet_requests", "What travelled in them.", fleet.requests),
+        (counter, "gatekeeper_fleet_failures", "Calls that failed.", fleet.failures),
+        (counter, "gatekeeper_fleet_epochs", "Epochs that this member began.", fleet.epochs),
     ):
-        yield (kind, name, text, (), [((), float(value))])
+        yield make(name, text, value)

@@ -31,6 +31,10 @@ OTHER: dict[str, Any] = {
     "user_agent": "otherbot/2.0",
     "host": (HostRule(match="b.test", robots="deny"),),
     "group": (GroupRule(name="new"),),
+    "fleet.url": "redis://127.0.0.1:1",
+    "fleet.namespace": "other",
+    "identity.also": ("/nowhere/also.pem",),
+    "identity.directory": "https://bot.example/keys",
     "fetch.from_address": "me@example.org",
     "guard.allow": ("127.0.0.0/8", "*.test", "10.0.0.0/8"),
     "guard.deny": ("192.0.2.0/24",),
@@ -135,7 +139,11 @@ def reread(service: Any, config: Config) -> Reloaded:
     return reload(service)
 
 
-@pytest.mark.parametrize("name", sorted(set(SETTINGS) - set(LIVE) - TLS))
+ALONE = TLS | {"identity.key"}
+"""Those that no configuration has without another one."""
+
+
+@pytest.mark.parametrize("name", sorted(set(SETTINGS) - set(LIVE) - ALONE))
 async def test_what_needs_a_restart_is_named_and_stays_as_it_was(
     service: Any, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
