@@ -349,6 +349,10 @@ class MemoryLedger:
 
     async def renew(self, tokens: Sequence[str]) -> None:
         """The holds last for a whole time to live from now."""
+        self.renew_nowait(tokens)
+
+    def renew_nowait(self, tokens: Sequence[str]) -> None:
+        """What `renew` does, at once."""
         now = self._now()
         for token in tokens:
             for record in self._of(token, now):

@@ -1,0 +1,209 @@
+"""The script and the ledger in memory give the same answers over generated histories.
+
+`MemoryLedger` is the model: plain Python that can be read in one go. Every call goes to both, at
+the same moment; answers, what listeners are told, and what a denial tells of clocks must be equal
+to the microsecond. Calls are repeated, as after a lost reply, and the server forgets its scripts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.fleet import RedisLedger, scripts
+from gatekeeper.fleet.ledger import _OUTCOMES, _Held, _report
+from gatekeeper.pacing import ledger as ledger_module
+from gatekeeper.pacing.ledger import (
+    End,
+    Granted,
+    MemoryLedger,
+    NotBefore,
+    Outcome,
+    Report,
+    ScopeRequest,
+    TakeRequest,
+)
+from tests.fleet.server import Server
+from tests.pacing.ledger_rules import Listener
+
+HOSTS = st.sampled_from(["h", "k", "g"])
+OWNERS = ("a", "b", "c")
+TOKENS = st.builds(
+    lambda owner, number: f"{owner}:{number}", st.sampled_from(OWNERS), st.integers(0, 3)
+)
+SECONDS = st.sampled_from([0.0, 0.000001, 0.05, 0.1, 1.0, 2.5, 19.999999, 20.0, 60.0])
+TURN = scripts.TURN.replace("redis.call('TIME')", "{'0', ARGV[2]}")
+
+
+class Script:
+    """The script at a moment that is given, without a loop."""
+
+    def __init__(self, server: Server, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.client = redis.Redis(unix_socket_path=str(server.socket), protocol=2)
+        self.client.flushall()
+        self.ledger = RedisLedger(server.url, clock=clock)
+        self.ledger._epoch = "now"
+        self.client.hset("{gatekeeper}:epoch", mapping={"id": "now"})
+        self.told = self.client.pubsub(ignore_subscribe_messages=True)
+        self.told.psubscribe("{gatekeeper}:m:*")
+        while self.told.get_message(timeout=0.2) is not None:
+            pass
+
+    def turn(self, operations: Sequence[tuple[Any, ...]]) -> list[Any]:
+        keys, (text,) = self.ledger._packed(list(operations), self.clock.monotonic())
+        now = round(self.clock.monotonic() * 1e6)
+        reply = self.client.eval(TURN, len(keys), *keys, text, str(now))
+        _, state, answers = msgspec.msgpack.decode(reply)
+        assert state == 1
+        return list(answers)
+
+    def opened(self, count: int) -> list[tuple[str, float]]:
+        found = []
+        while len(found) < count + 1:
+            message = self.told.get_message(timeout=0.5 if len(found) < count else 0.0)
+            if message is None:
+                break
+            token, micros = msgspec.msgpack.decode(message["data"])
+            found.append((token, micros / 1e6))
+        return found
+
+    def close(self) -> None:
+        self.told.close()
+        self.client.close()
+
+
+class BothLedgers(RuleBasedStateMachine):
+    """Each rule is one call of both."""
+
+    server: Server
+
+    @initialize()
+    def begin(self) -> None:
+        self.clock = VirtualClock(start=1_000_000.0)
+        self.model = MemoryLedger(self.clock)
+        self.script = Script(self.server, self.clock)
+        self.listeners = {owner: Listener() for owner in OWNERS}
+        for owner, listener in self.listeners.items():
+            self.model.listen(owner, listener)
+
+    @rule(seconds=SECONDS)
+    def time_goes_on(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(
+        token=TOKENS,
+        wanted=st.lists(
+            st.tuples(HOSTS, SECONDS, st.sampled_from([1, 1, 2]), st.booleans()),
+            min_size=1,
+            max_size=3,
+            unique_by=lambda one: one[0],
+        ),
+        times=st.sampled_from([1, 1, 1, 2]),
+    )
+    def take(self, token: str, wanted: list[tuple[str, float, int, bool]], times: int) -> None:
+        known = self.model._scopes_of.get(token)
+        if known is not None:  # a token asks for the same scopes each time
+            by_name = {one[0]: one for one in wanted}
+            wanted = [by_name.get(name, (name, 1.0, 1, False)) for name in known]
+        request = TakeRequest(token, tuple(ScopeRequest(*one) for one in wanted))
+        held = self.script.ledger._held
+        held.setdefault(token, _Held(tuple(one.scope for one in request.scopes)))
+        for _ in range(times):
+            (expected,) = self.model.take_nowait([request])
+            (found,) = self.script.turn([("t", token, request.scopes)])
+            self.script.ledger._subscribed = 99
+            assert self.script.ledger._answer(request, found) == expected
+            assert isinstance(expected, Granted | NotBefore)
+
+    def held(self, token: str) -> tuple[str, ...]:
+        return self.model._scopes_of.get(token, ())
+
+    @rule(token=TOKENS, times=st.sampled_from([1, 2]))
+    def head(self, token: str, times: int) -> None:
+        for _ in range(times):
+            if self.held(token):
+                self.script.ledger._held[token].headed = True
+                self.model.head_nowait([token])
+                self.script.turn([("h", token, self.held(token))])
+
+    @rule(
+        token=TOKENS,
+        outcome=st.sampled_from(list(_OUTCOMES)),
+        report=st.none() | st.builds(Report, HOSTS, SECONDS, st.just("429"), SECONDS, SECONDS),
+    )
+    def end(self, token: str, outcome: Outcome, report: Report | None) -> None:
+        scopes = self.held(token)
+        if not scopes:
+            return
+        reports = () if report is None else (report,)
+        operations = [*map(_report, reports), ("e", token, _OUTCOMES[outcome], scopes)]
+        self.model.end_nowait([End(token, outcome, reports)])
+        self.script.turn(operations)
+        self.script.ledger._held.pop(token, None)
+
+    @rule(token=TOKENS)
+    def renew(self, token: str) -> None:
+        scopes = self.held(token)
+        if scopes:
+            self.model.renew_nowait([token])
+            self.script.turn(self.script.ledger._renewals([token]))
+
+    @rule(report=st.builds(Report, HOSTS, SECONDS, st.just("503"), SECONDS, SECONDS))
+    def block(self, report: Report) -> None:
+        self.model._report([report], round(self.clock.monotonic() * 1e6))
+        self.script.turn([_report(report)])
+
+    @rule(host=HOSTS, paused=st.booleans())
+    def pause(self, host: str, paused: bool) -> None:
+        self.model._pause([host], paused)
+        self.script.turn([("p", host, int(paused))])
+
+    @rule()
+    def scripts_are_forgotten(self) -> None:
+        self.script.client.script_flush()
+
+    @invariant()
+    def the_same_is_told(self) -> None:
+        if not hasattr(self, "script"):
+            return
+        expected = [one for listener in self.listeners.values() for one in listener.opened_for]
+        for listener in self.listeners.values():
+            listener.opened_for = []
+        assert Counter(self.script.opened(len(expected))) == Counter(expected)
+
+    def teardown(self) -> None:
+        if hasattr(self, "script"):
+            self.script.close()
+
+
+@pytest.fixture
+def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "_soon", lambda call, *arguments: call(*arguments))
+    return
+
+
+def test_the_script_equals_its_model(server: Server, told_at_once: None) -> None:
+    class Machine(BothLedgers):
+        pass
+
+    Machine.server = server
+    run_machine(
+        Machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=60,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
