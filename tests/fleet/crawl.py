@@ -129,7 +129,8 @@ class Fleet:
         self.hold, self.when_lost = hold, when_lost
         self.store = Server("--appendonly", "no")
         self.members: list[subprocess.Popen[bytes]] = []
-        self.errors = Path(os.environ.get("FLEET_LOG", os.devnull)).open("ab")
+        # What the members log, for who looks into a failure.
+        self.errors = Path(os.environ.get("FLEET_LOG", os.devnull)).open("ab")  # noqa: SIM115
 
     def join(self) -> None:
         hosts = [f"{name}:{self.sites.port}" for name in self.sites.names]
