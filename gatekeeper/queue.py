@@ -17,7 +17,6 @@ from contextvars import Context
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, cast
 
 import msgspec
@@ -129,12 +128,7 @@ class Turn:
         self.lease.enter()
         return self.lease
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self.done()
 
     def done(self) -> None:

@@ -21,7 +21,6 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from datetime import datetime
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from gatekeeper.config import Config, agent_named, as_config
@@ -246,12 +245,7 @@ class SyncGatekeeper:
         self._opened()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -399,12 +398,7 @@ class LeaseRequest(msgspec.Struct, eq=False):
         open_leases.set((*open_leases.get(), lease))
         return lease
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._lease is not None:
             self._lease.leave()
 

@@ -23,7 +23,6 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from types import TracebackType
 from typing import Literal, Self
 from urllib.parse import quote
 
@@ -200,12 +199,7 @@ class RemoteGatekeeper:
         self._open = True
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Tell the last reports, five seconds at most; what still waits gets GateClosed."""
         self._open, self._closed = False, True
         try:

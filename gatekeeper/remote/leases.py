@@ -15,7 +15,6 @@ import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -320,12 +319,7 @@ class RemoteLeaseRequest:
         lease.enter()
         return lease
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._lease is not None:
             self._lease.leave()
 
