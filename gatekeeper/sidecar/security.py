@@ -124,6 +124,10 @@ class Tokens:
     def __hash__(self) -> int:
         return hash(self.tokens)
 
+    def of(self, name: str) -> tuple[Token, ...]:
+        """The tokens of a client: at most two."""
+        return tuple(token for token in self.tokens if token.name == name)
+
     def match(self, header: str) -> Token | None:
         """The token that an Authorization header carries; None for any other.
 
@@ -263,6 +267,16 @@ class Admission:
         if self._certificates:
             return self._by_certificate(transport)
         raise _no_token(headers)
+
+    @property
+    def tokens(self) -> Tokens:
+        """Those that are accepted; empty where none are asked for."""
+        return self._tokens
+
+    def check_browser(self, headers: Mapping[str, str]) -> None:
+        """Raises Problem 403 for what a page of somebody else sent (T4)."""
+        if self._hosts is not None:
+            self._check_browser(headers, self._hosts)
 
     def roles(self, headers: Mapping[str, str]) -> frozenset[Role]:
         """What somebody who was admitted with these headers may do."""

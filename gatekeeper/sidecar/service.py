@@ -50,8 +50,9 @@ from gatekeeper.sidecar.leases import LeaseBook, LeaseTable
 from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, tracing
 from gatekeeper.sidecar.metrics import Metrics, gate_samples, gauge
 from gatekeeper.sidecar.pages.feeds import DecisionFeed
+from gatekeeper.sidecar.pages.sign_in import Sessions
 from gatekeeper.sidecar.pages.state import OperatorState
-from gatekeeper.sidecar.routes import check, fetch, forward_auth, hosts, leases, operators
+from gatekeeper.sidecar.routes import check, fetch, forward_auth, hosts, leases, operators, pages
 from gatekeeper.sidecar.routes import service as own
 from gatekeeper.sidecar.routes.forward_auth import OriginLearner
 from gatekeeper.sidecar.security import Admission, ClientLimits, Networks, Tokens, accepted_hosts
@@ -75,6 +76,7 @@ ROUTES = (
     *fetch.ROUTES,
     *hosts.ROUTES,
     *operators.ROUTES,
+    *pages.ROUTES,
     *own.ROUTES,
     *forward_auth.ROUTES,
 )
@@ -144,6 +146,7 @@ class Service:
         self.clients: ClientLimits = ClientLimits(config.server, self.clock)
         self.operators: OperatorState = OperatorState(self, feed)
         """What feeds the pages for operators."""
+        self.sessions: Sessions = Sessions(self.clock)
         self.take_over(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
         self._host_states: Mapping[str, int] = {}

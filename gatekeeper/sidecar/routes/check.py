@@ -32,7 +32,16 @@ from gatekeeper.wire import Batch, Decisions, Explanation, FetchStory, UserAgent
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["ROUTES", "CheckQuery", "RobotsFile", "RobotsQuery", "WhatIf", "as_read", "explanation"]
+__all__ = [
+    "ROUTES",
+    "CheckQuery",
+    "RobotsFile",
+    "RobotsQuery",
+    "WhatIf",
+    "as_read",
+    "explanation",
+    "what_if_explanation",
+]
 
 
 class CheckQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -227,20 +236,24 @@ async def what_if(service: Service, call: Call) -> web.StreamResponse:
     """Explain how a text in the request would answer; nothing is fetched, stored, counted or
     logged."""
     asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
-    settings, limit = service.config.robots, service.config.fetch.max_body
+    return json_response(what_if_explanation(service, asked))
+
+
+def what_if_explanation(service: Service, asked: WhatIf) -> Explanation:
+    """How a text would answer. Raises InvalidURL, ConfigError."""
+    limit = service.config.fetch.max_body
     body = asked.robots_txt.encode("utf-8", "surrogatepass")
     outcome = Outcome.NOT_TEXT
     if not is_binary(body):
         outcome = judge(Outcome.RULES, body[: limit + 1], truncated=len(body) > limit)
-    text = RobotsTxt.parse(readable(body), dialect=settings.dialect, limit=limit)
+    text = as_read(service, body)
     decision, policy = service.internals.what_if(
         asked.url, text, outcome.row, user_agent=asked.user_agent
     )
     candidates = policy.match(asked.url).candidates if outcome.row.verdict is None else ()
-    answer = Explanation(
+    return Explanation(
         decision=decision, robots_txt=asked.robots_txt, candidates=candidates, fetch=None
     )
-    return json_response(answer)
 
 
 async def robots(service: Service, call: Call) -> web.StreamResponse:

@@ -28,7 +28,7 @@ from gatekeeper.wire import BlockBody, HostBody, HostState, RefreshBody
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["ROUTES", "HostList", "HostQuery", "host_list"]
+__all__ = ["ROUTES", "HostList", "HostQuery", "host_list", "host_of"]
 
 _REFRESH = 2.0
 """Seconds that the answer waits for a refresh; it goes on without."""
@@ -115,21 +115,21 @@ async def host_list(service: Service, query: HostQuery) -> HostList:
 
 async def one_host(service: Service, call: Call) -> web.StreamResponse:
     """Every clock of a host, each with where it came from."""
-    return json_response(await _body(service, _host(call)))
+    return json_response(await host_of(service, _host(call)))
 
 
 async def pause(service: Service, call: Call) -> web.StreamResponse:
     """No turns for the host until `resume`."""
     await _empty(service, call)
     await service.gate.pause(_host(call))
-    return json_response(await _body(service, _host(call)))
+    return json_response(await host_of(service, _host(call)))
 
 
 async def resume(service: Service, call: Call) -> web.StreamResponse:
     """Turns again."""
     await _empty(service, call)
     await service.gate.resume(_host(call))
-    return json_response(await _body(service, _host(call)))
+    return json_response(await host_of(service, _host(call)))
 
 
 async def refresh(service: Service, call: Call) -> web.StreamResponse:
@@ -155,7 +155,7 @@ async def refresh(service: Service, call: Call) -> web.StreamResponse:
     # The fetch waits for the host's turn, which a pause or block can put off for long.
     done, going_on = await asyncio.wait(tasks, timeout=_REFRESH)
     later = going_on or any(isinstance(task.exception(), LeaseTimeout) for task in done)
-    return json_response(await _body(service, host), status=202 if later else 200)
+    return json_response(await host_of(service, host), status=202 if later else 200)
 
 
 async def block(service: Service, call: Call) -> web.StreamResponse:
@@ -169,7 +169,7 @@ async def block(service: Service, call: Call) -> web.StreamResponse:
         else service.clock.wall() + (asked.seconds or 0.0)
     )
     await service.gate.block(_host(call), until, asked.reason)
-    return json_response(await _body(service, _host(call)))
+    return json_response(await host_of(service, _host(call)))
 
 
 async def _empty(service: Service, call: Call) -> None:
@@ -181,7 +181,8 @@ def _host(call: Call) -> str:
     return host_named(call.params["host"])
 
 
-async def _body(service: Service, host: str) -> HostBody:
+async def host_of(service: Service, host: str) -> HostBody:
+    """What is told of one host. Raises ConfigError for what is none."""
     state, clocks = service.operators, await service.gate.why(host)
     waiting, counts = state.waiting_by_host()[host], state.counts()[host]
     return host_body(state, host, clocks, waiting=waiting, counts=counts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -74,18 +73,6 @@ _HEALTH = (
 # --- What tells about the service itself: `/`, `/openapi.json`, `/metrics`.
 
 
-# T12: pages for people come with nothing a script could use.
-_PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; "
-    "form-action 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
-
-
 class Link(msgspec.Struct, frozen=True):
     """One line of the list at `/`."""
 
@@ -104,31 +91,13 @@ class Index(msgspec.Struct, frozen=True):
 
 
 async def index(service: Service, call: Call) -> web.StreamResponse:
-    """Everything that can be asked, one line each; JSON where that is wanted."""
+    """Everything that can be asked, one line each; a browser is led to the pages."""
+    if "text/html" in call.request.headers.get("Accept", ""):
+        return web.Response(status=303, headers={"Location": "ui/"})
+    service.admission.admit(call.request, CHECK)
     routes = [route for route in service.router.routes if route.method != ANY]
-    links = [Link(route.method, route.path, route.summary) for route in routes]
-    if "text/html" not in call.request.headers.get("Accept", ""):
-        return json_response(Index("gatekeeper", service.version, service.phase, links))
-    rows = "".join(
-        f"<tr><td>{escape(one.method)}<td>{_shown(one)}<td>{escape(one.summary)}" for one in routes
-    )
-    page = (
-        "<!doctype html><html lang=en><meta charset=utf-8><title>gatekeeper</title>"
-        f"<h1>gatekeeper {escape(service.version)}</h1><p>{escape(service.phase)}</p>"
-        f"<table><tr><th>method<th>path<th>what{rows}</table>"
-    )
-    return web.Response(text=page, content_type="text/html", headers=_PAGE_HEADERS)
-
-
-def _shown(route: Route) -> str:
-    """The path; a link where it can be followed as it stands, else with what it has to be told."""
-    path = escape(route.path)
-    fields = msgspec.structs.fields(route.query) if route.query is not None else ()
-    needed = [escape(one.encode_name) for one in fields if one.required]
-    if needed:
-        return f"{path}?{'&amp;'.join(f'{name}=' for name in needed)}"
-    plain = route.method == "GET" and "{" not in path
-    return f'<a href="{path}">{path}</a>' if plain else path
+    links = [Link(one.method, one.path, one.summary) for one in routes if not for_people(one)]
+    return json_response(Index("gatekeeper", service.version, service.phase, links))
 
 
 async def openapi_json(service: Service, call: Call) -> web.StreamResponse:
@@ -142,7 +111,8 @@ async def prometheus(service: Service, call: Call) -> web.StreamResponse:
 
 
 _DOCS = (
-    Route("GET", "/", index, "This list.", answers={200: Index}, needs=CHECK),
+    # It looks by itself who asks: a browser without a token is led to where it can sign in.
+    Route("GET", "/", index, "This list.", answers={200: Index}, problems=(401, 403), probe=True),
     Route("GET", "/openapi.json", openapi_json, "The contract.", answers={200: dict}, needs=CHECK),
     Route(
         "GET", "/metrics", prometheus, "For Prometheus.", answers={200: "text/plain"}, needs=CHECK
@@ -192,8 +162,8 @@ _ROLES = (
 
 
 def document(routes: Iterable[Route], *, version: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of every route that is not a catch-all."""
-    shown = [route for route in routes if route.method != ANY]
+    """An OpenAPI 3.1 document of every route that is neither a catch-all nor a page."""
+    shown = [route for route in routes if route.method != ANY and not for_people(route)]
     kinds = sorted(_structs(shown), key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     for kind in kinds:
@@ -218,6 +188,11 @@ def document(routes: Iterable[Route], *, version: str) -> dict[str, Any]:
             },
         },
     }
+
+
+def for_people(route: Route) -> bool:
+    """Is it one of the pages, which change as people need them?"""
+    return route.path.startswith("/ui")
 
 
 def _structs(routes: Iterable[Route]) -> set[type]:

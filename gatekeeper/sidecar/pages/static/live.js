@@ -1,0 +1,105 @@
+// Decisions as they are given. At most 200 rows are kept, and they are drawn four times a second,
+// however many come.
+import { tellStale } from "./app.js";
+
+const MOST = 200;
+const SIGNS = { allow: ["ok", "●"], deny: ["bad", "■"], defer: ["warn", "▲"] };
+const root = document.body.dataset.root;
+const body = document.getElementById("decisions");
+const button = document.getElementById("pause");
+const state = document.getElementById("live-state");
+const dropped = document.getElementById("dropped");
+let waiting = [];
+let source = null;
+let lastId = "";
+let missed = 0;
+let paused = false;
+
+function cell(text, kind) {
+  const one = document.createElement("td");
+  one.textContent = text;
+  if (kind) one.className = kind;
+  return one;
+}
+
+function row(told) {
+  const line = document.createElement("tr");
+  const time = document.createElement("time");
+  time.dateTime = told.time;
+  time.title = told.time;
+  time.textContent = told.time.slice(11, 19);
+  const at = cell("");
+  at.append(time);
+  const [kind, sign] = SIGNS[told.verdict] || ["idle", "○"];
+  const badge = document.createElement("span");
+  badge.className = `badge ${kind}`;
+  const mark = document.createElement("span");
+  mark.setAttribute("aria-hidden", "true");
+  mark.textContent = sign;
+  badge.append(mark, ` ${told.verdict}`);
+  const verdict = cell("");
+  verdict.append(badge);
+  const link = document.createElement("a");
+  link.textContent = told.url;
+  link.href = `explain?${new URLSearchParams({ url: told.url, user_agent: told.user_agent })}`;
+  const url = cell("", "url");
+  url.append(link);
+  line.append(at, verdict, url, cell(told.reason), cell(told.line || "", "num"), cell(told.client));
+  return line;
+}
+
+function draw() {
+  if (!waiting.length) return;
+  const rows = waiting.slice(-MOST).reverse().map(row);
+  waiting = [];
+  body.prepend(...rows);
+  while (body.childElementCount > MOST) body.lastElementChild.remove();
+}
+
+function open() {
+  const asked = new URLSearchParams(location.search);
+  for (const [name, value] of [...asked]) if (!value) asked.delete(name);
+  if (lastId) asked.set("last_event_id", lastId);
+  source = new EventSource(`${root}events?${asked}`);
+  source.addEventListener("hello", (event) => {
+    lastId = event.lastEventId;
+    state.textContent = JSON.parse(event.data).restarted
+      ? "The sidecar was started anew: what came before is not shown."
+      : "Live.";
+    tellStale("");
+  });
+  source.addEventListener("decision", (event) => {
+    lastId = event.lastEventId;
+    waiting.push(JSON.parse(event.data));
+    if (waiting.length > 2 * MOST) waiting.splice(0, waiting.length - MOST);
+  });
+  source.addEventListener("beat", (event) => { lastId = event.lastEventId; });
+  source.addEventListener("dropped", (event) => {
+    missed += JSON.parse(event.data).now;
+    dropped.textContent = `${missed.toLocaleString()} not told: more came than can be shown.`;
+  });
+  source.onerror = () => {
+    if (paused) return;
+    tellStale("These data are stale: the stream broke off. It is asked for again.");
+    if (source.readyState === EventSource.CLOSED) {
+      source.close();
+      setTimeout(() => { if (!paused) open(); }, 3000);
+    }
+  };
+}
+
+button.hidden = false;
+button.addEventListener("click", () => {
+  paused = !paused;
+  button.textContent = paused ? "Resume" : "Pause";
+  if (paused) {
+    source.close();
+    draw();
+    state.textContent = "Paused. On resuming you see what came meanwhile, as far as it is kept.";
+  } else {
+    open();
+  }
+});
+addEventListener("pagehide", () => { if (source) source.close(); });
+setInterval(draw, 250);
+open();

@@ -1,0 +1,579 @@
+"""The pages of what was: why a URL was denied, what is decided, how a robots.txt changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlencode
+
+from gatekeeper import urls
+from gatekeeper.clock import utc
+from gatekeeper.sidecar.pages.feeds import GivenDecision
+from gatekeeper.sidecar.pages.html import Child, Html, age, moment, number, tag
+from gatekeeper.sidecar.pages.shell import Page, badge
+from gatekeeper.sidecar.pages.views import num, row, table
+
+if TYPE_CHECKING:
+    from gatekeeper.decision import Decision
+    from gatekeeper.robots import RobotsTxt
+    from gatekeeper.sidecar.routes.operators import EventQuery
+    from gatekeeper.sidecar.service import Service
+    from gatekeeper.storage.base import HistoryEntry
+    from gatekeeper.wire import Explanation
+
+__all__ = ["explain_page", "history_page", "line_changes", "live_page", "story"]
+
+_SHOWN: Final = 400
+"""Lines of a text that are shown at once."""
+_VERDICTS: Final = {"allow": "ok", "deny": "bad", "defer": "warn"}
+
+
+def verdict_badge(verdict: str) -> Html:
+    """A verdict with its sign."""
+    return badge(_VERDICTS.get(verdict, "idle"), verdict)
+
+
+# --- explain ----------------------------------------------------------------------------------
+
+
+def explain_page(
+    service: Service, url: str, agent: str, told: Explanation | None, wrong: str | None
+) -> Page:
+    """Why a URL is allowed, denied or deferred; and what if the file read otherwise."""
+    body: list[Child] = [
+        tag(
+            "form",
+            tag(
+                "label",
+                "URL ",
+                tag("input", name="url", value=url, type="text", required=True, class_="wide"),
+            ),
+            tag(
+                "label",
+                "User agent ",
+                tag("input", name="user_agent", value=agent, placeholder=service.gate.user_agent),
+            ),
+            tag("button", "Explain"),
+            method="get",
+            action="explain",
+            role="search",
+            id="question",
+        )
+    ]
+    if wrong is not None:
+        body.append(tag("p", badge("bad", "Not a question"), " ", wrong, class_="lead"))
+    if told is not None:
+        body.append(tag("div", story(service, told), id="story"))
+        body.append(_what_if(told))
+    elif wrong is None:
+        body.append(
+            tag(
+                "p",
+                "Give a URL: the answer names the line of robots.txt that decides, and "
+                "the rules that lost.",
+                class_="empty",
+            )
+        )
+    return Page("Explain", "explain", body, None, ("explain.js",))
+
+
+def story(service: Service, told: Explanation) -> Child:
+    """A decision, and everything that led to it."""
+    decision = told.decision
+    return [
+        tag(
+            "p",
+            verdict_badge(decision.verdict.value),
+            " ",
+            _because(decision),
+            class_="lead",
+            aria_live="polite",
+        ),
+        tag("h2", "How the URL is read"),
+        _canonical(told),
+        tag("h2", "How the file came"),
+        _fetch_story(service, told),
+        tag("h2", "The rules that match"),
+        _candidates(told),
+        tag("h2", "The text"),
+        _text(told, service),
+    ]
+
+
+def _because(decision: Decision) -> Child:
+    rule = decision.rule
+    return [
+        tag("strong", decision.reason.value.replace("_", " ")),
+        f" for {decision.user_agent}",
+        [": line ", str(rule.line), " ", tag("code", rule.text[:300])]
+        if rule is not None
+        else None,
+        [" - ", decision.note] if decision.note else None,
+        [". Ask again at ", moment(decision.retry_at)] if decision.retry_at is not None else None,
+        " The declared dialect and RFC 9309 disagree about it; the stricter one holds."
+        if decision.conflict
+        else None,
+    ]
+
+
+def _canonical(told: Explanation) -> Html:
+    decision = told.decision
+    rows = [row(tag("th", "as asked", scope="row"), tag("td", decision.url, class_="url"))]
+    if decision.origin:
+        target = urls.parse(decision.url)
+        rows += [
+            row(tag("th", "origin", scope="row"), tag("td", target.origin, class_="url")),
+            row(
+                tag("th", "path that is matched", scope="row"),
+                tag("td", tag("code", target.path), class_="url"),
+            ),
+        ]
+    if decision.rule is not None:
+        rows.append(
+            row(
+                tag("th", "pattern of the rule", scope="row"),
+                tag("td", tag("code", decision.rule.value[:2000]), class_="url"),
+            )
+        )
+    return table("Forms of the URL", ("Form", "Text"), rows)
+
+
+def _fetch_story(service: Service, told: Explanation) -> Html:
+    fetch, now = told.fetch, utc(service.clock.wall())
+    if fetch is None:
+        return tag("p", "Nothing was fetched for this answer.", class_="empty")
+    size = "no text" if fetch.size is None else f"{number(fetch.size)} bytes"
+    return tag(
+        "p",
+        f"Status {fetch.status if fetch.status is not None else 'none'}, {size}",
+        ", cut at the limit" if fetch.truncated else None,
+        [", fetched ", age(fetch.fetched_at, now)] if fetch.fetched_at is not None else None,
+        [", asked for again ", age(fetch.expires_at, now)]
+        if fetch.expires_at is not None
+        else None,
+        [", by way of ", ", ".join(fetch.hops)] if fetch.hops else None,
+        ".",
+    )
+
+
+def _candidates(told: Explanation) -> Html:
+    decided = told.decision.rule
+    rows = []
+    for one in told.candidates[:200]:
+        first = decided is not None and one.line == decided.line
+        rows.append(
+            row(
+                tag("th", badge("ok", "decides") if first else badge("idle", "loses"), scope="row"),
+                num(one.line),
+                one.field,
+                tag("td", tag("code", one.value[:500]), class_="url"),
+                num(one.length),
+                class_="decides" if first else "loses",
+            )
+        )
+    return table(
+        "Rules that match, by their length",
+        ("Part", "Line", "Field", "Pattern", "Length"),
+        rows,
+        empty="No rule matches.",
+    )
+
+
+def _text(told: Explanation, service: Service) -> Html:
+    if told.robots_txt is None:
+        return tag("p", "There is no text.", class_="empty")
+    lines = told.robots_txt.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    decided = told.decision.rule.line if told.decision.rule is not None else 0
+    losing = {one.line for one in told.candidates} - {decided}
+    group = _group_lines(told, service, decided)
+    first = max(0, min(decided - _SHOWN // 2, len(lines) - _SHOWN))
+    shown = lines[first : first + _SHOWN]
+    items = []
+    for number_, line in enumerate(shown, first + 1):
+        mark = "decides" if number_ == decided else "loses" if number_ in losing else None
+        words = {"decides": "decides", "loses": "loses"}.get(mark or "")
+        items.append(
+            tag(
+                "li",
+                tag("code", line[:2000] or " "),
+                tag("span", f" ◀ {words}", class_="mark") if words else None,
+                value=number_,
+                class_=" ".join(filter(None, (mark, "group" if number_ in group else None)))
+                or None,
+            )
+        )
+    note = (
+        f"Lines {first + 1} to {first + len(shown)} of {number(len(lines))}. "
+        if len(lines) > _SHOWN
+        else ""
+    )
+    return tag(
+        "div",
+        tag(
+            "p", f"{note}The group that speaks for the agent has a bar at its side.", class_="note"
+        ),
+        tag("ol", items, class_="text", start=first + 1),
+        class_="scroll",
+        tabindex=0,
+        role="region",
+        aria_label="Text of the robots.txt",
+    )
+
+
+def _group_lines(told: Explanation, service: Service, decided: int) -> set[int]:
+    """The lines of the groups in which rules match, or that name the agent."""
+    from gatekeeper.sidecar.routes.check import as_read  # noqa: PLC0415 - it imports this module
+
+    text = as_read(service, (told.robots_txt or "").encode("utf-8", "replace"))
+    wanted = {one.line for one in told.candidates} | {decided}
+    agent = told.decision.user_agent.lower()
+    found: set[int] = set()
+    for group in text.groups:
+        lines = {group.line, *(one.line for one in (*group.rules, *group.records))}
+        if lines & wanted or agent in {name.lower() for name in group.agents}:
+            found |= set(range(min(lines), max(lines) + 1))
+    return found
+
+
+def _what_if(told: Explanation) -> Html:
+    return tag(
+        "details",
+        tag("summary", "What if it read otherwise?"),
+        tag(
+            "p",
+            "Change the text: the answer above follows as you type. Nothing is stored, "
+            "and nobody else is answered by it.",
+            class_="note",
+        ),
+        tag("label", "Text of robots.txt", for_="what-if"),
+        tag(
+            "textarea",
+            (told.robots_txt or "")[:600_000],
+            id="what-if",
+            rows=16,
+            spellcheck="false",
+            class_="wide",
+        ),
+        class_="what-if",
+        data_keep="what-if",
+    )
+
+
+# --- live -------------------------------------------------------------------------------------
+
+
+def live_page(service: Service, query: EventQuery) -> Page:
+    """Decisions as they are given; without JavaScript the latest ones."""
+    feed = service.operators.feed
+    wanted = [one for one in reversed(feed.since(0)) if query.wants(one)][:50]
+    verdicts = [
+        tag("option", one, value=one, selected=one == query.verdict)
+        for one in ("any", "allow", "deny", "defer")
+    ]
+    body = [
+        tag(
+            "form",
+            tag("label", "Verdict ", tag("select", verdicts, name="verdict")),
+            tag(
+                "label",
+                "Part of the origin ",
+                tag("input", name="host", value=query.host, type="search"),
+            ),
+            tag("label", "Client ", tag("input", name="client", value=query.client, type="search")),
+            tag("label", "Reason ", tag("input", name="reason", value=query.reason, type="search")),
+            tag("button", "Filter"),
+            method="get",
+            action="live",
+            role="search",
+        ),
+        tag(
+            "p",
+            tag("button", "Pause", id="pause", type="button", hidden=True),
+            " ",
+            tag("span", "The latest decisions, as of now.", id="live-state", role="status"),
+            " ",
+            tag("span", id="dropped"),
+            class_="controls",
+        ),
+        tag(
+            "div",
+            tag(
+                "table",
+                tag("caption", "The latest decisions"),
+                tag(
+                    "thead",
+                    tag(
+                        "tr",
+                        [
+                            tag("th", one, scope="col")
+                            for one in ("Time", "Verdict", "URL", "Reason", "Line", "Client")
+                        ],
+                    ),
+                ),
+                tag("tbody", [_decision_row(one) for one in wanted], id="decisions"),
+            ),
+            class_="scroll",
+            tabindex=0,
+            role="region",
+            aria_label="The latest decisions",
+        ),
+    ]
+    return Page("Live", "live", body, None, ("live.js",))
+
+
+def _decision_row(given: GivenDecision) -> Html:
+    decision = given.decision
+    rule = decision.rule
+    at = utc(given.at)
+    question = {"url": decision.url, "user_agent": decision.user_agent}
+    return row(
+        moment(at, f"{at:%H:%M:%S}"),
+        verdict_badge(decision.verdict.value),
+        tag(
+            "td",
+            tag(
+                "a",
+                decision.url[:2048],
+                href=f"explain?{urlencode(question)}",
+            ),
+            class_="url",
+        ),
+        decision.reason.value,
+        num("" if rule is None else rule.line),
+        given.client,
+    )
+
+
+# --- history ----------------------------------------------------------------------------------
+
+
+class Change(NamedTuple):
+    """A stretch of two texts: lines of the old one, and of the new one in their place."""
+
+    same: bool
+    old: list[str]
+    new: list[str]
+
+
+_EDITS: Final = 100
+"""Differences that are looked for; texts that differ more are shown as wholly other ones."""
+
+
+def line_changes(old: Sequence[str], new: Sequence[str]) -> list[Change]:
+    """What differs, by Myers' method (1986), which is bounded here: a site chooses both texts.
+
+    >>> [(one.same, one.old, one.new) for one in line_changes(["a", "b", "c"], ["a", "x", "c"])]
+    [(True, ['a'], ['a']), (False, ['b'], ['x']), (True, ['c'], ['c'])]
+    """
+    head = 0
+    while head < min(len(old), len(new)) and old[head] == new[head]:
+        head += 1
+    tail = 0
+    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    middle_old, middle_new = old[head : len(old) - tail], new[head : len(new) - tail]
+    changes = [Change(True, list(old[:head]), list(new[:head]))]
+    changes += _middle(middle_old, middle_new)
+    changes.append(Change(True, list(old[len(old) - tail :]), list(new[len(new) - tail :])))
+    return [one for one in changes if one.old or one.new]
+
+
+def _middle(old: Sequence[str], new: Sequence[str]) -> list[Change]:
+    path = _shortest(old, new)
+    if path is None:
+        return [Change(False, list(old), list(new))]
+    changes: list[Change] = []
+    for same, left, right in path:
+        if changes and changes[-1].same == same:
+            changes[-1].old.extend(left)
+            changes[-1].new.extend(right)
+        else:
+            changes.append(Change(same, left, right))
+    return changes
+
+
+def _shortest(
+    old: Sequence[str], new: Sequence[str]
+) -> list[tuple[bool, list[str], list[str]]] | None:
+    """The shortest way from one to the other, step by step; None: it is too long."""
+    furthest = {1: 0}
+    trace: list[dict[int, int]] = []
+    for edits in range(_EDITS + 1):
+        trace.append(dict(furthest))
+        for k in range(-edits, edits + 1, 2):
+            down = k == -edits or (k != edits and furthest[k - 1] < furthest[k + 1])
+            x = furthest[k + 1] if down else furthest[k - 1] + 1
+            while x < len(old) and x - k < len(new) and old[x] == new[x - k]:
+                x += 1
+            furthest[k] = x
+            if x >= len(old) and x - k >= len(new):
+                return _way_back(trace, old, new)
+    return None
+
+
+def _way_back(
+    trace: list[dict[int, int]], old: Sequence[str], new: Sequence[str]
+) -> list[tuple[bool, list[str], list[str]]]:
+    steps: list[tuple[bool, list[str], list[str]]] = []
+    x, y = len(old), len(new)
+    for edits in range(len(trace) - 1, -1, -1):
+        furthest, k = trace[edits], x - y
+        down = k == -edits or (k != edits and furthest[k - 1] < furthest[k + 1])
+        from_k = k + 1 if down else k - 1
+        from_x = furthest[from_k] if edits else 0
+        from_y = from_x - from_k if edits else 0
+        while x > from_x and y > from_y:
+            x, y = x - 1, y - 1
+            steps.append((True, [old[x]], [new[y]]))
+        if edits:
+            if down:
+                steps.append((False, [], [new[from_y]]))
+            else:
+                steps.append((False, [old[from_x]], []))
+            x, y = from_x, from_y
+    return steps[::-1]
+
+
+class Versions(NamedTuple):
+    """Two versions of a file, and what changed between them."""
+
+    old: HistoryEntry
+    new: HistoryEntry
+    old_text: RobotsTxt
+    new_text: RobotsTxt
+    old_lines: list[str]
+    new_lines: list[str]
+    verdicts: list[tuple[str, bool, bool]]
+    """URLs lately asked about whose verdict differs: before and after."""
+    asked: int
+    """URLs that were compared."""
+
+
+def history_page(
+    service: Service,
+    origin: str,
+    entries: list[HistoryEntry],
+    found: Versions | None,
+    wrong: str | None,
+) -> Page:
+    """The versions of a robots.txt, and what differs between two of them."""
+    now = utc(service.clock.wall())
+    body: list[Child] = [
+        tag(
+            "form",
+            tag(
+                "label",
+                "Origin ",
+                tag(
+                    "input",
+                    name="origin",
+                    value=origin,
+                    required=True,
+                    class_="wide",
+                    placeholder="https://example.org",
+                ),
+            ),
+            tag("button", "Show"),
+            method="get",
+            action="history",
+            role="search",
+        )
+    ]
+    if wrong is not None:
+        body.append(tag("p", badge("bad", "Not an origin"), " ", wrong, class_="lead"))
+    elif origin:
+        rows = [
+            row(
+                tag("th", (entry.body_hash.hex()[:12] or "no file"), scope="row"),
+                [age(utc(entry.first_seen), now)],
+                [age(utc(entry.last_seen), now)],
+                entry.outcome.replace("_", " "),
+                num("-" if entry.status is None else entry.status),
+                num(number(entry.size)),
+                _compare_links(origin, entries, n),
+            )
+            for n, entry in reversed(list(enumerate(entries)))
+        ]
+        body.append(
+            table(
+                "Versions, the latest first",
+                ("Version", "First seen", "Last seen", "Outcome", "Status", "Bytes", "Compare"),
+                rows[:200],
+                empty="No version of this file is kept. History needs a storage (storage.path).",
+            )
+        )
+        if found is not None:
+            body += _comparison(found)
+    else:
+        body.append(tag("p", "Give an origin, such as https://example.org.", class_="empty"))
+    return Page("History", "history", body)
+
+
+def _compare_links(origin: str, entries: list[HistoryEntry], n: int) -> Child:
+    if n == 0:
+        return "the first"
+    told = {"origin": origin, "old": n - 1, "new": n}
+    return tag("a", "with the one before", href=f"history?{urlencode(told)}")
+
+
+def _comparison(found: Versions) -> Iterator[Html]:
+    yield tag("h2", "Which verdicts changed")
+    yield table(
+        "URLs lately asked about, whose verdict changed",
+        ("URL", "Before", "After"),
+        [
+            row(
+                tag("th", url[:2048], scope="row", class_="url"),
+                verdict_badge("allow" if before else "deny"),
+                verdict_badge("allow" if after else "deny"),
+            )
+            for url, before, after in found.verdicts[:200]
+        ],
+        empty=f"None, of {number(found.asked)} URLs lately asked about.",
+    )
+    yield tag("h2", "What changed in the text")
+    yield table(
+        "Old and new side by side",
+        ("Change", "Old", "New"),
+        _diff_rows(found),
+        empty="Nothing.",
+    )
+
+
+def _diff_rows(found: Versions) -> Iterator[Html]:
+    shown = 0
+    for change in line_changes(found.old_lines, found.new_lines):
+        if change.same:
+            if len(change.old) > 6:
+                kept = [
+                    *change.old[:3],
+                    f"... {len(change.old) - 6} lines that are the same ...",
+                    *change.old[-3:],
+                ]
+            else:
+                kept = change.old
+            for line in kept:
+                shown += 1
+                yield row("", _code(line), _code(line), class_="same")
+        else:
+            for n in range(max(len(change.old), len(change.new))):
+                old = change.old[n] if n < len(change.old) else None
+                new = change.new[n] if n < len(change.new) else None
+                shown += 1
+                if shown > 200:
+                    yield row("", "... and more", "... and more")
+                    return
+                mark = (
+                    "changed"
+                    if old is not None and new is not None
+                    else "gone"
+                    if new is None
+                    else "new"
+                )
+                yield row(mark, _code(old), _code(new), class_=mark)
+        if shown > 200:
+            return
+
+
+def _code(line: str | None) -> Html:
+    return tag("td", tag("code", line[:1000]) if line is not None else None, class_="url")

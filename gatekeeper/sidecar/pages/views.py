@@ -1,0 +1,775 @@
+"""The pages of what is now: overview, hosts, one host, who waits, the settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from gatekeeper.clock import utc
+from gatekeeper.fetching.records import Moment
+from gatekeeper.sidecar.pages.feeds import NAMES
+from gatekeeper.sidecar.pages.host_index import STATES
+from gatekeeper.sidecar.pages.html import Child, Html, age, duration, moment, number, tag
+from gatekeeper.sidecar.pages.shell import Page, badge
+from gatekeeper.sidecar.pages.sign_in import Visitor
+
+if TYPE_CHECKING:
+    from gatekeeper.pacing.waiting import ClockView
+    from gatekeeper.sidecar.pages.state import LeaseView, Overview
+    from gatekeeper.sidecar.routes.hosts import HostList, HostQuery
+    from gatekeeper.sidecar.routes.operators import ConfigBody, LeaseList, LeaseQuery
+    from gatekeeper.sidecar.service import Service
+    from gatekeeper.wire import HostBody
+
+__all__ = [
+    "config_page",
+    "host_page",
+    "hosts_page",
+    "overview_page",
+    "row",
+    "table",
+    "waiting_page",
+]
+
+REFRESH: Final = 3.0
+_NUMBERS: Final = ("Line", "Length", "Status", "Bytes", *(one.replace("_", " ") for one in NAMES))
+"""Heads of columns with numbers."""
+_KINDS: Final = {
+    "free": "idle",
+    "waiting": "ok",
+    "busy": "ok",
+    "blocked": "bad",
+    "paused": "warn",
+    "parsed": "ok",
+    "unavailable": "idle",
+    "unreachable": "bad",
+    "stale": "warn",
+    "override": "warn",
+}
+
+
+def table(
+    caption: str, heads: Sequence[Child], rows: Iterable[Html], *, empty: Child = None
+) -> Html:
+    """A table that can be scrolled sideways where it is too wide; `empty` stands in its place."""
+    body = list(rows)
+    if not body:
+        return tag("p", empty, class_="empty")
+    cells = [
+        one
+        if isinstance(one, Html)
+        else tag("th", one, scope="col", class_="num" if one in _NUMBERS else None)
+        for one in heads
+    ]
+    return tag(
+        "div",
+        tag(
+            "table",
+            tag("caption", caption),
+            tag("thead", tag("tr", cells)),
+            tag("tbody", body),
+        ),
+        class_="scroll",
+        tabindex=0,
+        role="region",
+        aria_label=caption,
+    )
+
+
+def row(*cells: Child, class_: str | None = None, id_: str | None = None) -> Html:
+    """A row; its first cell names it."""
+    first, *rest = [one if _is_cell(one) else tag("td", one) for one in cells]
+    return tag("tr", first, rest, class_=class_, id=id_)
+
+
+def _is_cell(one: Child) -> bool:
+    return isinstance(one, Html) and one.startswith(("<td", "<th"))
+
+
+def num(value: Child, **attributes: str | None) -> Html:
+    """A cell with a number."""
+    return tag("td", value, class_="num", **attributes)
+
+
+def state_badge(state: str | None) -> Html:
+    """A word of ours for a host or a file, with its sign."""
+    return badge(_KINDS.get(state or "", "idle"), state or "none")
+
+
+# --- overview ---------------------------------------------------------------------------------
+
+
+def overview_page(service: Service, seen: Overview, visitor: Visitor) -> Page:
+    """The whole at a glance: what needs a look first."""
+    del visitor
+    body = [
+        _needs_a_look(seen),
+        tag("section", _cards(seen), class_="cards", aria_label="Numbers"),
+        tag("h2", "The last hour"),
+        tag(
+            "div",
+            _chart("decisions", "Decisions a second"),
+            _chart("waits", "Wait for a lease, seconds"),
+            _chart("robots", "robots.txt fetches each 10 s"),
+            class_="charts",
+            data_keep="charts",
+        ),
+        _lately(service),
+        tag(
+            "p",
+            f"{seen.user_agent}, version {seen.version}, up ",
+            duration((seen.now - seen.started_at).total_seconds()),
+            class_="note",
+        ),
+    ]
+    scripts = ("vendor/uPlot.iife.min.js", "charts.js")
+    return Page("Overview", "", body, REFRESH, scripts, ("vendor/uPlot.min.css",))
+
+
+def _needs_a_look(seen: Overview) -> Html:
+    found = list(_troubles(seen))
+    if not found:
+        return tag("p", badge("ok", "Nothing needs a look."), class_="fine")
+    return tag("ul", [tag("li", one) for one in found], class_="look", aria_label="Needs a look")
+
+
+def _troubles(seen: Overview) -> Iterator[Child]:
+    states = seen.host_states
+    if not seen.ready:
+        yield badge("bad", f"Not ready: {seen.state}")
+    if not seen.reload.ok:
+        yield [
+            badge("bad", "The last reload failed"),
+            ": the settings before it are in force; see the log",
+        ]
+    if seen.reload.needs_restart:
+        names = ", ".join(seen.reload.needs_restart)
+        yield [badge("warn", "A restart is needed"), " for ", tag("a", names, href="config")]
+    if blocked := states["blocked"]:
+        yield [badge("bad", f"{number(blocked)} blocked"), " ", _hosts("blocked")]
+    if paused := states["paused"]:
+        yield [badge("warn", f"{number(paused)} paused"), " ", _hosts("paused")]
+    if seen.oldest_wait is not None and seen.oldest_wait > 60:
+        yield [
+            badge("warn", f"Somebody waits for {duration(seen.oldest_wait)}"),
+            " ",
+            tag("a", "who waits", href="waiting"),
+        ]
+    if seen.overdue:
+        yield [
+            badge("warn", f"{number(seen.overdue)} leases are nearly over"),
+            " and unreported: ",
+            tag("a", "see them", href="waiting?state=held"),
+        ]
+    if seen.rates["robots_failed"]:
+        yield badge(
+            "warn",
+            f"{number(int(seen.rates['robots_failed']))} robots.txt could not be had in "
+            f"the last 10 s",
+        )
+
+
+def _hosts(state: str) -> Html:
+    return tag("a", f"hosts that are {state}", href=f"hosts?state={state}")
+
+
+def _cards(seen: Overview) -> Iterator[Html]:
+    rates, states = seen.rates, seen.host_states
+    per = {name: number(rates[name]) for name in ("allow", "deny", "defer")}
+    yield _card(
+        "Decisions a second",
+        f"{per['allow']} allow",
+        f"{per['deny']} deny, {per['defer']} defer; {number(sum(seen.decisions.values()))} in all",
+        "live",
+    )
+    yield _card(
+        "robots.txt fetches",
+        f"{number(seen.robots_ok)} had",
+        f"{number(seen.robots_failed)} could not be had",
+    )
+    oldest = (
+        "nobody waits"
+        if seen.oldest_wait is None
+        else f"the oldest for {duration(seen.oldest_wait)}"
+    )
+    yield _card("Waiting", number(seen.waiting), oldest, "waiting")
+    yield _card(
+        "Leases out",
+        number(seen.leases),
+        f"{number(seen.overdue)} nearly over, {number(seen.expired)} ran out unreported",
+        "waiting?state=held",
+    )
+    more = "" if seen.hosts_complete else "; still looking"
+    yield _card(
+        "Hosts",
+        number(seen.hosts),
+        f"{number(states['blocked'])} blocked, {number(states['paused'])} paused, "
+        f"{number(states['busy'])} busy{more}",
+        "hosts",
+    )
+    share = "-" if seen.cache_share is None else f"{100 * seen.cache_share:.1f} %"
+    yield _card("Answered from memory", share, "decisions for which nothing was fetched")
+    if seen.fleet is not None:
+        yield _card("Fleet", str(seen.fleet.get("members", "-")), str(seen.fleet.get("state", "")))
+    reload = seen.reload
+    yield _card(
+        "Settings",
+        "in force" if reload.ok else "reload failed",
+        ["read ", age(reload.at, seen.now)],
+        "config",
+    )
+
+
+def _card(name: str, value: str, more: Child, link: str | None = None) -> Html:
+    title = tag("a", name, href=link) if link else name
+    return tag(
+        "div",
+        tag("h2", title),
+        tag("p", value, class_="value"),
+        tag("p", more, class_="more"),
+        class_="card",
+    )
+
+
+def _chart(name: str, title: str) -> Html:
+    return tag(
+        "figure",
+        tag("figcaption", title),
+        tag(
+            "div",
+            class_="chart",
+            data_chart=name,
+            role="img",
+            aria_label=f"{title}: see the table below",
+        ),
+    )
+
+
+def _lately(service: Service) -> Html:
+    """The last minutes as a table: what the charts show, for whoever has none."""
+    body = service.operators.series.body()
+    rows = [
+        row(
+            moment(utc(at), f"{utc(at):%H:%M:%S}"),
+            *(num(number(body.values[name][n])) for name in NAMES),
+        )
+        for n, at in list(enumerate(body.times))[-1:-13:-1]
+    ]
+    return tag(
+        "details",
+        tag("summary", "The last two minutes as a table"),
+        table(
+            "The last two minutes",
+            ("until (UTC)", *(name.replace("_", " ") for name in NAMES)),
+            rows,
+            empty="The first numbers come ten seconds after the start.",
+        ),
+    )
+
+
+# --- hosts ------------------------------------------------------------------------------------
+
+_COLUMNS: Final = (
+    ("host", "Host"),
+    ("state", "State"),
+    (None, "robots.txt"),
+    ("interval", "Interval"),
+    ("in_flight", "In flight"),
+    ("waiting", "Waiting"),
+    ("next", "Due in"),
+    ("status", "Last status"),
+    ("allowed", "Allowed"),
+    ("denied", "Denied"),
+)
+
+
+def hosts_page(service: Service, query: HostQuery, found: HostList, visitor: Visitor) -> Page:
+    """Hosts, a page of them; the address holds what is shown, so that it can be passed on."""
+    del visitor
+    now = utc(service.clock.wall())
+    chips = [
+        tag(
+            "a",
+            state,
+            href=_address("hosts", query, state=state, page=1),
+            aria_current="true" if state == query.state else None,
+        )
+        for state in ("any", *STATES)
+    ]
+    body = [
+        tag(
+            "form",
+            tag("label", "Part of the name ", tag("input", name="q", value=query.q, type="search")),
+            tag("input", type="hidden", name="state", value=query.state),
+            tag("input", type="hidden", name="sort", value=query.sort),
+            tag("button", "Filter"),
+            method="get",
+            action="hosts",
+            role="search",
+        ),
+        tag("nav", chips, class_="chips", aria_label="State"),
+        tag(
+            "p",
+            f"{number(found.total)} hosts",
+            None if found.complete else ", as far as they were looked at: the look goes on",
+            class_="note",
+            aria_live="polite",
+        ),
+        table(
+            "Hosts",
+            [_head(column, text, query) for column, text in _COLUMNS],
+            [_host_row(host, now) for host in found.hosts],
+            empty=_no_hosts(query),
+        ),
+        _pager("hosts", query, found.pages),
+    ]
+    return Page("Hosts", "hosts", body, REFRESH)
+
+
+def _no_hosts(query: HostQuery) -> Child:
+    if query.q or query.state != "any" or query.page > 1:
+        return ["No host is so. ", tag("a", "Show all", href="hosts")]
+    return [
+        "No hosts yet. Ask about a URL: ",
+        tag("code", "curl -sG .../v1/check --data-urlencode url=https://example.org/"),
+    ]
+
+
+def _head(column: str | None, text: str, query: HostQuery) -> Html:
+    numeric = column in ("interval", "in_flight", "waiting", "next", "status", "allowed", "denied")
+    class_ = "num" if numeric else None
+    if column is None:
+        return tag("th", text, scope="col")
+    current = query.sort.lstrip("-") == column
+    falling = query.sort.startswith("-")
+    # What is greatest is looked for first, but of names the first one.
+    sort = column if (current and falling) or (not current and column == "host") else f"-{column}"
+    sign = (" ▼" if falling else " ▲") if current else ""
+    return tag(
+        "th",
+        tag(
+            "a",
+            text,
+            tag("span", sign, aria_hidden="true"),
+            href=_address("hosts", query, sort=sort, page=1),
+        ),
+        scope="col",
+        class_=class_,
+        aria_sort=("descending" if falling else "ascending") if current else None,
+    )
+
+
+def _host_row(host: HostBody, now: datetime) -> Html:
+    return row(
+        tag("th", tag("a", host.host, href=f"hosts/{quote(host.host, safe='')}"), scope="row"),
+        state_badge(host.state),
+        [state_badge(host.robots), " ", age(host.robots_fetched_at, now)],
+        num(
+            "-" if host.interval is None else duration(host.interval),
+            title=host.interval_source,
+        ),
+        num(host.in_flight),
+        num(host.waiting),
+        num(_due(host, now)),
+        num("-" if host.last_status is None else host.last_status),
+        num(host.allowed),
+        num(host.denied),
+        id_=f"host-{host.host}",
+    )
+
+
+def _due(host: HostBody, now: datetime) -> Child:
+    if host.state == "paused":
+        return "when resumed"
+    if host.next_at is None:
+        return "after the lease" if host.state == "busy" else "now"
+    left = (host.next_at - now).total_seconds()
+    return "now" if left <= 0 else moment(host.next_at, duration(math.ceil(left)))
+
+
+def _address(path: str, query: msgspec.Struct, **changes: Any) -> str:
+    """The page's own address with other filters; what is as usual is left out."""
+    values = msgspec.structs.asdict(query) | changes
+    usual = {
+        field.name: field.default
+        for field in msgspec.structs.fields(query)
+        if field.default is not msgspec.NODEFAULT
+    }
+    told = {
+        name: value
+        for name, value in values.items()
+        if value is not None and value != usual.get(name)
+    }
+    return f"{path}?{urlencode(told)}" if told else path
+
+
+def _pager(path: str, query: HostQuery | LeaseQuery, pages: int) -> Html | None:
+    if pages <= 1:
+        return None
+    links: list[Child] = []
+    for text, page in (
+        ("First", 1),
+        ("Previous", query.page - 1),
+        ("Next", query.page + 1),
+        ("Last", pages),
+    ):
+        if 1 <= page <= pages and page != query.page:
+            links += [tag("a", text, href=_address(path, query, page=page)), " "]
+    return tag(
+        "nav",
+        f"Page {number(query.page)} of {number(pages)} ",
+        links,
+        class_="pager",
+        aria_label="Pages of the table",
+    )
+
+
+# --- one host ---------------------------------------------------------------------------------
+
+_SENTENCES: Final = {
+    "interval": "asks for an interval of {seconds}",
+    "next": "may be asked again in {seconds}",
+    "block": "is blocked for {seconds}",
+    "pause": "is paused until somebody resumes it",
+    "probe": "is asked one request at a time",
+    "back-off": "has refused before",
+    "in_flight": "has requests under way",
+}
+
+
+def host_page(service: Service, host: HostBody, leases: list[LeaseView], visitor: Visitor) -> Page:
+    """Every clock and why, the files, who waits, the leases, and what can be done."""
+    now = utc(service.clock.wall())
+    body = [
+        tag("p", state_badge(host.state), " ", _in_a_word(host, now), class_="lead"),
+        tag("h2", "Its clocks, and why"),
+        tag("ul", [tag("li", _sentence(view)) for view in host.clocks], class_="clocks")
+        if host.clocks
+        else tag("p", "No clock runs for it: it may be asked at once.", class_="empty"),
+        tag("h2", "Its robots.txt"),
+        _origins(service, host.host, now),
+        tag("h2", "Who waits, and who has a lease"),
+        _leases_table(leases, visitor, now, root="../"),
+        tag("h2", "What can be done"),
+        _actions(service, host, visitor),
+    ]
+    return Page(host.host, f"hosts/{quote(host.host, safe='')}", body, REFRESH)
+
+
+def _in_a_word(host: HostBody, now: datetime) -> Child:
+    if host.state == "paused":
+        return "No request starts until it is resumed."
+    if host.next_at is not None and host.next_at > now:
+        return ["The next request may start ", age(host.next_at, now), "."]
+    if host.state == "busy":
+        return f"{host.in_flight} under way; the next may start once that ends or is answered."
+    return "It may be asked now."
+
+
+def _sentence(view: ClockView) -> Child:
+    seconds = "" if view.seconds is None else duration(view.seconds)
+    said = _SENTENCES.get(view.kind, view.kind).format(seconds=seconds)
+    source = str(view).partition(f": {view.kind}: ")[2] if view.kind == "block" else view.source
+    return [
+        tag("strong", view.scope),
+        f" {said}: {source}",
+        tag("em", " This one is in force.") if view.decides else None,
+        tag("em", " The operator's pacing.max_interval cuts it.") if view.clamped else None,
+    ]
+
+
+def _origins(service: Service, host: str, now: datetime) -> Html:
+    rows = []
+    clock = service.clock
+    for origin in service.operators.origins(host):
+        record = service.internals.record(origin)
+        if record is None:
+            rows.append(row(tag("th", origin, scope="row"), state_badge(None), *([None] * 5)))
+            continue
+        standing = record.standing(Moment(clock.monotonic(), clock.wall()))
+        text = standing.robots
+        links = [
+            tag("a", "explain", href=f"../explain?{urlencode({'url': origin + '/'})}"),
+            " ",
+            tag("a", "history", href=f"../history?{urlencode({'origin': origin})}"),
+        ]
+        findings = len(text.findings) if text is not None else 0
+        rows.append(
+            row(
+                tag("th", origin, scope="row"),
+                [
+                    state_badge(standing.state.value),
+                    None if text is not None else f" {standing.reason.value.replace('_', ' ')}",
+                ],
+                num("-" if standing.status is None else standing.status),
+                age(utc(standing.fetched_at), now),
+                age(utc(standing.expires_at), now),
+                [
+                    "-" if text is None else f"{number(text.size)} bytes",
+                    f", {findings} findings" if findings else None,
+                    [" via ", standing.hops[-1]] if standing.hops else None,
+                ],
+                links,
+            )
+        )
+    return table(
+        "Origins and their files",
+        ("Origin", "State", "Status", "Fetched", "Expires", "Text", "More"),
+        rows,
+        empty="Nothing is known of its robots.txt in memory.",
+    )
+
+
+def _actions(service: Service, host: HostBody, visitor: Visitor) -> Html:
+    if "admin" not in visitor.roles:
+        return tag("p", "Your token is none of an administrator: you may look.", class_="empty")
+    name = host.host
+    minutes = tag(
+        "label",
+        "Seconds ",
+        tag("input", name="seconds", type="number", min=0, value=600, required=True),
+    )
+    why = tag("label", "Reason ", tag("input", name="reason", maxlength=200, value="operator"))
+    paused = host.state == "paused"
+    return tag(
+        "div",
+        _action(
+            service,
+            visitor,
+            name,
+            "refresh",
+            "Fetch robots.txt again",
+            "It takes the host's next turn: one page less is fetched in that time. What "
+            "is known stays in force until it comes.",
+            "{}",
+        ),
+        None
+        if paused
+        else _action(
+            service,
+            visitor,
+            name,
+            "pause",
+            "Pause",
+            "No request to this host starts until somebody resumes it, also after a "
+            "restart. Who waits goes on waiting; leases that are out go on.",
+            "{}",
+        ),
+        _action(
+            service,
+            visitor,
+            name,
+            "resume",
+            "Resume",
+            "Requests start again, as its clocks allow. A block stays.",
+            "{}",
+        )
+        if paused
+        else None,
+        _action(
+            service,
+            visitor,
+            name,
+            "block",
+            "Block",
+            "No request starts for so long, also after a restart. 0 lifts the block "
+            "that is in force.",
+            '{"seconds": 600}',
+            minutes,
+            why,
+        ),
+        class_="actions",
+        data_keep="actions",
+    )
+
+
+def _action(
+    service: Service,
+    visitor: Visitor,
+    host: str,
+    action: str,
+    text: str,
+    consequence: str,
+    body: str,
+    *fields: Html,
+) -> Html:
+    path = f"hosts/{quote(host, safe='')}/{action}"
+    return tag(
+        "details",
+        tag("summary", text),
+        tag("p", consequence),
+        tag(
+            "p",
+            tag(
+                "code",
+                f"curl -X POST {_base(service)}/v1/{path} -H 'Content-Type: "
+                f"application/json' -d '{body}'",
+            ),
+        ),
+        tag(
+            "form",
+            tag("input", type="hidden", name="form", value=visitor.form),
+            fields,
+            tag("button", f"{text} now", class_="act"),
+            method="post",
+            action=f"../{path}",
+        ),
+        class_="action",
+        id=f"action-{action}",
+    )
+
+
+def _base(service: Service) -> str:
+    server = service.config.server
+    if server.socket is not None:
+        return "--unix-socket " + server.socket + " http://localhost"
+    scheme = "https" if server.tls_cert is not None else "http"
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    return f"{scheme}://{host}:{server.port}"
+
+
+# --- leases and waiters -----------------------------------------------------------------------
+
+
+def waiting_page(service: Service, query: LeaseQuery, found: LeaseList, visitor: Visitor) -> Page:
+    """Who waits, for what, since when, and about when it is his turn."""
+    now = utc(service.clock.wall())
+    chips = [
+        tag(
+            "a",
+            text,
+            href=_address("waiting", query, state=state, page=1),
+            aria_current="true" if state == query.state else None,
+        )
+        for state, text in (
+            ("any", "all"),
+            ("waiting", f"waiting {found.waiting}"),
+            ("held", f"held {found.held}"),
+        )
+    ]
+    body = [
+        tag(
+            "form",
+            tag(
+                "label",
+                "Part of the host ",
+                tag("input", name="host", value=query.host, type="search"),
+            ),
+            tag(
+                "label",
+                "Client ",
+                tag("input", name="client", value=query.client or "", type="search"),
+            ),
+            tag("input", type="hidden", name="state", value=query.state),
+            tag("button", "Filter"),
+            method="get",
+            action="waiting",
+            role="search",
+        ),
+        tag("nav", chips, class_="chips", aria_label="State"),
+        tag("p", f"{number(found.total)} of them", class_="note", aria_live="polite"),
+        _leases_table(found.leases, visitor, now, root="./", hosts=True),
+        _pager("waiting", query, found.pages),
+    ]
+    return Page("Waiting", "waiting", body, REFRESH)
+
+
+def _leases_table(
+    leases: list[LeaseView], visitor: Visitor, now: datetime, *, root: str, hosts: bool = False
+) -> Html:
+    heads = ["State", "URL", "Client", "Since", "Ends", "Expected", "Action"]
+    if hosts:
+        heads.insert(1, "Host")
+    return table(
+        "Leases and who waits for one",
+        heads,
+        [_lease_row(one, visitor, now, root=root, hosts=hosts) for one in leases],
+        empty="Nobody waits, and no lease is out.",
+    )
+
+
+def _lease_row(one: LeaseView, visitor: Visitor, now: datetime, *, root: str, hosts: bool) -> Html:
+    place: Child = None
+    if one.state == "waiting":
+        when = "after an event" if one.expected_at is None else age(one.expected_at, now)
+        place = [f"number {one.place}, ", when]
+    cells: list[Child] = [
+        tag("th", badge("ok" if one.state == "held" else "warn", one.state), scope="row"),
+        tag("td", one.url, class_="url"),
+        one.client,
+        age(one.since, now),
+        age(one.expires_at, now),
+        place,
+        _drop(one, visitor, root),
+    ]
+    if hosts:
+        cells.insert(1, tag("a", one.host, href=f"{root}hosts/{quote(one.host, safe='')}"))
+    return row(*cells, id_=f"lease-{one.id}" if one.id else None)
+
+
+def _drop(one: LeaseView, visitor: Visitor, root: str) -> Child:
+    if one.id is None or "admin" not in visitor.roles:
+        return None
+    return tag(
+        "details",
+        tag("summary", "Drop"),
+        tag(
+            "p",
+            "Its client may send its request all the same: drop it only if that is "
+            "gone. It counts as used, and the host's next turn comes.",
+        ),
+        tag(
+            "form",
+            tag("input", type="hidden", name="form", value=visitor.form),
+            tag("button", "Drop this lease now", class_="act"),
+            method="post",
+            action=f"{root}leases/{quote(one.id, safe='')}/drop",
+        ),
+        class_="action",
+    )
+
+
+# --- settings ---------------------------------------------------------------------------------
+
+
+def config_page(service: Service, found: ConfigBody, visitor: Visitor) -> Page:
+    """The settings in force, section by section."""
+    del visitor
+    sections: dict[str, list[Html]] = {}
+    for one in found.settings:
+        section, _, name = one.name.rpartition(".")
+        value = "not set" if one.value is None else msgspec.json.encode(one.value).decode()
+        marks = [
+            badge("warn", "waits for a restart") if one.pending else None,
+            "a restart" if one.needs_restart else "a reload",
+        ]
+        sections.setdefault(section, []).append(
+            row(
+                tag("th", tag("code", name), scope="row"),
+                tag("td", tag("code", value), class_="url"),
+                tag("em", one.source) if one.source != "default" else one.source,
+                marks,
+                class_="set" if one.source != "default" else None,
+            )
+        )
+    body: list[Child] = [
+        tag(
+            "p",
+            "Values that are not the defaults stand out. A change of the file comes "
+            "into force by what the last column says.",
+            class_="note",
+        )
+    ]
+    for section, rows in sections.items():
+        body.append(tag("h2", f"[{section}]" if section else "General"))
+        body.append(
+            table(
+                f"Settings of {section or 'all'}", ("Setting", "Value", "From", "Changed by"), rows
+            )
+        )
+    return Page("Config", "config", body, 15.0)

@@ -1,0 +1,491 @@
+"""`/ui/`: pages for operators, their forms, their files, and the way in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import parse_qsl, quote, unquote
+
+import msgspec
+from aiohttp import web
+
+from gatekeeper import urls
+from gatekeeper.config import host_named
+from gatekeeper.errors import GatekeeperError, LeaseTimeout
+from gatekeeper.sidecar.exchange import (
+    CHECK,
+    CRAWL_OR_ADMIN,
+    Call,
+    Handler,
+    Problem,
+    Role,
+    Route,
+    read_body,
+    read_query,
+)
+from gatekeeper.sidecar.pages import stories, views
+from gatekeeper.sidecar.pages.html import Child, tag
+from gatekeeper.sidecar.pages.shell import (
+    ASSETS,
+    HEADERS,
+    Page,
+    asset,
+    assets_hash,
+    badge,
+    page_response,
+    set_cookie,
+)
+from gatekeeper.sidecar.pages.sign_in import Visitor
+from gatekeeper.sidecar.routes.check import (
+    CheckQuery,
+    WhatIf,
+    as_read,
+    explanation,
+    what_if_explanation,
+)
+from gatekeeper.sidecar.routes.hosts import HostQuery, host_list, host_of
+from gatekeeper.sidecar.routes.operators import (
+    EventQuery,
+    LeaseQuery,
+    config_body,
+    lease_list,
+    series,
+    stream_events,
+)
+
+if TYPE_CHECKING:
+    from gatekeeper.sidecar.service import Service
+    from gatekeeper.storage.base import HistoryEntry
+
+__all__ = ["ROUTES"]
+
+ADMIN: Final = frozenset({Role.ADMIN})
+_MAX_FORM: Final = 16_384
+_REFRESH: Final = 2.0
+"""Seconds that the answer waits for a robots.txt that is fetched again."""
+_COMPARED: Final = 500
+"""URLs whose verdicts are compared between two versions."""
+
+Build = Callable[["Service", Call, Visitor], Awaitable[Page]]
+Act = Callable[["Service", Call, Visitor, dict[str, str]], Awaitable[str]]
+
+
+# --- the way in -------------------------------------------------------------------------------
+
+
+def _page(build: Build, needs: frozenset[Role]) -> Handler:
+    """A page for whoever has one of the roles; others are led to the sign-in."""
+
+    async def handle(service: Service, call: Call) -> web.StreamResponse:
+        try:
+            visitor = _visitor(service, call)
+            if visitor is None:
+                return _to_sign_in(call)
+            _demand(visitor, needs)
+            service.clients.enter(visitor.name)
+            try:
+                page = await build(service, call, visitor)
+            finally:
+                service.clients.leave(visitor.name)
+        except Problem as problem:
+            return _answer(service, call, _trouble(call, problem), None)
+        except GatekeeperError as error:
+            page = _trouble(call, Problem(400, "bad-request", str(error)))
+            return _answer(service, call, page, visitor)
+        return _answer(service, call, page, visitor)
+
+    return handle
+
+
+def _form(act: Act, needs: frozenset[Role]) -> Handler:
+    """What a form of ours does; then the page that `act` names, by a path from this one."""
+
+    async def handle(service: Service, call: Call) -> web.StreamResponse:
+        try:
+            visitor = _visitor(service, call)
+            if visitor is None:
+                return _to_sign_in(call)
+            _demand(visitor, needs)
+            fields = await _fields(call.request)
+            service.sessions.check_form(visitor, fields)
+            service.clients.enter(visitor.name)
+            try:
+                where = await act(service, call, visitor, fields)
+            finally:
+                service.clients.leave(visitor.name)
+        except Problem as problem:
+            return _answer(service, call, _trouble(call, problem), None)
+        except (GatekeeperError, ValueError) as error:
+            page = _trouble(call, Problem(400, "bad-request", str(error)))
+            return _answer(service, call, page, visitor)
+        return web.Response(status=303, headers={**HEADERS, "Location": where})
+
+    return handle
+
+
+def _visitor(service: Service, call: Call) -> Visitor | None:
+    return service.sessions.visitor(call.request, service.admission)
+
+
+def _demand(visitor: Visitor, needs: frozenset[Role]) -> None:
+    if visitor.roles.isdisjoint(needs):
+        roles = " or ".join(sorted(needs))
+        raise Problem(403, "role", f"{visitor.name} may not see this page: it needs {roles}")
+
+
+def _path(call: Call) -> str:
+    """The page's own path below `/ui/`, as it came."""
+    return call.request.raw_path.partition("?")[0].removeprefix("/ui").removeprefix("/")
+
+
+def _root(call: Call) -> str:
+    return "../" * _path(call).count("/") or "./"
+
+
+def _to_sign_in(call: Call) -> web.Response:
+    wanted = call.request.raw_path.removeprefix("/ui/") if call.request.method == "GET" else ""
+    where = f"{_root(call)}sign-in?next={quote(wanted, safe='')}"
+    return web.Response(status=303, headers={**HEADERS, "Location": where})
+
+
+def _answer(service: Service, call: Call, page: Page, visitor: Visitor | None) -> web.Response:
+    state = service.phase if service.ready or service.phase != "serving" else "not ready"
+    response = page_response(page, visitor, state=state, ready=service.ready)
+    if visitor is not None and visitor.cookie is not None:
+        set_cookie(response, visitor.cookie, secure=call.request.secure)
+    return response
+
+
+def _trouble(call: Call, problem: Problem) -> Page:
+    """What went wrong, for people."""
+    body = [
+        tag("p", badge("bad", f"{problem.status}"), " ", problem.detail, class_="lead"),
+        tag("p", tag("a", "To the overview", href=_root(call))),
+    ]
+    return Page("That did not work", _path(call), body, status=problem.status)
+
+
+async def _fields(request: web.BaseRequest) -> dict[str, str]:
+    """The fields of a form. Raises Problem 413, 415."""
+    if request.content_type != "application/x-www-form-urlencoded":
+        raise Problem(415, "media-type", "a form is wanted")
+    body = await request.content.read(_MAX_FORM + 1)
+    while len(body) <= _MAX_FORM and (more := await request.content.read(_MAX_FORM)):
+        body += more
+    if len(body) > _MAX_FORM:
+        raise Problem(413, "too-large", f"a form may have {_MAX_FORM} bytes at most")
+    return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+
+
+async def sign_in_page(service: Service, call: Call) -> web.StreamResponse:
+    """Where the token is shown, once."""
+    try:
+        service.admission.check_browser(call.request.headers)
+        query = dict(parse_qsl(call.query, keep_blank_values=True))
+    except Problem as problem:
+        return _answer(service, call, _trouble(call, problem), None)
+    return _answer(service, call, _sign_in(query.get("next", ""), None), None)
+
+
+def _sign_in(wanted: str, wrong: str | None) -> Page:
+    body: Child = [
+        tag("p", badge("bad", wrong), role="alert", class_="lead") if wrong else None,
+        tag(
+            "form",
+            tag("input", type="hidden", name="next", value=wanted),
+            tag(
+                "label",
+                "Token ",
+                tag("input", name="token", type="password", required=True, autocomplete="off"),
+            ),
+            tag("button", "Sign in"),
+            method="post",
+            action="sign-in",
+        ),
+        tag(
+            "p",
+            "One of server.token_file's. It is shown once; the session ends a quarter of an hour "
+            "after the last page.",
+            class_="note",
+        ),
+    ]
+    return Page("Sign in", "sign-in", body, status=401 if wrong else 200)
+
+
+async def sign_in(service: Service, call: Call) -> web.StreamResponse:
+    """A token becomes a session."""
+    try:
+        # The Origin of a form is checked here; nobody has a session yet that could be used.
+        service.admission.check_browser(call.request.headers)
+        fields = await _fields(call.request)
+    except Problem as problem:
+        return _answer(service, call, _trouble(call, problem), None)
+    token = service.admission.tokens.match("Bearer " + fields.get("token", ""))
+    wanted = fields.get("next", "")
+    if token is None:
+        return _answer(service, call, _sign_in(wanted, "That is none of the tokens."), None)
+    response = web.Response(status=303, headers={**HEADERS, "Location": _inside(wanted)})
+    set_cookie(response, service.sessions.begin(token), secure=call.request.secure)
+    return response
+
+
+def _inside(wanted: str) -> str:
+    """A path below `/ui/`, relative to it; anything else is its first page."""
+    path = wanted.partition("?")[0]
+    plain = unquote(path)
+    outside = ":" in plain or "\\" in plain or ".." in plain or plain.startswith("/")
+    return "./" + ("" if outside or not wanted.isprintable() or not wanted.isascii() else wanted)
+
+
+async def _sign_out(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> str:
+    del service, call, visitor, fields
+    return "sign-in"
+
+
+async def sign_out(service: Service, call: Call) -> web.StreamResponse:
+    """The session is over."""
+    response = await _form(_sign_out, CHECK)(service, call)
+    if response.status == 303:
+        set_cookie(response, "", secure=call.request.secure)
+    return response
+
+
+# --- pages ------------------------------------------------------------------------------------
+
+
+async def overview(service: Service, call: Call, visitor: Visitor) -> Page:
+    """`/ui/`"""
+    return views.overview_page(service, await service.operators.overview(), visitor)
+
+
+async def hosts(service: Service, call: Call, visitor: Visitor) -> Page:
+    """`/ui/hosts`"""
+    query = read_query(call.query, HostQuery)
+    return views.hosts_page(service, query, await host_list(service, query), visitor)
+
+
+async def host(service: Service, call: Call, visitor: Visitor) -> Page:
+    """`/ui/hosts/{host}`"""
+    name = host_named(call.params["host"])
+    found = service.operators.leases()
+    leases = [one.view() for one in found if one.host == name][:100]
+    return views.host_page(service, await host_of(service, name), leases, visitor)
+
+
+class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `/ui/explain` asks."""
+
+    url: Annotated[str, msgspec.Meta(max_length=65_536)] = ""
+    user_agent: Annotated[str, msgspec.Meta(max_length=512)] = ""
+
+
+async def explain(service: Service, call: Call, visitor: Visitor) -> Page:
+    """`/ui/explain`"""
+    query = read_query(call.query, ExplainQuery)
+    told, wrong = None, None
+    if query.url:
+        question = CheckQuery(query.url, query.user_agent or None)
+        call.client = visitor.name
+        try:
+            told = await explanation(service, question, call)
+        except GatekeeperError as error:
+            wrong = str(error)
+    return stories.explain_page(service, query.url, query.user_agent, told, wrong)
+
+
+async def waiting(service: Service, call: Call, visitor: Visitor) -> Page:
+    """`/ui/waiting`"""
+    text = "&".join(pair for pair in call.query.split("&") if pair != "client=")
+    query = read_query(text, LeaseQuery)
+    return views.waiting_page(service, query, lease_list(service, query), visitor)
+
+
+async def live(service: Service, call: Call, visitor: Visitor) -> Page:
+    """`/ui/live`"""
+    del visitor
+    return stories.live_page(service, read_query(call.query, EventQuery))
+
+
+class HistoryPageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `/ui/history` asks: `old` and `new` are places in the list of versions."""
+
+    origin: Annotated[str, msgspec.Meta(max_length=2048)] = ""
+    old: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    new: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+async def history(service: Service, call: Call, visitor: Visitor) -> Page:
+    """`/ui/history`"""
+    del visitor
+    query = read_query(call.query, HistoryPageQuery)
+    if not query.origin:
+        return stories.history_page(service, "", [], None, None)
+    try:
+        origin = urls.parse(query.origin).origin
+    except GatekeeperError as error:
+        return stories.history_page(service, query.origin, [], None, str(error))
+    entries = await service.gate.history(origin)
+    new = len(entries) - 1 if query.new is None else query.new
+    old = new - 1 if query.old is None else query.old
+    found = None
+    if 0 <= old < len(entries) and 0 <= new < len(entries) and old != new:
+        found = await _versions(service, origin, entries, old, new)
+    return stories.history_page(service, origin, entries, found, None)
+
+
+async def _versions(
+    service: Service, origin: str, entries: list[HistoryEntry], old: int, new: int
+) -> stories.Versions:
+    bodies = []
+    for entry in (entries[old], entries[new]):
+        body = await service.internals.text_of(entry.body_hash) if entry.body_hash else b""
+        bodies.append(body or b"")
+    texts = [as_read(service, body) for body in bodies]
+    before, after = (text.policy(service.gate.user_agent) for text in texts)
+    asked = service.operators.feed.urls_of(origin, _COMPARED)
+    verdicts = [(url, before.allowed(url), after.allowed(url)) for url in asked]
+    lines = [body.decode("utf-8", "replace").splitlines() for body in bodies]
+    return stories.Versions(
+        old=entries[old],
+        new=entries[new],
+        old_text=texts[0],
+        new_text=texts[1],
+        old_lines=lines[0],
+        new_lines=lines[1],
+        verdicts=[one for one in verdicts if one[1] != one[2]],
+        asked=len(asked),
+    )
+
+
+async def config(service: Service, call: Call, visitor: Visitor) -> Page:
+    """`/ui/config`"""
+    return views.config_page(service, config_body(service), visitor)
+
+
+# --- what the pages' scripts ask --------------------------------------------------------------
+
+
+def _feed(handler: Handler, needs: frozenset[Role]) -> Handler:
+    """A feed of the API for whoever is signed in; 401 for others."""
+
+    async def handle(service: Service, call: Call) -> web.StreamResponse:
+        visitor = _visitor(service, call)
+        if visitor is None:
+            raise Problem(401, "unauthorized", "sign in first")
+        _demand(visitor, needs)
+        call.client = visitor.name
+        service.clients.enter(visitor.name)
+        try:
+            return await handler(service, call)
+        finally:
+            service.clients.leave(visitor.name)
+
+    return handle
+
+
+async def what_if(service: Service, call: Call) -> web.StreamResponse:
+    """The story of a text that was edited, as the part of a page."""
+    asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
+    told = what_if_explanation(service, asked)
+    markup = tag("div", stories.story(service, told), id="story")
+    return web.Response(text=markup, content_type="text/html", charset="utf-8", headers=HEADERS)
+
+
+# --- what forms do ----------------------------------------------------------------------------
+
+
+async def _pause(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> str:
+    del visitor, fields
+    await service.gate.pause(host_named(call.params["host"]))
+    return f"../{quote(call.params['host'], safe='')}"
+
+
+async def _resume(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> str:
+    del visitor, fields
+    await service.gate.resume(host_named(call.params["host"]))
+    return f"../{quote(call.params['host'], safe='')}"
+
+
+async def _block(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> str:
+    seconds = float(fields.get("seconds", "nan"))
+    if not 0 <= seconds <= 31_536_000:
+        raise Problem(400, "bad-request", "give seconds from 0 to 31536000")
+    name = host_named(call.params["host"])
+    reason = fields.get("reason", "")[:200] or f"operator {visitor.name}"
+    await service.gate.block(name, service.clock.wall() + seconds, reason)
+    return f"../{quote(call.params['host'], safe='')}"
+
+
+async def _refresh(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> str:
+    del visitor, fields
+    name = host_named(call.params["host"])
+    shown = f"[{name}]" if ":" in name else name
+    for origin in service.operators.origins(name) or [f"https://{shown}"]:
+        task = service.background(service.gate.refresh(origin))
+        if task is None:
+            raise Problem(503, "full", "too much is being refreshed already")
+        # It waits for the host's turn, which a pause or a block can put off for long.
+        done, _ = await asyncio.wait((task,), timeout=_REFRESH)
+        for one in done:
+            if (error := one.exception()) and not isinstance(error, LeaseTimeout):
+                raise error
+    return f"../{quote(call.params['host'], safe='')}"
+
+
+async def _drop(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> str:
+    del visitor, fields
+    service.leases.drop(call.params["id"])
+    return "../../waiting?state=held"
+
+
+# --- files and routes -------------------------------------------------------------------------
+
+
+def _asset(name: str) -> Handler:
+    async def handle(service: Service, call: Call) -> web.StreamResponse:
+        del service
+        if call.params["hash"] != assets_hash():
+            raise Problem(404, "not-found", "this file has another address now")
+        headers = {**HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
+        return web.Response(
+            body=asset(name), content_type=ASSETS[name], charset="utf-8", headers=headers
+        )
+
+    return handle
+
+
+async def lead(service: Service, call: Call) -> web.StreamResponse:
+    """`/ui`: the slash is missing, by which links are found."""
+    del service, call
+    return web.Response(status=308, headers={**HEADERS, "Location": "ui/"})
+
+
+def _open(method: str, path: str, handler: Handler) -> Route:
+    """A route that looks by itself who asks."""
+    return Route(method, path, handler, "For operators.", answers={200: "text/html"}, probe=True)
+
+
+ROUTES = (
+    _open("GET", "/ui", lead),
+    _open("GET", "/ui/", _page(overview, ADMIN)),
+    _open("GET", "/ui/hosts", _page(hosts, ADMIN)),
+    _open("GET", "/ui/hosts/{host}", _page(host, CRAWL_OR_ADMIN)),
+    _open("GET", "/ui/explain", _page(explain, CHECK)),
+    _open("GET", "/ui/waiting", _page(waiting, ADMIN)),
+    _open("GET", "/ui/live", _page(live, ADMIN)),
+    _open("GET", "/ui/history", _page(history, CHECK)),
+    _open("GET", "/ui/config", _page(config, ADMIN)),
+    _open("GET", "/ui/sign-in", sign_in_page),
+    _open("POST", "/ui/sign-in", sign_in),
+    _open("POST", "/ui/sign-out", sign_out),
+    _open("GET", "/ui/series", _feed(series, ADMIN)),
+    _open("GET", "/ui/events", _feed(stream_events, ADMIN)),
+    _open("POST", "/ui/what-if", _feed(what_if, CHECK)),
+    _open("POST", "/ui/hosts/{host}/pause", _form(_pause, ADMIN)),
+    _open("POST", "/ui/hosts/{host}/resume", _form(_resume, ADMIN)),
+    _open("POST", "/ui/hosts/{host}/block", _form(_block, ADMIN)),
+    _open("POST", "/ui/hosts/{host}/refresh", _form(_refresh, ADMIN)),
+    _open("POST", "/ui/leases/{id}/drop", _form(_drop, ADMIN)),
+    *(_open("GET", f"/ui/static/{{hash}}/{name}", _asset(name)) for name in ASSETS),
+)

@@ -1,0 +1,139 @@
+"""A sidecar with something to show: a fake internet, hosts in every state, waiters, decisions."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from gatekeeper import Gatekeeper
+from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig, StorageConfig
+from gatekeeper.sidecar.listening import Server
+from gatekeeper.sidecar.security import ANY_LITERAL, Tokens
+from gatekeeper.sidecar.service import Service
+from tests.internet import FakeInternet
+
+ROBOTS = """# Shop rules, kept by hand
+User-agent: *
+Allow: /products/
+Disallow: /products/private
+Disallow: /cart
+Disallow: /search
+Allow: /search/about
+Crawl-delay: 2
+
+User-agent: badbot
+Disallow: /
+
+Sitemap: https://shop.test/sitemap.xml
+"""
+
+
+@dataclass
+class Demo:
+    """A service that listens in this process."""
+
+    service: Service
+    gate: Gatekeeper
+    internet: FakeInternet
+    port: int
+    runner: web.ServerRunner
+    session: aiohttp.ClientSession
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def post(self, path: str, body: Any) -> int:
+        async with self.session.post(self.base + path, json=body) as response:
+            return response.status
+
+
+@asynccontextmanager
+async def demo(
+    internet: FakeInternet,
+    *,
+    tokens: Tokens | None = None,
+    port: int = 0,
+    storage: str | None = None,
+    middleware: Any = None,
+) -> AsyncIterator[Demo]:
+    async with AsyncExitStack() as stack:
+        config = Config(
+            guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
+            pacing=PacingConfig(default_interval=1.0),
+            server=ServerConfig(log_decisions="none", port=port or 8750),
+            storage=StorageConfig(path=storage),
+        )
+        gate = await stack.enter_async_context(
+            Gatekeeper(
+                "demobot/1.0 (+https://demo.test/bot)", config=config, resolver=internet.resolver
+            )
+        )
+        service = Service(
+            gate, config, hosts=frozenset([ANY_LITERAL]), version="0.1.0", tokens=tokens
+        )
+        service.serve()
+        stack.push_async_callback(service.close)
+        handler = service.handle if middleware is None else middleware(service.handle)
+        server = Server(handler, header=16_384, inline=None if middleware else service.inline)
+        runner = web.ServerRunner(server, shutdown_timeout=0.2)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        yield Demo(service, gate, internet, runner.addresses[0][1], runner, session)
+
+
+async def furnish(demo: Demo) -> None:
+    """Hosts in every state, a lease, somebody who waits, and an hour of numbers."""
+    internet, gate, service = demo.internet, demo.gate, demo.service
+    internet.site("https://shop.test").robots(ROBOTS)
+    internet.site("http://shop.test").robots(ROBOTS)
+    for name in ("news", "blog", "docs", "forum", "wiki", "images", "archive"):
+        internet.site(f"http://{name}.test").robots("User-agent: *\nDisallow: /admin\n")
+    internet.site("http://down.test").robots("busy", status=503)
+    for n in range(40):
+        for path in ("products/1", "cart", "search?q=x", "products/private/2"):
+            await gate.check(f"http://shop.test/{path}")
+        async with demo.session.get(
+            demo.base + "/v1/check",
+            params={"url": f"http://{('news', 'blog', 'docs', 'wiki')[n % 4]}.test/a/{n}"},
+        ) as response:
+            await response.read()
+        if n % 4 == 0:
+            for path in ("products/7", "cart/3"):
+                async with demo.session.get(
+                    demo.base + "/v1/check", params={"url": f"http://shop.test/{path}?n={n}"}
+                ) as response:
+                    await response.read()
+    await gate.check("http://down.test/")
+    await gate.block("images.test", service.clock.wall() + 900, "429, Retry-After 900")
+    await gate.pause("archive.test")
+    await demo.post("/v1/leases", {"url": "http://shop.test/products/1", "wait": 20, "ttl": 600})
+    rng = random.Random(4)
+    series = service.operators.series
+    for n in range(360):
+        at, wall = series._next, service.clock.wall()
+        series._look()
+        series._times[at] = wall - 3600 + n * 10
+        wave = 1 + 0.5 * rng.random() + (0.8 if 120 < n < 200 else 0)
+        for key, size in (("allow", 40), ("deny", 9), ("defer", 2)):
+            series._values[key][at] = size * wave * rng.uniform(0.85, 1.15)
+        series._values["wait_p50"][at] = 0.4 * wave * rng.uniform(0.7, 1.3)
+        series._values["wait_p95"][at] = 1.9 * wave * rng.uniform(0.7, 1.3)
+        series._values["robots_ok"][at] = rng.randrange(3, 9)
+        series._values["robots_failed"][at] = rng.random() < 0.1
+
+
+def waiter(demo: Demo, path: str = "products/2", wait: float = 60) -> asyncio.Task[int]:
+    """Somebody who waits for the lease that is out."""
+    return asyncio.create_task(
+        demo.post("/v1/leases", {"url": f"http://shop.test/{path}", "wait": wait})
+    )

@@ -1,0 +1,401 @@
+"""The pages for operators without a browser: who may look, what forms do, what is never HTML."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.sidecar.exchange import Role
+from gatekeeper.sidecar.pages.html import shown, tag
+from gatekeeper.sidecar.pages.shell import ASSETS, asset, assets_hash
+from gatekeeper.sidecar.pages.sign_in import IDLE, LONGEST, Sessions
+from gatekeeper.sidecar.pages.stories import line_changes
+from gatekeeper.sidecar.routes.pages import _inside
+from gatekeeper.sidecar.security import Admission, Token, Tokens
+from tests.internet import FakeInternet
+from tests.sidecar.demo import demo, furnish
+
+PAGES = ("", "hosts", "hosts/a.test", "explain", "waiting", "live", "history", "config")
+ADMIN = Token(b"a" * 32, "olga", frozenset({Role.ADMIN, Role.CHECK}))
+CHECKER = Token(b"c" * 32, "carl", frozenset({Role.CHECK}))
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+
+
+class Markup(HTMLParser):
+    """Every tag with its attributes; what is open must be closed in its order."""
+
+    VOID = frozenset({"meta", "link", "input", "br", "hr", "col"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+async def get(base: str, path: str, **options: Any) -> tuple[aiohttp.ClientResponse, str]:
+    async with (
+        aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
+        session.get(f"{base}/ui/{path}", allow_redirects=False, **options) as response,
+    ):
+        return response, await response.text()
+
+
+async def post(base: str, path: str, fields: dict[str, str], **options: Any) -> Any:
+    async with (
+        aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
+        session.post(f"{base}/ui/{path}", data=fields, allow_redirects=False, **options) as answer,
+    ):
+        return answer, await answer.text()
+
+
+def form_word(text: str) -> str:
+    found = re.search(r'data-form="([0-9a-f]+)"', text)
+    assert found
+    return found[1]
+
+
+# --- every page -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_is_whole_and_loads_nothing_from_elsewhere(door: Any, path: str) -> None:
+    service = await door()
+    response, text = await get(service.base, path)
+    assert (response.status, response.content_type) == (200, "text/html")
+    policy = response.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for name, attributes in Markup(text).tags:
+        assert not {one for one in attributes if one.startswith("on") or one == "style"}
+        assert name != "script" or attributes.get("src")
+        for link in (attributes.get("href"), attributes.get("src"), attributes.get("action")):
+            assert link is None or not re.match(r"\w+:|//", link)
+            assert link is None or not link.startswith("/"), "a prefix would be lost"
+
+
+@pytest.mark.parametrize("path", ["", "?x=1"])
+async def test_a_browser_is_led_from_the_root_to_the_pages(door: Any, path: str) -> None:
+    service = await door()
+    async with service.session.get(
+        f"{service.base}/{path}", headers={"Accept": "text/html"}, allow_redirects=False
+    ) as response:
+        assert (response.status, response.headers["Location"]) == (303, "ui/")
+    async with service.session.get(f"{service.base}/ui", allow_redirects=False) as response:
+        assert (response.status, response.headers["Location"]) == (308, "ui/")
+    _, index = await service.get("/")
+    assert index["service"] == "gatekeeper"
+
+
+async def test_pages_are_not_in_the_contract_for_programs(door: Any) -> None:
+    service = await door()
+    _, contract = await service.get("/openapi.json")
+    assert not [path for path in contract["paths"] if path.startswith("/ui")]
+
+
+async def test_files_have_a_hash_in_their_address_and_never_change(door: Any) -> None:
+    service = await door()
+    for name, kind in ASSETS.items():
+        url = f"{service.base}/ui/static/{assets_hash()}/{name}"
+        async with service.session.get(url) as response:
+            assert (response.status, response.content_type) == (200, kind)
+            assert "immutable" in response.headers["Cache-Control"]
+            assert await response.read() == asset(name)
+        async with service.session.get(url.replace(assets_hash(), "0" * 16)) as response:
+            assert response.status == 404
+
+
+def test_all_files_together_are_small() -> None:
+    assert sum(len(asset(name)) for name in ASSETS) < 120_000
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        Path(str(files("gatekeeper.sidecar.pages").joinpath("static", "vendor"))),
+        Path(__file__).parent / "vendor",
+    ],
+    ids=["package", "tests"],
+)
+def test_files_of_others_are_as_they_were_published(folder: Path) -> None:
+    (vendored,) = json.loads((folder / "vendor.json").read_text()).values()
+    assert set(vendored["sha256"]) == {one.name for one in folder.iterdir()} - {"vendor.json"}
+    for name, digest in vendored["sha256"].items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+
+
+# --- hostile texts ----------------------------------------------------------------------------
+
+
+def test_nothing_but_what_tag_made_is_markup() -> None:
+    assert tag("p", HOSTILE, title=HOSTILE).count("<") == 2
+    assert shown("a\x1b[31m\u202e\u2066b") == "a\\u001b[31m\\u202e\\u2066b"
+
+
+async def test_what_a_site_or_a_client_says_is_never_html(internet: FakeInternet) -> None:
+    """In every column: robots.txt, paths, user agents, clients, reasons, Retry-After."""
+    internet.site("http://a.test").robots(
+        f"User-agent: *\nDisallow: /{HOSTILE}\nDisallow: /no\nCrawl-delay: 0.01\n# {HOSTILE}\n"
+    )
+    async with demo(internet) as shop:
+        service = shop.service
+        path = quote(HOSTILE)
+        agent = f"bot/1.0 {HOSTILE}"
+        for url in (f"http://a.test/{path}", f"http://a.test/no?{HOSTILE}"):
+            await shop.gate.check(url)
+            query = urlencode({"url": url, "user_agent": agent})
+            async with shop.session.get(f"{shop.base}/v1/check?{query}") as response:
+                assert response.status == 200
+        await shop.post("/v1/leases", {"url": f"http://a.test/x{HOSTILE}", "wait": 5, "ttl": 99})
+        await shop.gate.block("b.test", service.clock.wall() + 900, HOSTILE)
+        service.sources = {"server.port": HOSTILE}
+        told = {"url": f"http://a.test/no{HOSTILE}", "user_agent": agent}
+        for page in (
+            *PAGES,
+            "hosts/b.test",
+            f"explain?{urlencode(told)}",
+            f"history?{urlencode({'origin': HOSTILE})}",
+            f"live?{urlencode({'host': HOSTILE})}",
+            f"hosts?{urlencode({'q': HOSTILE})}",
+            f"waiting?{urlencode({'client': HOSTILE})}",
+            f"hosts/{quote(HOSTILE, safe='')}",
+            f"sign-in?{urlencode({'next': HOSTILE})}",
+        ):
+            _, text = await get(shop.base, page)
+            tags = Markup(text).tags
+            assert not [one for one, _ in tags if one == "img"], page
+            assert all(attributes.get("src") for one, attributes in tags if one == "script"), page
+        _, text = await get(shop.base, f"explain?{urlencode(told)}")
+        assert "&lt;script&gt;" in text
+
+
+# --- signing in -------------------------------------------------------------------------------
+
+
+async def sign_in(base: str, token: Token) -> str:
+    answer, _ = await post(base, "sign-in", {"token": token.value.decode(), "next": "hosts?q=a"})
+    assert (answer.status, answer.headers["Location"]) == (303, "./hosts?q=a")
+    cookie: str = answer.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert "Path" not in cookie
+    return cookie.partition(";")[0]
+
+
+async def test_with_tokens_one_signs_in_once(internet: FakeInternet) -> None:
+    async with demo(internet, tokens=Tokens((ADMIN, CHECKER))) as shop:
+        answer, _ = await get(shop.base, "hosts?q=a")
+        assert (answer.status, answer.headers["Location"]) == (303, "./sign-in?next=hosts%3Fq%3Da")
+        answer, _ = await get(shop.base, "hosts/a.test")
+        assert answer.headers["Location"].startswith("../sign-in?")
+        wrong, text = await post(shop.base, "sign-in", {"token": "x" * 32})
+        assert (wrong.status, "Set-Cookie" in wrong.headers) == (401, False)
+        assert "none of the tokens" in text
+
+        cookie = {"Cookie": await sign_in(shop.base, ADMIN)}
+        answer, text = await get(shop.base, "hosts", headers=cookie)
+        assert (answer.status, "Sign out olga" in text) == (200, True)
+        assert "Set-Cookie" in answer.headers  # it lasts while somebody looks
+        other = {"Cookie": await sign_in(shop.base, CHECKER)}
+        answer, text = await get(shop.base, "hosts", headers=other)
+        assert (answer.status, "needs admin" in text) == (403, True)
+        assert (await get(shop.base, "explain", headers=other))[0].status == 200
+        assert (await get(shop.base, "series"))[0].status == 401
+        assert (await get(shop.base, "series", headers=cookie))[0].status == 200
+        # A cookie is for pages alone: no page of another site can have the API act by it.
+        async with shop.session.get(f"{shop.base}/v1/hosts", headers=cookie) as response:
+            assert response.status == 401
+        bearer = {"Authorization": "Bearer " + "a" * 32}
+        assert (await get(shop.base, "hosts", headers=bearer))[0].status == 200
+
+
+async def test_a_cookie_is_signed_ends_and_goes_with_its_token(internet: FakeInternet) -> None:
+    async with demo(internet, tokens=Tokens((ADMIN, CHECKER))) as shop:
+        cookie = await sign_in(shop.base, CHECKER)
+        forged = cookie.replace("carl", "olga")
+        for bad in (forged, cookie[:-1] + "0", cookie + "x", "gatekeeper_session=||||", ""):
+            if bad != cookie:
+                answer, _ = await get(shop.base, "explain", headers={"Cookie": bad})
+                assert answer.status == 303
+        shop.service.take_over(shop.service.config, Tokens((ADMIN,)))
+        answer, _ = await get(shop.base, "explain", headers={"Cookie": cookie})
+        assert answer.status == 303
+
+
+def test_a_session_ends_when_nobody_looks_and_after_half_a_day_anyhow() -> None:
+    from aiohttp.test_utils import make_mocked_request
+
+    from gatekeeper.config import ServerConfig
+
+    clock = VirtualClock()
+    sessions, admission = (
+        Sessions(clock),
+        Admission(ServerConfig(), tokens=Tokens((ADMIN,)), hosts=None),
+    )
+    cookie = sessions.begin(ADMIN)
+
+    def look() -> Any:
+        headers = {"Cookie": f"gatekeeper_session={cookie}"}
+        return sessions.visitor(make_mocked_request("GET", "/ui/", headers=headers), admission)
+
+    for _ in range(LONGEST // (IDLE - 100) - 1):
+        clock.advance(IDLE - 100)
+        cookie = look().cookie
+    clock.advance(IDLE)
+    assert look() is None
+    cookie = sessions.begin(ADMIN)
+    clock.advance(IDLE + 1)
+    assert look() is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "where"),
+    [
+        ("hosts?q=a", "./hosts?q=a"),
+        ("https://evil.test/", "./"),
+        ("//evil.test", "./"),
+        ("/\\evil.test", "./"),
+        ("../../x", "./"),
+        ("%2e%2e/x", "./"),
+        ("javascript:alert(1)", "./"),
+        ("a\r\nSet-Cookie: x", "./"),
+        ("", "./"),
+    ],
+)
+def test_signing_in_leads_nowhere_else(wanted: str, where: str) -> None:
+    assert _inside(wanted) == where
+
+
+# --- forms ------------------------------------------------------------------------------------
+
+
+async def test_a_form_acts_only_with_its_word(internet: FakeInternet) -> None:
+    async with demo(internet) as shop:
+        await furnish(shop)
+        _, text = await get(shop.base, "hosts/shop.test")
+        word = form_word(text)
+        for fields in ({}, {"form": "0" * 64}):
+            answer, _ = await post(shop.base, "hosts/shop.test/pause", fields)
+            assert answer.status == 403
+        crossing = {"Origin": "http://evil.test"}
+        answer, _ = await post(shop.base, "hosts/shop.test/pause", {"form": word}, headers=crossing)
+        assert answer.status == 403
+        assert not shop.service.internals._scheduler.paused("shop.test")
+
+        answer, _ = await post(shop.base, "hosts/shop.test/pause", {"form": word})
+        assert (answer.status, answer.headers["Location"]) == (303, "../shop.test")
+        assert shop.service.internals._scheduler.paused("shop.test")
+        await post(shop.base, "hosts/shop.test/resume", {"form": word})
+        assert not shop.service.internals._scheduler.paused("shop.test")
+        block = {"form": word, "seconds": "600", "reason": "calm"}
+        await post(shop.base, "hosts/shop.test/block", block)
+        assert shop.service.internals._scheduler.blocked("shop.test")[1] == "calm"  # type: ignore[index]
+        for seconds in ("-1", "nan", "inf", "x", ""):
+            answer, _ = await post(
+                shop.base, "hosts/shop.test/block", {"form": word, "seconds": seconds}
+            )
+            assert answer.status == 400
+        (lease,) = shop.service.leases
+        answer, _ = await post(shop.base, f"leases/{lease.id}/drop", {"form": word})
+        assert (answer.status, len(shop.service.leases)) == (303, 0)
+        answer, _ = await post(shop.base, f"leases/{lease.id}/drop", {"form": word})
+        assert answer.status == 404
+
+
+async def test_a_form_of_one_session_is_none_of_another(internet: FakeInternet) -> None:
+    async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
+        one, two = await sign_in(shop.base, ADMIN), await sign_in(shop.base, ADMIN)
+        _, text = await get(shop.base, "hosts", headers={"Cookie": one})
+        answer, _ = await post(
+            shop.base, "hosts/a.test/pause", {"form": form_word(text)}, headers={"Cookie": two}
+        )
+        assert answer.status == 403
+        answer, _ = await post(
+            shop.base, "sign-out", {"form": form_word(text)}, headers={"Cookie": one}
+        )
+        assert "Max-Age=0" in answer.headers["Set-Cookie"]
+
+
+async def test_a_form_that_is_too_long_is_refused(door: Any) -> None:
+    service = await door()
+    answer, _ = await post(service.base, "hosts/a.test/pause", {"form": "x" * 20_000})
+    assert answer.status == 413
+
+
+# --- what the pages say -----------------------------------------------------------------------
+
+
+async def test_the_pages_say_what_is_up(internet: FakeInternet) -> None:
+    async with demo(internet) as shop:
+        await furnish(shop)
+        _, overview = await get(shop.base, "")
+        assert "2 blocked" in overview
+        _, hosts = await get(shop.base, "hosts?state=paused")
+        assert ("archive.test" in hosts, "news.test" in hosts) == (True, False)
+        _, host = await get(shop.base, "hosts/shop.test")
+        assert "crawl-delay 2 s from robots.txt line 8" in host
+        assert "curl -X POST" in host
+        query = urlencode({"url": "http://shop.test/products/private/2"})
+        _, why = await get(shop.base, f"explain?{query}")
+        assert why.index("decides") < why.index("loses")
+        assert 'value="4" class="decides group"' in why
+        _, live = await get(shop.base, "live?verdict=deny")
+        assert "/cart/3" in live
+        _, wrong = await get(shop.base, "explain?url=nonsense")
+        assert "Not a question" in wrong
+
+
+async def test_history_shows_what_changed_and_which_verdicts(
+    internet: FakeInternet, tmp_path: Path
+) -> None:
+    site = internet.site("http://a.test").robots("User-agent: *\nDisallow: /old\n")
+    async with demo(internet, storage=str(tmp_path / "state")) as shop:
+        for path in ("old", "new", "same"):
+            query = urlencode({"url": f"http://a.test/{path}"})
+            async with shop.session.get(f"{shop.base}/v1/check?{query}") as response:
+                await response.read()
+        site.robots("User-agent: *\nDisallow: /new\n")
+        await shop.gate.refresh("http://a.test")
+        _, text = await get(shop.base, f"history?{urlencode({'origin': 'http://a.test'})}")
+    changed = text[text.index("Which verdicts changed") : text.index("What changed in the text")]
+    assert ("a.test/old" in changed, "a.test/new" in changed) == (True, True)
+    assert "a.test/same" not in changed
+    assert "<code>Disallow: /old</code>" in text
+
+
+def test_a_diff_of_what_differs_everywhere_ends_at_once() -> None:
+    old = [f"Disallow: /{n}" for n in range(20_000)]
+    new = [f"Disallow: /{-n}" for n in range(20_000)]
+    changes = line_changes(old, new)
+    assert [one.same for one in changes] == [True, False]
+    assert sum(len(one.old) for one in changes) == 20_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("abcabba", "cbabac"), ("", "ab"), ("ab", ""), ("axb", "ayb"), ("ab", "ab")]
+)
+def test_a_diff_gives_both_texts_back(old: str, new: str) -> None:
+    changes = line_changes(list(old), list(new))
+    assert "".join(line for one in changes for line in one.old) == old
+    assert "".join(line for one in changes for line in one.new) == new
+    assert all(one.old == one.new for one in changes if one.same)

@@ -1,0 +1,338 @@
+"""The pages for operators in a real browser: Debian's chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.pacing.scopes import Scope, ScopeSettings
+from gatekeeper.sidecar.exchange import Role
+from gatekeeper.sidecar.security import Token, Tokens
+from tests.internet import FakeInternet
+from tests.sidecar.demo import Demo, demo, furnish, waiter
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+PAGES = (
+    "",
+    "hosts",
+    "hosts/shop.test",
+    "explain?url=http://shop.test/products/private/2",
+    "waiting",
+    "live",
+    "history?origin=http://shop.test",
+    "config",
+    "sign-in",
+)
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium"),
+    pytest.mark.xdist_group("browser"),
+]
+
+
+@asynccontextmanager
+async def browsing(**options: Any) -> AsyncIterator[Any]:
+    """A page of a browser; what its console complains of fails the test."""
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--js-flags=--expose-gc"]
+        )
+        try:
+            context = await browser.new_context(**options)
+            page = await context.new_page()
+            page.set_default_timeout(30_000)
+            page.complaints = []
+            page.on("pageerror", lambda error: page.complaints.append(str(error)))
+            page.on(
+                "console",
+                lambda told: page.complaints.append(told.text) if told.type == "error" else None,
+            )
+            yield page
+        finally:
+            await browser.close()
+
+
+@asynccontextmanager
+async def furnished(internet: FakeInternet, **options: Any) -> AsyncIterator[Demo]:
+    async with demo(internet, **options) as shop:
+        await furnish(shop)
+        task = waiter(shop)
+        while not len(shop.service.leases.waiters):
+            await asyncio.sleep(0)
+        try:
+            yield shop
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1400])
+async def test_every_page_is_accessible_and_fits(
+    internet: FakeInternet, tmp_path: Path, width: int, scheme: str
+) -> None:
+    """axe finds nothing, the browser complains of nothing (the policy holds), nothing is cut."""
+    size = {"width": width, "height": 800}
+    async with (
+        furnished(internet, storage=str(tmp_path / "state")) as shop,
+        browsing(viewport=size, color_scheme=scheme, bypass_csp=True) as page,
+    ):
+        for path in PAGES:
+            await page.goto(f"{shop.base}/ui/{path}")
+            for one in await page.query_selector_all("details"):
+                await one.evaluate("one => { one.open = true; }")
+            if path == "":
+                await page.wait_for_selector(".uplot canvas")
+            await page.add_script_tag(path=str(AXE))
+            found = await page.evaluate("axe.run(document)")
+            wrong = [(one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]]
+            assert wrong == [], path
+            overflow = await page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert overflow <= 0, path
+        assert page.complaints == []
+
+
+async def test_the_policy_holds_on_every_page(internet: FakeInternet) -> None:
+    """Without the exemption that axe needs: no script, style or request is refused."""
+    async with furnished(internet) as shop, browsing() as page:
+        for path in PAGES:
+            await page.goto(f"{shop.base}/ui/{path}")
+            if path == "":
+                await page.wait_for_selector(".uplot canvas")
+            if path == "live":
+                await page.wait_for_selector("#live-state:text-is('Live.')")
+        assert page.complaints == []
+
+
+async def test_without_javascript_the_pages_still_tell(internet: FakeInternet) -> None:
+    async with furnished(internet) as shop, browsing(java_script_enabled=False) as page:
+        await page.goto(f"{shop.base}/")
+        assert page.url == f"{shop.base}/ui/"
+        assert "2 blocked" in await page.inner_text("main")
+        await page.click("text=hosts that are blocked")
+        assert await page.locator("tbody tr").count() == 2
+        await page.goto(f"{shop.base}/ui/hosts")
+        await page.click("text=shop.test")
+        assert "crawl-delay 2 s" in await page.inner_text("main")
+        await page.click("summary:has-text('Pause')")
+        await page.click("text=Pause now")
+        assert "No request starts until it is resumed." in await page.inner_text("main")
+
+
+async def test_everything_is_reached_by_the_keyboard(internet: FakeInternet) -> None:
+    async with furnished(internet) as shop, browsing() as page:
+        await page.goto(f"{shop.base}/ui/hosts/shop.test")
+        await page.keyboard.press("Tab")
+        assert await page.evaluate("document.activeElement.className") == "skip"
+        await page.keyboard.press("Enter")
+        wanted = "document.activeElement.closest('#action-pause summary') !== null"
+        for _ in range(40):
+            await page.keyboard.press("Tab")
+            outline = await page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
+            assert outline == "3px"
+            if await page.evaluate(wanted):
+                break
+        assert await page.evaluate(wanted)
+        await page.keyboard.press("Enter")
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector("#main .badge:has-text('paused')")
+        assert shop.service.internals._scheduler.paused("shop.test")
+
+
+async def test_a_page_keeps_up_and_keeps_what_was_opened(internet: FakeInternet) -> None:
+    async with furnished(internet) as shop, browsing() as page:
+        await page.goto(f"{shop.base}/ui/hosts/shop.test")
+        await page.click("summary:has-text('Block')")
+        await page.fill("#action-block input[name=seconds]", "77")
+        (lease,) = shop.service.leases
+        shop.service.leases.drop(lease.id)
+        await page.wait_for_selector(f"#lease-{lease.id}", state="detached")
+        assert await page.input_value("#action-block input[name=seconds]") == "77"
+        assert await page.evaluate("document.getElementById('action-block').open")
+        assert page.complaints == []
+
+
+async def test_what_if_answers_as_you_type_and_stores_nothing(internet: FakeInternet) -> None:
+    async with furnished(internet) as shop, browsing() as page:
+        await page.goto(f"{shop.base}/ui/explain?url=http://shop.test/cart")
+        await page.click("text=What if it read otherwise?")
+        await page.fill("#what-if", "User-agent: *\nAllow: /cart\n")
+        await page.wait_for_selector("#story .lead .badge.ok")
+        assert await page.input_value("#what-if") == "User-agent: *\nAllow: /cart\n"
+        assert not await shop.gate.allowed("http://shop.test/cart")
+
+
+async def test_many_hosts_and_many_events_cost_a_browser_little(internet: FakeInternet) -> None:
+    """10,000 hosts; 30,000 decisions, 2,000 and more a second: 200 rows, and no more memory."""
+    async with furnished(internet) as shop, browsing() as page:
+        scopes, changes = shop.service.internals.watch_hosts()
+        plain = ScopeSettings()
+        for n in range(10_000):
+            scopes[f"h{n:05d}.test"] = Scope(f"h{n:05d}.test", plain)  # type: ignore[index]
+            changes.append(scopes[f"h{n:05d}.test"])
+        await page.goto(f"{shop.base}/ui/hosts?per_page=200&sort=-next")
+        await page.wait_for_selector("text=10,008 hosts")
+        assert await page.locator("tbody tr").count() == 200
+
+        await page.goto(f"{shop.base}/ui/live")
+        await page.wait_for_selector("#live-state:text-is('Live.')")
+        feed, number = shop.service.operators.feed, 0
+
+        async def flood(count: int) -> float:
+            """Decisions in the pace of the stream's own looks; then the page's memory."""
+            nonlocal number
+            for _ in range(count // 200):
+                for _ in range(200):
+                    number += 1
+                    url = f"https://a.test/{number}/{'x' * 100}"
+                    feed.add(
+                        Decision(
+                            verdict=Verdict.ALLOW,
+                            reason=Reason.RULE,
+                            url=url,
+                            origin="https://a.test",
+                            user_agent="bot",
+                        ),
+                        "r",
+                        "local",
+                    )
+                told = shop.service.operators.told + shop.service.operators.streams
+                while shop.service.operators.told < told:
+                    await asyncio.sleep(0.01)
+            await page.wait_for_selector(f"#decisions tr:first-child:has-text('/{number}/')")
+            await page.evaluate("gc()")
+            used: float = await page.evaluate("performance.memory.usedJSHeapSize")
+            return used
+
+        before = await flood(10_000)
+        after = await flood(20_000)
+        assert await page.locator("#decisions tr").count() <= 200
+        assert after < before + 2_000_000
+        assert page.complaints == []
+
+
+async def test_a_restarted_sidecar_is_noticed_and_found_again(internet: FakeInternet) -> None:
+    async with browsing() as page:
+        async with furnished(internet) as shop:
+            port = shop.port
+            await page.goto(f"{shop.base}/ui/hosts")
+        await page.wait_for_selector("#stale:not([hidden])")
+        assert "stale" in await page.inner_text("#stale")
+        async with demo(internet, port=port):
+            await page.wait_for_selector("#stale", state="hidden")
+            await page.wait_for_selector("text=No hosts yet.")
+
+
+async def test_the_stream_is_found_again_too(internet: FakeInternet) -> None:
+    async with browsing() as page:
+        async with furnished(internet) as shop:
+            port = shop.port
+            await page.goto(f"{shop.base}/ui/live")
+            await page.wait_for_selector("#live-state:text-is('Live.')")
+        await page.wait_for_selector("#stale:not([hidden])")
+        async with demo(internet, port=port) as again:
+            await page.wait_for_selector("#stale", state="hidden")
+            internet.site("http://b.test").robots("")
+            async with again.session.get(again.base + "/v1/check?url=http://b.test/x") as answer:
+                await answer.read()
+            await page.wait_for_selector("#decisions >> text=http://b.test/x")
+
+
+async def test_a_paused_stream_goes_on_where_it_was(internet: FakeInternet) -> None:
+    async with furnished(internet) as shop, browsing() as page:
+        await page.goto(f"{shop.base}/ui/live")
+        await page.wait_for_selector("#live-state:text-is('Live.')")
+        await page.click("#pause")
+        async with shop.session.get(
+            shop.base + "/v1/check?url=http://shop.test/cart/meanwhile"
+        ) as answer:
+            await answer.read()
+        await page.click("#pause")
+        row = page.locator("#decisions tr", has_text="/cart/meanwhile").first
+        await row.wait_for()
+        await row.locator("a").click()
+        await page.wait_for_selector("#story .badge.bad:has-text('deny')")
+
+
+async def test_pages_work_under_the_prefix_of_a_proxy(internet: FakeInternet) -> None:
+    tokens = Tokens((Token(b"a" * 32, "olga", frozenset({Role.ADMIN, Role.CHECK})),))
+    async with (
+        furnished_with_tokens(internet, tokens) as shop,
+        proxy(shop, "/tools/gate") as base,
+        browsing() as page,
+    ):
+        await page.goto(f"{base}/tools/gate/")
+        await page.wait_for_url(f"{base}/tools/gate/ui/sign-in?next=")
+        await page.fill("input[name=token]", "a" * 32)
+        await page.click("button:has-text('Sign in')")
+        await page.wait_for_url(f"{base}/tools/gate/ui/")
+        await page.wait_for_selector(".uplot canvas")
+        await page.click("nav >> text=Hosts")
+        await page.click("text=shop.test")
+        assert page.url == f"{base}/tools/gate/ui/hosts/shop.test"
+        await page.click("summary:has-text('Pause')")
+        await page.click("text=Pause now")
+        await page.wait_for_selector("#main .badge:has-text('paused')")
+        await page.click("nav >> text=Live")
+        await page.wait_for_selector("#live-state:text-is('Live.')")
+        await page.click("text=Sign out")
+        await page.wait_for_url(f"{base}/tools/gate/ui/sign-in")
+        assert page.complaints == []
+
+
+@asynccontextmanager
+async def furnished_with_tokens(internet: FakeInternet, tokens: Tokens) -> AsyncIterator[Demo]:
+    async with demo(internet, tokens=tokens) as shop:
+        internet.site("http://shop.test").robots("")
+        await shop.gate.check("http://shop.test/")
+        await shop.gate.resume("shop.test")
+        yield shop
+
+
+@asynccontextmanager
+async def proxy(shop: Demo, prefix: str) -> AsyncIterator[str]:
+    """A proxy that cuts off a prefix, as an operator's would."""
+
+    async def forward(request: web.BaseRequest) -> web.StreamResponse:
+        path = request.raw_path.removeprefix(prefix)
+        async with shop.session.request(
+            request.method,
+            shop.base + path,
+            data=await request.read(),
+            headers={**request.headers},
+            allow_redirects=False,
+        ) as answer:
+            response = web.StreamResponse(status=answer.status)
+            for name, value in answer.headers.items():
+                if name not in ("Transfer-Encoding", "Content-Length"):
+                    response.headers.add(name, value)
+            await response.prepare(request)
+            try:
+                async for part in answer.content.iter_any():
+                    await response.write(part)
+            except (ConnectionError, aiohttp.ClientError):
+                pass
+            return response
+
+    runner = web.ServerRunner(web.Server(forward), shutdown_timeout=0.2)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
