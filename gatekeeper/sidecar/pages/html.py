@@ -115,9 +115,13 @@ def moment(at: datetime, text: str | None = None) -> Html:
 def number(value: float | None) -> str:
     """A number for people; a dash for none.
 
-    >>> number(1234567), number(0.123), number(None)
-    ('1,234,567', '0.12', '-')
+    >>> number(1234567), number(58.53), number(0.123), number(None)
+    ('1,234,567', '58.5', '0.12', '-')
     """
     if value is None:
         return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}".rstrip("0").rstrip(".")
+    if isinstance(value, int):
+        return f"{value:,}"
+    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if digits else text

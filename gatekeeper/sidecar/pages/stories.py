@@ -241,7 +241,7 @@ def _what_if(told: Explanation) -> Html:
         tag("summary", "What if it read otherwise?"),
         tag(
             "p",
-            "Change the text: the answer above follows as you type. Nothing is stored, "
+            "TextChange the text: the answer above follows as you type. Nothing is stored, "
             "and nobody else is answered by it.",
             class_="note",
         ),
@@ -347,7 +347,7 @@ def _decision_row(given: GivenDecision) -> Html:
 # --- history ----------------------------------------------------------------------------------
 
 
-class Change(NamedTuple):
+class TextChange(NamedTuple):
     """A stretch of two texts: lines of the old one, and of the new one in their place."""
 
     same: bool
@@ -359,7 +359,7 @@ _EDITS: Final = 100
 """Differences that are looked for; texts that differ more are shown as wholly other ones."""
 
 
-def line_changes(old: Sequence[str], new: Sequence[str]) -> list[Change]:
+def line_changes(old: Sequence[str], new: Sequence[str]) -> list[TextChange]:
     """What differs, by Myers' method (1986), which is bounded here: a site chooses both texts.
 
     >>> [(one.same, one.old, one.new) for one in line_changes(["a", "b", "c"], ["a", "x", "c"])]
@@ -372,23 +372,23 @@ def line_changes(old: Sequence[str], new: Sequence[str]) -> list[Change]:
     while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
         tail += 1
     middle_old, middle_new = old[head : len(old) - tail], new[head : len(new) - tail]
-    changes = [Change(True, list(old[:head]), list(new[:head]))]
+    changes = [TextChange(True, list(old[:head]), list(new[:head]))]
     changes += _middle(middle_old, middle_new)
-    changes.append(Change(True, list(old[len(old) - tail :]), list(new[len(new) - tail :])))
+    changes.append(TextChange(True, list(old[len(old) - tail :]), list(new[len(new) - tail :])))
     return [one for one in changes if one.old or one.new]
 
 
-def _middle(old: Sequence[str], new: Sequence[str]) -> list[Change]:
+def _middle(old: Sequence[str], new: Sequence[str]) -> list[TextChange]:
     path = _shortest(old, new)
     if path is None:
-        return [Change(False, list(old), list(new))]
-    changes: list[Change] = []
+        return [TextChange(False, list(old), list(new))]
+    changes: list[TextChange] = []
     for same, left, right in path:
         if changes and changes[-1].same == same:
             changes[-1].old.extend(left)
             changes[-1].new.extend(right)
         else:
-            changes.append(Change(same, left, right))
+            changes.append(TextChange(same, left, right))
     return changes
 
 
@@ -534,7 +534,7 @@ def _comparison(found: Versions) -> Iterator[Html]:
     yield tag("h2", "What changed in the text")
     yield table(
         "Old and new side by side",
-        ("Change", "Old", "New"),
+        ("TextChange", "Old", "New"),
         _diff_rows(found),
         empty="Nothing.",
     )
