@@ -525,66 +525,40 @@ def _origins(service: Service, host: str, now: datetime) -> Html:
     )
 
 
+_ACTIONS: Final = {
+    "refresh": (
+        "Fetch robots.txt again",
+        "It takes the host's next turn: one page less is fetched in that time. What is known "
+        "stays in force until it comes.",
+    ),
+    "pause": (
+        "Pause",
+        "No request to this host starts until somebody resumes it, also after a restart. Who "
+        "waits goes on waiting; leases that are out go on.",
+    ),
+    "resume": ("Resume", "Requests start again, as its clocks allow. A block stays."),
+    "block": (
+        "Block",
+        "No request starts for so long, also after a restart. 0 lifts the block that is in force.",
+    ),
+}
+"""What can be done with a host, and what follows from it."""
+
+
 def _actions(service: Service, host: HostBody, visitor: Visitor) -> Html:
     if "admin" not in visitor.roles:
         return tag("p", "Your token is none of an administrator: you may look.", class_="empty")
-    name = host.host
-    minutes = tag(
-        "label",
-        "Seconds ",
-        tag("input", name="seconds", type="number", min=0, value=600, required=True),
-    )
-    why = tag("label", "Reason ", tag("input", name="reason", maxlength=200, value="operator"))
+    seconds = tag("input", name="seconds", type="number", min=0, value=600, required=True)
+    reason = tag("input", name="reason", maxlength=200, value="operator")
+    fields = (tag("label", "Seconds ", seconds), tag("label", "Reason ", reason))
     paused = host.state == "paused"
     return tag(
         "div",
-        _action(
-            service,
-            visitor,
-            name,
-            "refresh",
-            "Fetch robots.txt again",
-            "It takes the host's next turn: one page less is fetched in that time. What "
-            "is known stays in force until it comes.",
-            "{}",
-        ),
-        None
-        if paused
-        else _action(
-            service,
-            visitor,
-            name,
-            "pause",
-            "Pause",
-            "No request to this host starts until somebody resumes it, also after a "
-            "restart. Who waits goes on waiting; leases that are out go on.",
-            "{}",
-        ),
-        _action(
-            service,
-            visitor,
-            name,
-            "resume",
-            "Resume",
-            "Requests start again, as its clocks allow. A block stays.",
-            "{}",
-        )
-        if paused
-        else None,
-        _action(
-            service,
-            visitor,
-            name,
-            "block",
-            "Block",
-            "No request starts for so long, also after a restart. 0 lifts the block "
-            "that is in force.",
-            '{"seconds": 600}',
-            minutes,
-            why,
-        ),
+        _action(service, visitor, host.host, "refresh", "{}"),
+        _action(service, visitor, host.host, "resume" if paused else "pause", "{}"),
+        _action(service, visitor, host.host, "block", '{"seconds": 600}', *fields),
         class_="actions",
-        data_keep="actions",
+        data_keep=f"actions {paused}",  # what was typed stays, unless there is another action
     )
 
 
@@ -593,11 +567,10 @@ def _action(
     visitor: Visitor,
     host: str,
     action: str,
-    text: str,
-    consequence: str,
     body: str,
     *fields: Html,
 ) -> Html:
+    text, consequence = _ACTIONS[action]
     path = f"hosts/{quote(host, safe='')}/{action}"
     return tag(
         "details",
