@@ -394,7 +394,7 @@ class SharedTimer:
     __slots__ = ("_timer", "clock", "running")
 
     def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+        self.clock: Clock = clock
         self.running: dict[Timed, None] = {}
         """What is looked after."""
         self._timer = SingleTimer(clock, self._look)  # no later than the first of them

@@ -84,7 +84,7 @@ class SigningKey:
     def __init__(self, key: Any) -> None:
         """`key`: an Ed25519PrivateKey of the package cryptography."""
         self._key = key
-        self.public = PublicKey.of(key.public_key().public_bytes_raw())
+        self.public: PublicKey = PublicKey.of(key.public_key().public_bytes_raw())
 
     def sign(self, data: bytes) -> bytes:
         """The signature of 64 octets; the same each time (RFC 8032)."""

@@ -581,7 +581,7 @@ class OriginQueues:
         self._overflow = OverflowFile(path)
         self._queues: dict[str, OriginQueue] = {}
         self._numbers = itertools.count()
-        self.arrivals = itertools.count()
+        self.arrivals: itertools.count[int] = itertools.count()
         """Counts the URLs that are put."""
         self._order = itertools.count()
         self._ready: list[tuple[float, int, OriginQueue]] = []

@@ -221,9 +221,9 @@ class FirstDial:
     __slots__ = ("answers", "host", "port", "sock")
 
     def __init__(self, host: str, port: int, answers: list[ResolveResult]) -> None:
-        self.host = host
-        self.port = port
-        self.answers = answers
+        self.host: str = host
+        self.port: int = port
+        self.answers: list[ResolveResult] = answers
         """Vetted; the one that was connected to stands first."""
         self.sock: _Socket | None = None
         """Connected, as long as no request has taken it."""

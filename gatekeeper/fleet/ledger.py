@@ -120,12 +120,13 @@ class RedisLedger:
     ) -> None:
         """`config` has the settings beside `url` and `namespace`. Raises ConfigError for a URL that
         can't be used, and where the extra `redis` is not installed."""
-        self.config = config = config or FleetConfig()
+        config = config or FleetConfig()
+        self.config: FleetConfig = config
         self._clock = clock or SystemClock()
         self._store = Store(url, config)
         self._prefix = f"{{{namespace}}}:"
         self._epoch_keys = [self._key(name) for name in ("epoch", "known", "pushed")]
-        self.member = secrets.token_hex(4)
+        self.member: str = secrets.token_hex(4)
         self._listeners: dict[str, LedgerListener] = {}
         self._held: dict[str, _Held] = {}
         self._pending: list[_Told] = []

@@ -58,7 +58,7 @@ class Store:
             ) from error
         self._redis = redis.asyncio
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError, TimeoutError)
-        self.where = without_credentials(url)
+        self.where: str = without_credentials(url)
         self.config = config
         parts = urlsplit(url)
         if parts.scheme not in _SCHEMES:
@@ -79,7 +79,7 @@ class Store:
         self._connecting = False
         self._checked = False
         self._hashes: dict[str, str] = {}
-        self.identity = StoreIdentity("", "")
+        self.identity: StoreIdentity = StoreIdentity("", "")
 
     def _made(self, url: str, parts: SplitResult, options: dict[str, Any]) -> Any:
         try:

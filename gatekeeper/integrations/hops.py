@@ -112,7 +112,7 @@ class BodyInUse:
         self._call = call
         self._call_later = call_later
         self._callbacks: list[Callable[[], object]] = []
-        self.closed = False
+        self.closed: bool = False
         """Nothing travels on it any more."""
 
     def add_callback(self, callback: Callable[[], object], /) -> None:
@@ -153,7 +153,7 @@ class Hop:
         self._adopted = adopted
         self._call, self._call_later = call, call_later
         self._started = time.monotonic()
-        self.user_agent = user_agent
+        self.user_agent: str | None = user_agent
         """The User-Agent to send in the place of the library's own; None: the request has one."""
 
     def headers(self, method: str, url: str) -> dict[str, str]:

@@ -203,8 +203,10 @@ class _Ticket:
     __slots__ = ("due", "guess", "interval", "owner", "slots", "token")
 
     def __init__(self, token: str, need: _Need) -> None:
-        self.token = token
-        self.interval, self.slots, self.guess = need.interval, need.slots, need.guess
+        self.token: str = token
+        self.interval: int = need.interval
+        self.slots: int = need.slots
+        self.guess: bool = need.guess
         self.due: int = NEVER
         """When it was told to ask again; the scope is kept for it from then on for `LAPSE`."""
 

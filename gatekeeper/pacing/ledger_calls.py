@@ -54,15 +54,15 @@ class Hold:
     def __init__(
         self, token: str, scopes: tuple[ScopeRequest, ...], sent: float, seconds: float
     ) -> None:
-        self.token = token
-        self.scopes = scopes
-        self.names = tuple(one.scope for one in scopes)
-        self.seconds = seconds
-        self.good_until = sent + seconds
+        self.token: str = token
+        self.scopes: tuple[ScopeRequest, ...] = scopes
+        self.names: tuple[str, ...] = tuple(one.scope for one in scopes)
+        self.seconds: float = seconds
+        self.good_until: float = sent + seconds
         """The hold may run out then (monotonic): counted from when it was asked for."""
-        self.renew_at = sent + seconds / 4
-        self.headed = False
-        self.void = False
+        self.renew_at: float = sent + seconds / 4
+        self.headed: bool = False
+        self.void: bool = False
         """The scope was blocked or paused since: what was not sent yet must not be."""
 
     def covers(self, scopes: tuple[ScopeRequest, ...]) -> bool:
@@ -98,7 +98,7 @@ class LedgerCalls:
         self._ledger = ledger
         self._clock = clock
         self._answers = answers
-        self.owner = secrets.token_hex(4)
+        self.owner: str = secrets.token_hex(4)
         """How the tokens of this scheduler begin."""
         self._numbers = itertools.count()
         self._asking: dict[str, ScopeQueue] = {}
@@ -118,10 +118,10 @@ class LedgerCalls:
         self._back = asyncio.Event()
         """Set where a flight that failed is to be repeated at once."""
         self._closed = False
-        self.away = False
+        self.away: bool = False
         """The ledger says that it can't be reached: nothing is granted."""
         self._delivered: list[tuple[ScopeQueue, Hold]] = []
-        self.failures = 0
+        self.failures: int = 0
         ledger.listen(self.owner, self)
 
     async def open(self) -> None:

@@ -70,7 +70,8 @@ class TaskWaiter(Waiter):
         self.url = url
         self.priority = priority
         self.ttl = ttl
-        self.gone = self.away = self.stays = self.at_once = False
+        self.gone = self.away = self.stays = False
+        self.at_once: bool = False
         self.scope: Scope = scope
         self.admit: Admit = admit
         self.grant: Grant | None = None
@@ -110,7 +111,7 @@ class DueWatch(Waiter):
     def __init__(self, callback: Callable[[], object], priority: float = 0.0) -> None:
         super().__init__("", priority)
         self.callback: Callable[[], object] = callback
-        self.told = False
+        self.told: bool = False
 
     def offer(self) -> Offer:
         """Tell, and let the next waiter have the lease."""

@@ -91,7 +91,7 @@ class Budget:
     __slots__ = ("left",)
 
     def __init__(self, steps: int | None = None) -> None:
-        self.left = MAX_STEPS if steps is None else steps
+        self.left: int = MAX_STEPS if steps is None else steps
 
     def take(self) -> Budget:
         """The share of one more search. Raises SearchGivenUp where nothing is left."""
@@ -220,10 +220,10 @@ class RankedRule:
     __slots__ = ("allow", "automata", "head", "least", "number", "pattern", "rank", "start")
 
     def __init__(self, number: int, allow: bool, pattern: str) -> None:
-        self.number = number
+        self.number: int = number
         """Its place among the rules of its set."""
-        self.allow = allow
-        self.pattern = pattern
+        self.allow: bool = allow
+        self.pattern: str = pattern
         """Its value in normal form."""
         forms = [pattern]
         self.automata: list[tuple[_Automaton, int]]
@@ -235,13 +235,13 @@ class RankedRule:
         automata = [_Automaton(squeeze(each)) for each in forms]
         views = (_RAW, _QUERY) if "?" in pattern else (_RAW,)
         self.automata = [(each, view) for each in automata for view in views]
-        self.rank = (length, allow, -number)
+        self.rank: tuple[int, bool, int] = (length, allow, -number)
         """The longest, of these an Allow, of these the first decides (RFC 9309 section 2.2.2,
         RFC-17, RFC-18)."""
         literal = pattern.partition("*")[0]
-        self.head = literal.removesuffix("$").partition("?")[0]
+        self.head: str = literal.removesuffix("$").partition("?")[0]
         """Octets that every matching path begins with."""
-        self.least = min(each.least for each in automata)
+        self.least: int = min(each.least for each in automata)
         self.start: _RuleState = tuple(each.initial for each, _ in self.automata)
 
     def step(self, state: _RuleState, views: tuple[str, str]) -> _RuleState | None:
@@ -286,7 +286,7 @@ class RuleTable:
     """The effective rules of one agent, to be asked which of them may meet which."""
 
     def __init__(self, rules: Iterable[RankedRule]) -> None:
-        self.rules = tuple(rules)
+        self.rules: tuple[RankedRule, ...] = tuple(rules)
         heads: dict[str, list[RankedRule]] = {}
         for rule in self.rules:
             heads.setdefault(rule.head, []).append(rule)
@@ -473,7 +473,7 @@ def _next_dots(dots: int, octet: str) -> int:
 
 _SINGLE = [char for char in PLAIN + "?" if rfc_path(char) == char]
 """The characters that stand for themselves in a path's normal form."""
-_ESCAPED = [escape for octet in range(256) if rfc_path(escape := f"%{octet:02X}") == escape]
+_ESCAPED = [f"%{octet:02X}" for octet in range(256) if rfc_path(f"%{octet:02X}") == f"%{octet:02X}"]
 _OTHER = "xzqkwvjybdfghlmnprstuaeioc_~0123456789-ABCDEFGHIJKLMNOPQRSTUVWXYZ!'(),;@+&=:"
 """Which character shall stand for all that no pattern names: the first that is free."""
 

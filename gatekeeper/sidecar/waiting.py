@@ -55,10 +55,10 @@ class LeaseWaiter:
     def __init__(self, client: str, wanted: WantedLease, since: float) -> None:
         self.client = client
         self.wanted = wanted
-        self.host = urls.parse(wanted.url).host
+        self.host: str = urls.parse(wanted.url).host
         self.since = since
         """Monotonic moment at which it began to wait."""
-        self.priority = wanted.priority
+        self.priority: int = wanted.priority
         self.scope: asyncio.Timeout | None = None
         """Ends the whole wait, with `why`."""
         self.why: Problem | None = None
@@ -66,7 +66,7 @@ class LeaseWaiter:
         """Set when it may stand in the host's line."""
         self.standing: asyncio.Timeout | None = None
         """While it stands there: takes it out again."""
-        self.stepping_back = False
+        self.stepping_back: bool = False
 
     def end(self, why: Problem) -> None:
         """Wake it with this answer."""

@@ -63,9 +63,9 @@ class Counts:
     __slots__ = ("allow", "defer", "deny")
 
     def __init__(self) -> None:
-        self.allow = 0
-        self.deny = 0
-        self.defer = 0
+        self.allow: int = 0
+        self.deny: int = 0
+        self.defer: int = 0
 
     def count(self, verdict: str) -> None:
         """One more."""
@@ -96,7 +96,7 @@ class DecisionFeed:
     """
 
     def __init__(self, clock: Clock, *, ring: int = _RING, batches: int = _BATCHES) -> None:
-        self.count = 0
+        self.count: int = 0
         """Decisions given since the start."""
         self._ring: deque[_Entry] = deque(maxlen=ring)
         self._append = self._ring.append
@@ -107,7 +107,8 @@ class DecisionFeed:
 
     def add(self, decision: Decision, request: str, client: str) -> None:
         """Keep one, in the place of the oldest."""
-        self.count = number = self.count + 1
+        number = self.count + 1
+        self.count = number
         self._append((number, self._wall(), decision, request, client))
 
     def add_batch(self, decisions: Sequence[str], request: str, client: str) -> None:

@@ -20,6 +20,7 @@ from gatekeeper.sidecar.pages.host_index import STATES, HostIndex, HostOrder, st
 from gatekeeper.wire import HostBody, HostState
 
 if TYPE_CHECKING:
+    from gatekeeper.clock import Clock
     from gatekeeper.fetching.records import Record
     from gatekeeper.pacing.scopes import Scope
     from gatekeeper.sidecar.leases import ClientLease
@@ -115,11 +116,11 @@ class OperatorState:
 
     def __init__(self, service: Service, feed: DecisionFeed) -> None:
         self._service = service
-        self.clock = service.clock
-        self.started = self.clock.wall()
+        self.clock: Clock = service.clock
+        self.started: float = self.clock.wall()
         self.feed = feed
         self._hosts: HostIndex | None = None
-        self.series = Series(service, self.clock, self._follow)
+        self.series: Series = Series(service, self.clock, self._follow)
         self.streams = 0
         """Streams of events that are open."""
         self.told = 0
