@@ -19,6 +19,7 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from tests.internet import FakeInternet, Page
+from tests.politeness.judge import Breach
 from tests.politeness.victim import Job
 from tests.politeness.world import WALL, World
 
@@ -170,6 +171,27 @@ async def test_the_sites_do_not_notice_that_it_was_killed(
     assert set(world.fetched()) == world.welcome
 
 
+def kept_what_was_owed(world: World, breach: Breach) -> bool:
+    """Whether a robots.txt was asked for in another hour than the host's last request, for which
+    the file has another rate, and when the interval of that request's own hour was over.
+
+    The file is on no disk, so whoever starts anew can't know what it asks for now: what is owed
+    is the clock that the last request started, and that was written before its answer counted.
+    """
+    manners = world.manners.get(breach.url.removesuffix("/robots.txt"))
+    if breach.kind != "early" or manners is None or len(manners.rates) < 2:
+        return False
+    host = breach.url.split("/")[2].partition(":")[0]
+    earlier = [
+        one
+        for one in world.internet.requests
+        if one.host.partition(":")[0] == host and one.at < breach.at
+    ]
+    last = max(earlier, key=lambda one: one.at)
+    gap = breach.at - max(last.at, last.answered or last.at)
+    return gap >= manners.interval(WALL + last.at) - 1e-6
+
+
 @pytest.mark.parametrize("room", [131_072, 0])
 @pytest.mark.parametrize("seed", [1, 7])
 async def test_the_sites_do_not_notice_that_its_disk_was_full_when_it_was_killed(
@@ -180,9 +202,6 @@ async def test_the_sites_do_not_notice_that_its_disk_was_full_when_it_was_killed
     clock = internet.clock
     assert isinstance(clock, VirtualClock)
     world = World(internet, HOSTS)
-    # A file that asks for another pace at another hour, on no disk: that it may not be asked
-    # for anew before that hour's interval is over stands nowhere else.
-    hourly = {origin for origin, manners in world.manners.items() if len(manners.rates) > 1}
     lives, going_on = 0, True
     lost: set[int] = set()
     died = math.inf
@@ -209,10 +228,9 @@ async def test_the_sites_do_not_notice_that_its_disk_was_full_when_it_was_killed
                 if one.at <= died + RESOLVING and (one.answered or math.inf) > died
             }
         await clock.elapse(rng.choice((0.0, 0.3, 2.0)))
-        found = [str(breach) for breach in world.breaches(lost)]
-        assert not [
-            one for one in found if not any(f"early: {o}/robots.txt: " in one for o in hourly)
-        ]
+        assert [
+            str(one) for one in world.breaches(lost) if not kept_what_was_owed(world, one)
+        ] == []
     assert lives > 3
     assert set(world.fetched()) == world.welcome
 
