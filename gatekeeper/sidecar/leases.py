@@ -207,6 +207,7 @@ class LeaseTable:
         while gate.storage_failing is not None:
             await self._clock.sleep(_TAKE_UP)
         await self.take_up(gate)
+        _log.info("%d leases of an earlier process are out again", len(self._held))
 
     async def _take_up(self, gate: GateInternals, left: OpenLease) -> None:
         seconds = left.left(self._clock)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -28,9 +29,20 @@ class NameService:
         self.over = threading.Event()
         self.silent: set[str] = set()
         self.asked: list[str] = []
+        self.step = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Threads are no part of virtual time: let them get there."""
+        async with asyncio.timeout(20.0):
+            while not condition():
+                self.step.clear()
+                await self.step.wait()
 
     def getaddrinfo(self, host: str, *_: Any, **__: Any) -> Any:
         self.asked.append(host)
+        with contextlib.suppress(RuntimeError):  # the test is over
+            self._loop.call_soon_threadsafe(self.step.set)
         if host in self.silent:
             self.over.wait(60.0)
         if host.startswith(("gone", "silent")):
@@ -39,18 +51,11 @@ class NameService:
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameService]:
+async def names(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NameService]:
     service = NameService()
     monkeypatch.setattr(socket, "getaddrinfo", service.getaddrinfo)
     yield service
     service.over.set()
-
-
-async def until(condition: Any) -> None:
-    """Threads are no part of virtual time: let them get there."""
-    async with asyncio.timeout(20.0):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_a_name_is_looked_up_and_one_that_is_not_there_says_so(names: NameService) -> None:
@@ -68,7 +73,7 @@ async def test_the_loops_own_threads_are_left_alone(names: NameService) -> None:
     names.silent = {f"silent{n}.test" for n in range(60)}
     resolver = SystemResolver()
     waiting = [asyncio.create_task(resolver.resolve(name, 80)) for name in sorted(names.silent)]
-    await until(lambda: len(names.asked) == 60)
+    await names.until(lambda: len(names.asked) == 60)
     assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 20.0) == "done"
     names.over.set()
     await asyncio.gather(*waiting, return_exceptions=True)
@@ -82,7 +87,7 @@ async def test_names_found_before_need_not_wait_for_those_that_get_no_answer(
     resolver = SystemResolver(threads=2, for_known=1)
     await resolver.resolve("known.test", 80)
     waiting = [asyncio.create_task(resolver.resolve(name, 80)) for name in sorted(names.silent)]
-    await until(lambda: len(names.asked) == 3)
+    await names.until(lambda: len(names.asked) == 3)
     for _ in range(5):
         assert await asyncio.wait_for(resolver.resolve("known.test", 80), 20.0)
     stranger = asyncio.create_task(resolver.resolve("new.test", 80))
@@ -98,7 +103,7 @@ async def test_a_thread_counts_as_taken_until_the_name_service_is_done(names: Na
     names.silent = {"silent0.test"}
     resolver = SystemResolver(threads=1, for_known=1)
     gone = asyncio.create_task(resolver.resolve("silent0.test", 80))
-    await until(lambda: names.asked)
+    await names.until(lambda: names.asked)
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
     later = asyncio.create_task(resolver.resolve("up.test", 80))
@@ -125,7 +130,7 @@ async def test_who_waits_for_a_thread_is_not_held_to_have_timed_out(names: NameS
             rng=random.Random(1),
         )
         silent = asyncio.create_task(fetcher.fetch("http://silent0.test"))
-        await until(lambda: names.asked)
+        await names.until(lambda: names.asked)
         waiting = asyncio.create_task(fetcher.fetch("http://gone.test"))
         for _ in range(20):
             await asyncio.sleep(0)

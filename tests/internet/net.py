@@ -26,6 +26,8 @@ __all__ = ["FakeInternet", "Listener", "has_ipv6"]
 T = TypeVar("T")
 
 _SHARED = "127.0.0.1"
+_TRIPS = 5
+"""Ways through the kernel, before nothing is on its way any more."""
 _LEAP = 5.0
 """Seconds that are not skipped before a second look whether the network is quiet."""
 _TLS_PORTS = frozenset({443, 8443})
@@ -80,6 +82,7 @@ class FakeInternet:
         self._by_address: dict[str, Site] = {}
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
+        self._courier: tuple[socket.socket, socket.socket] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: list[BaseException] = []
         self._next_address = int(ipaddress.IPv4Address("127.1.0.0"))
@@ -321,10 +324,26 @@ class FakeInternet:
             still = still + 1 if seen == self.activity else 0
             seen = self.activity
 
+    async def _through_the_kernel(self) -> None:
+        """What was sent before has arrived: octets of our own have gone the same way since."""
+        loop = asyncio.get_running_loop()
+        if self._courier is None:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                here = socket.create_connection(server.getsockname())
+                there, _ = server.accept()
+            self._courier = here, there
+            for sock in self._courier:
+                sock.setblocking(False)
+                self._sockets.append(sock)
+        here, there = self._courier
+        for _ in range(_TRIPS):
+            await loop.sock_sendall(here, b"x")
+            await loop.sock_recv(there, 1)
+
     async def _stirs(self, clock: VirtualClock, task: asyncio.Future[Any]) -> bool:
         """Whether something was still on its way: a busy kernel may take its time."""
         before = self.activity, clock.next_timer()
-        await asyncio.sleep(0.002)
+        await self._through_the_kernel()
         await self.settle()
         return task.done() or before != (self.activity, clock.next_timer())
 

@@ -97,7 +97,7 @@ class Crawler:
                 self._clock.advance(seconds)
                 self._write(b"go")
                 return True
-            await asyncio.sleep(0.001)  # its storage is at work, in a thread
+            await self._tell("wait")  # its storage is at work, in a thread
         raise AssertionError("it waits for nothing")
 
     async def flush(self) -> None:

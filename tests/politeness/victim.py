@@ -7,6 +7,7 @@ Forks a process a round, so that Python and its packages are loaded once:
 
     look          let the loop run; "<seconds to its next timer>", "-" for none, or "done"
     advance <dt>  let so much time pass; "ok", and then nothing moves before "go"
+    wait          until its storage's thread has done something, a second at most; "ok"
     flush         what was put is written; "ok"
     limit <n>     no file may grow beyond so many octets from now on, and a promise has met it; "ok"
     rest          end by yourself
@@ -26,6 +27,7 @@ import msgspec
 from gatekeeper.clock import Boot, VirtualClock
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage
+from gatekeeper.storage.writer import Writer
 from tests.internet.names import Names
 from tests.politeness.crawling import crawl, polite_fetch
 
@@ -84,6 +86,14 @@ async def live(job: Job) -> None:
         return future
 
     loop.run_in_executor = counted  # type: ignore[method-assign]
+    wrote, look = asyncio.Event(), Writer._await_work
+
+    def looks(writer: Writer) -> Any:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(wrote.set)
+        return look(writer)
+
+    Writer._await_work = looks  # type: ignore[method-assign]
     crawling = asyncio.create_task(work())
     commands: asyncio.Queue[list[str]] = asyncio.Queue()
     loop.add_reader(0, lambda: commands.put_nowait(read_line().decode().split()))
@@ -109,6 +119,12 @@ async def live(job: Job) -> None:
                 record = ClockRecord(scope="probe.test", next_at=0.0)
                 with contextlib.suppress(StorageError):
                     storage.owe(record)
+                say("ok")
+            case ["wait"]:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await wrote.wait()
+                wrote.clear()
                 say("ok")
             case ["flush"]:
                 await storage.flush()
