@@ -6,15 +6,7 @@ import argparse
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from gatekeeper.cli.common import (
-    DENIED,
-    NAME,
-    OK,
-    Subparsers,
-    add_command,
-    load,
-    log_to_stderr,
-)
+from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, load, log_to_stderr
 from gatekeeper.cli.lint_formats import LintReport, writer
 from gatekeeper.cli.settings import Settings
 from gatekeeper.cli.texts import Text, is_url, read_all, replace_file

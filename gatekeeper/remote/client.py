@@ -372,12 +372,7 @@ class RemoteGatekeeper:
         )
 
     async def try_acquire(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        user_agent: str | None = None,
-        owned: bool = True,
+        self, url: str, *, priority: int = 0, user_agent: str | None = None, owned: bool = True
     ) -> RemoteLease | NotYet:
         """The lease if it can be had now: one round trip. See `Gatekeeper.try_acquire`.
 

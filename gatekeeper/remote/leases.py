@@ -476,13 +476,7 @@ class RemoteLeases:
         self.granted: int = 0
 
     async def acquire(
-        self,
-        url: str,
-        *,
-        priority: int,
-        timeout: float | None,
-        user_agent: str | None,
-        owned: bool,
+        self, url: str, *, priority: int, timeout: float | None, user_agent: str | None, owned: bool
     ) -> RemoteLease:
         """See `RemoteGatekeeper.acquire`."""
         target = urls.parse(url)

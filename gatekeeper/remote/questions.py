@@ -262,9 +262,7 @@ class BatchSender:
         decisions = read(answer, Decisions).decisions
         if len(decisions) != len(urls):
             raise SidecarError(
-                answer.status,
-                "unreadable",
-                f"{len(decisions)} answers to {len(urls)} questions",
+                answer.status, "unreadable", f"{len(decisions)} answers to {len(urls)} questions"
             )
         return decisions
 

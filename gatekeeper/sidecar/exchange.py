@@ -399,10 +399,7 @@ _JSON_HEAD = (
     b"\r\nServer: gatekeeper\r\nDate: %b\r\nX-Request-Id: %b\r\n"
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 )
-_HEADS = {
-    200: b"HTTP/1.1 200 OK" + _JSON_HEAD,
-    201: b"HTTP/1.1 201 Created" + _JSON_HEAD,
-}
+_HEADS = {200: b"HTTP/1.1 200 OK" + _JSON_HEAD, 201: b"HTTP/1.1 201 Created" + _JSON_HEAD}
 # RFC 9110 section 8.6: no Content-Length with 204.
 _NO_CONTENT = (
     b"HTTP/1.1 204 No Content\r\nServer: gatekeeper\r\nDate: %b\r\nX-Request-Id: %b\r\n\r\n"

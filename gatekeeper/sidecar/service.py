@@ -119,11 +119,7 @@ class Service:
         feed = DecisionFeed(self.clock)
         self._feed = feed.add
         self.leases: LeaseTable = LeaseTable(
-            config.server,
-            self.clock,
-            lease_book,
-            keep_going=go_on,
-            on_report=feed.reported,
+            config.server, self.clock, lease_book, keep_going=go_on, on_report=feed.reported
         )
         self.streams: OpenStreams = OpenStreams()
         """Pages that are being fetched and passed on."""

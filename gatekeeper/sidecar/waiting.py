@@ -241,8 +241,7 @@ class LeaseWaiters:
                 target = urls.parse(wanted.url)
                 refuse(within.unkept(wanted.url, target, wanted.user_agent, why))
             raise LeaseTimeout(
-                wanted.url,
-                f"{wanted.url}: its robots.txt did not come within {wanted.wait:g} s",
+                wanted.url, f"{wanted.url}: its robots.txt did not come within {wanted.wait:g} s"
             ) from None
 
     async def _stand(

@@ -639,15 +639,7 @@ def _begin_spell(connection: sqlite3.Connection, origin: str, one: Sighting) -> 
                 (one.body_hash, size, one.body),
             )
             grown += len(one.body)
-    spell = (
-        origin,
-        one.body_hash,
-        one.first_seen,
-        one.last_seen,
-        one.outcome,
-        one.status,
-        size,
-    )
+    spell = (origin, one.body_hash, one.first_seen, one.last_seen, one.outcome, one.status, size)
     connection.execute(_BEGIN_SPELL, spell)
     return grown
 

@@ -54,11 +54,7 @@ class SqliteStorage:
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        *,
-        config: StorageConfig | None = None,
-        clock: Clock | None = None,
+        self, path: str | Path, *, config: StorageConfig | None = None, clock: Clock | None = None
     ) -> None:
         self._path = Path(path)
         self._config = config or StorageConfig()

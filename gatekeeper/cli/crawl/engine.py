@@ -34,13 +34,7 @@ if TYPE_CHECKING:
     from gatekeeper.gate.leases import Lease
     from gatekeeper.queue import PoliteQueue, Turn
 
-__all__ = [
-    "Answer",
-    "Crawl",
-    "Place",
-    "Story",
-    "exchange",
-]
+__all__ = ["Answer", "Crawl", "Place", "Story", "exchange"]
 
 
 # --- one URL and its answer ------------------------------------------------------------------
@@ -139,10 +133,7 @@ async def exchange(
         headers[hdrs.ACCEPT_ENCODING] = "identity"
     started, at = clock.monotonic(), utc(clock.wall())
     request = session.get(
-        URL(lease.url, encoded=True),
-        headers=headers,
-        allow_redirects=False,
-        middlewares=(_Once(),),
+        URL(lease.url, encoded=True), headers=headers, allow_redirects=False, middlewares=(_Once(),)
     )
     async with request as response:
         elapsed = clock.monotonic() - started
@@ -561,12 +552,7 @@ class Crawl:
             return writing.result()
 
     def _store(
-        self,
-        story: Story,
-        answer: Answer,
-        decision: Decision,
-        body: Body,
-        warc: WarcPlace | None,
+        self, story: Story, answer: Answer, decision: Decision, body: Body, warc: WarcPlace | None
     ) -> Entry:
         """The file, then the line that vouches for it; the WARC has it already."""
         kind = answer.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()

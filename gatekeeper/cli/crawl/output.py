@@ -332,11 +332,7 @@ class Warc:
         file.seek(end)
         self._writer = self._make(file, gzip=compressed, warc_version="1.1")
         if end == 0:
-            about = {
-                "software": self._software,
-                "format": "WARC File Format 1.1",
-                "robots": "obey",
-            }
+            about = {"software": self._software, "format": "WARC File Format 1.1", "robots": "obey"}
             with self._whole(file):
                 self._writer.write_record(
                     self._writer.create_warcinfo_record(self._path.name, about)

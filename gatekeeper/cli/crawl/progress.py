@@ -708,11 +708,5 @@ class Hosts:
                 seconds, holdup = left, Holdup.of(decision)
         host = origin.partition("://")[2]
         return NextTurn(
-            host,
-            seconds,
-            count,
-            origin=origin,
-            holdup=holdup,
-            interval=interval,
-            slowed=slowed,
+            host, seconds, count, origin=origin, holdup=holdup, interval=interval, slowed=slowed
         )

@@ -204,13 +204,7 @@ class Job:
             return warc.as_posix()
 
 
-async def crawl(
-    job: Job,
-    progress: Progress,
-    *,
-    clock: Clock | None = None,
-    **session: Any,
-) -> int:
+async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **session: Any) -> int:
     """Do it; the exit code. Further arguments go to `polite_session`.
 
     Raises ConfigError, StorageError or OSError for what can't be used or read.
@@ -408,12 +402,7 @@ def _farewell(in_flight: Sequence[str], grace: float) -> str:
 
 
 async def _watched(
-    work: Crawl,
-    job: Job,
-    listed: Listed | None,
-    gate: Gatekeeper,
-    progress: Progress,
-    clock: Clock,
+    work: Crawl, job: Job, listed: Listed | None, gate: Gatekeeper, progress: Progress, clock: Clock
 ) -> None:
     """Run the crawl, and show how it goes until it ends."""
     speed = Speedometer()

@@ -110,13 +110,7 @@ class SortedNames:
         else:
             del self._chunks[at], self._last[at]
 
-    def page(
-        self,
-        first: int,
-        count: int,
-        *,
-        descending: bool = False,
-    ) -> list[str]:
+    def page(self, first: int, count: int, *, descending: bool = False) -> list[str]:
         """`count` names from the position `first` on."""
         found: list[str] = []
         for chunk in reversed(self._chunks) if descending else self._chunks:

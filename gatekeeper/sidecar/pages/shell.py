@@ -153,10 +153,7 @@ def _document(page: Page, visitor: Visitor | None, state: str, ready: bool) -> H
 def _header(page: Page, visitor: Visitor | None, state: str, ready: bool) -> Html:
     root, here = page.root, page.path.partition("/")[0].partition("?")[0]
     links = [
-        tag(
-            "li",
-            tag("a", text, href=root + path, aria_current="page" if path == here else None),
-        )
+        tag("li", tag("a", text, href=root + path, aria_current="page" if path == here else None))
         for text, path in _PAGES
     ]
     out = None

@@ -354,12 +354,7 @@ def _fleet(stats: object) -> dict[str, Any] | None:
 
 
 def host_body(
-    state: OperatorState,
-    host: str,
-    clocks: tuple[ClockView, ...],
-    *,
-    waiting: int,
-    counts: Counts,
+    state: OperatorState, host: str, clocks: tuple[ClockView, ...], *, waiting: int, counts: Counts
 ) -> HostBody:
     """What is told of one host; `clocks` are those of `Gatekeeper.why`."""
     clock = state.clock

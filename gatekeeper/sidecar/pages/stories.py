@@ -330,13 +330,7 @@ def _decision_row(given: GivenDecision) -> Html:
         moment(at, f"{at:%H:%M:%S}"),
         verdict_badge(decision.verdict.value),
         tag(
-            "td",
-            tag(
-                "a",
-                decision.url[:2048],
-                href=f"explain?{urlencode(question)}",
-            ),
-            class_="url",
+            "td", tag("a", decision.url[:2048], href=f"explain?{urlencode(question)}"), class_="url"
         ),
         decision.reason.value,
         num("" if rule is None else rule.line),

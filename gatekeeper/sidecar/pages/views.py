@@ -68,12 +68,7 @@ def table(
     ]
     return tag(
         "div",
-        tag(
-            "table",
-            tag("caption", caption),
-            tag("thead", tag("tr", cells)),
-            tag("tbody", body),
-        ),
+        tag("table", tag("caption", caption), tag("thead", tag("tr", cells)), tag("tbody", body)),
         class_="scroll",
         tabindex=0,
         role="region",
@@ -369,10 +364,7 @@ def _host_row(host: HostBody, now: datetime) -> Html:
         tag("th", tag("a", host.host, href=f"hosts/{quote(host.host, safe='')}"), scope="row"),
         state_badge(host.state),
         [state_badge(host.robots), " ", age(host.robots_fetched_at, now)],
-        num(
-            "-" if host.interval is None else duration(host.interval),
-            title=host.interval_source,
-        ),
+        num("-" if host.interval is None else duration(host.interval), title=host.interval_source),
         num(host.in_flight),
         num(host.waiting),
         num(_due(host, now)),
@@ -563,12 +555,7 @@ def _actions(service: Service, host: HostBody, visitor: Visitor) -> Html:
 
 
 def _action(
-    service: Service,
-    visitor: Visitor,
-    host: str,
-    action: str,
-    body: str,
-    *fields: Html,
+    service: Service, visitor: Visitor, host: str, action: str, body: str, *fields: Html
 ) -> Html:
     text, consequence = _ACTIONS[action]
     path = f"hosts/{quote(host, safe='')}/{action}"

@@ -24,13 +24,7 @@ from gatekeeper.sidecar.exchange import (
 )
 from gatekeeper.sidecar.leases import ClientLease, OpenLease
 from gatekeeper.sidecar.waiting import WantedLease
-from gatekeeper.wire import (
-    LeaseBody,
-    LeaseReport,
-    LeaseRequestBody,
-    Renewal,
-    encode,
-)
+from gatekeeper.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, encode
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service

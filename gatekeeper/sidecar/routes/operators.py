@@ -147,10 +147,7 @@ async def past_decision(service: Service, call: Call) -> web.StreamResponse:
         raise Problem(404, "not-found", "no such decision among the latest; the log has older ones")
     return json_response(
         PastDecision(
-            time=utc(found.at),
-            client=found.client,
-            request=found.request,
-            decision=found.decision,
+            time=utc(found.at), client=found.client, request=found.request, decision=found.decision
         )
     )
 

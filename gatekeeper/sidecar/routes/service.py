@@ -184,7 +184,7 @@ def document(routes: Iterable[Route], *, version: str) -> dict[str, Any]:
         "components": {
             "schemas": components,
             "securitySchemes": {
-                "token": {"type": "http", "scheme": "bearer", "description": _ROLES},
+                "token": {"type": "http", "scheme": "bearer", "description": _ROLES}
             },
         },
     }
