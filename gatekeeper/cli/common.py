@@ -187,7 +187,7 @@ def _no_socket(args: argparse.Namespace) -> dict[str, None]:
 def check_place(settings: Settings) -> None:
     """Raises ConfigError where the directory of a state file that was named is not there.
 
-    Made in silence, a misspelt one would have the state of a sidecar begin anew.
+    If it were made, a sidecar with a misspelt path would start without its state.
     """
     path = settings.config.storage.path
     if path is None or path == "memory" or Path(path).absolute().parent.is_dir():
@@ -220,7 +220,7 @@ def warn_if_anonymous(settings: Settings) -> None:
 
 
 def standard_input() -> BinaryIO:
-    """Its bytes: how a terminal is set up says nothing about a list of URLs, or a robots.txt.
+    """Its bytes: the encoding of a terminal is not that of a list of URLs, or of a robots.txt.
 
     Raises ConfigError where it is closed.
     """

@@ -428,7 +428,7 @@ class Outbox:
             while self._queue:
                 await self._tell(self._queue.popleft())
         finally:
-            # No await since the queue was found empty: whoever sends next starts another.
+            # No await since the queue was found empty: the next message starts another task.
             self._senders -= 1
 
     async def _tell(self, message: OutboxMessage) -> None:

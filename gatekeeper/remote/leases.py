@@ -502,19 +502,19 @@ class RemoteLeases:
             if waiting is not None:
                 self.waits.end(waiting)
         self.granted += 1
-        # No await between the arrival and the books: the lease is never nobody's.
+        # No await between the arrival and the table: every lease granted has an owner.
         lease = self.held.take(given, target.host, user_agent, owned=owned)
         if owned:
             hold_in_context(lease)
         return lease
 
     def _begin_wait(self, target: Target) -> TurnWait[RemoteLease] | None:
-        """Say that this task waits for the host; None where that is in nobody's way.
+        """Note that this task waits for the host; None where that can block no other task.
 
         Raises WaitsForItself where, as far as this client can see, it could never end.
         """
         task = asyncio.current_task()
-        if task is None:  # pragma: no cover - whoever awaits a lease runs inside a task
+        if task is None:  # pragma: no cover - a lease is awaited inside a task
             return None
         # Another gate's leases are no business of this one's hosts.
         under = [one for one in inherited(task) if getattr(one, "_held", None) is self.held]

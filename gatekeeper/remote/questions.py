@@ -203,7 +203,7 @@ class Questions:
         except SidecarUnreachable as error:
             why = str(error)
             self._settle(batch, [self._unanswered(question, why) for question in batch])
-        except Exception as error:  # noqa: BLE001 - whoever asked is told
+        except Exception as error:  # noqa: BLE001 - the callers get it
             self._fail(batch, error)
         else:
             self._answers.keep(zip(batch, decisions, strict=True))

@@ -114,7 +114,7 @@ CRAWL_OR_ADMIN = frozenset({Role.CRAWL, Role.ADMIN})
 
 Handler = Callable[["Service", Call], Awaitable[web.StreamResponse]]
 InlineHandler = Callable[["Service", InlineCall], bytes | None]
-"""The body of the good answer, where it can be given without waiting; None says nothing. It
+"""The body of the good answer, where it can be given without waiting, else None. It
 raises, if at all, before it has done anything."""
 
 
@@ -341,7 +341,7 @@ def read_query(text: str, kind: type[_T]) -> _T:
 
 
 def _cut_off(found: Mapping[str, str], kind: type) -> str:
-    """The remedy, where parameters of ours may be what was cut off a URL at its own `&`."""
+    """The remedy, where unknown parameters may be the rest of a URL, cut at its own `&`."""
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     if "?" in found.get("url", "") and not found.keys() <= known:
         return "; if it belongs to the URL, percent-encode that: curl -G --data-urlencode url=..."

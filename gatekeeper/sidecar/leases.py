@@ -174,14 +174,15 @@ class LeaseTable:
         if self._by_client.get(client, 0) >= self._client_leases:  # others of its came meanwhile
             lease.give_back()
             raise self._too_many_of_one()
-        # No await between the grant and the table: the lease is never nobody's.
+        # No await between the grant and the table: every lease granted has an owner.
         if gone():
             lease.give_back()
             raise ConnectionResetError("the client hung up while its turn came")
         return self._hold(lease, wanted.ttl, client, wanted.user_agent)
 
     def take(self, gate: GateInternals, url: str, ttl: float, client: str) -> ClientLease | None:
-        """The lease that can be had without waiting; None says nothing: `acquire` knows."""
+        """The lease that can be had without waiting; None where it may have to wait: use
+        `acquire`."""
         waiters = self.waiters
         if waiters.closed or self._unwritten or len(self._held) + len(waiters) >= self._max_leases:
             return None
@@ -574,7 +575,7 @@ class LeaseBook:
         self._clock = clock
         self._open: dict[str, OpenLease] = {}
         self._over: OrderedDict[str, OpenLease] = OrderedDict()
-        """Ran out without a word, the latest last."""
+        """Expired without a report, the latest last."""
         self._fd = -1
         self._size = 0
         self._torn = False
@@ -613,7 +614,7 @@ class LeaseBook:
 
     def ran_out(self, lease_id: str) -> None:
         """Its end has come: the journal's own line says when, so that no further one is
-        needed. Its report may still end it in a word."""
+        needed. A report may still end it."""
         lease = self._open.pop(lease_id, None)
         if lease is not None:
             self._over[lease_id] = lease

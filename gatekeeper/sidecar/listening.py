@@ -296,7 +296,7 @@ def raise_file_limit() -> ConnectionLimits:
 
 
 def _shared_out(files: int) -> ConnectionLimits:
-    """A quarter and at least 64 stay with us; half of those may be at the door.
+    """A quarter, at least 64, is for the gate itself; half of that for new connections.
 
     >>> _shared_out(128)
     ConnectionLimits(clients=64, backlog=32)
@@ -347,7 +347,7 @@ Inline = Callable[[Any, Any, str | None, asyncio.Transport], bytes | None]
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 class Server(web.Server):

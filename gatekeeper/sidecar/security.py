@@ -131,7 +131,7 @@ class Tokens:
     def match(self, header: str) -> Token | None:
         """The token that an Authorization header carries; None for any other.
 
-        Looked up by a digest whose key nobody knows: how long that takes says nothing of how
+        Looked up by a digest with a secret key: how long that takes does not depend on how
         much of a token was right (T6), nor does it grow with their number.
         """
         scheme, _, given = header.partition(" ")
@@ -547,7 +547,7 @@ def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
             context.load_verify_locations(server.tls_client_ca)
         except OSError as error:
             raise _unusable("tls_client_ca", server.tls_client_ca, error) from error
-        # Optional here and demanded at the door, so that probes need no certificate.
+        # Optional here and demanded for each request, so that probes need no certificate.
         context.verify_mode = ssl.CERT_OPTIONAL
     return context
 

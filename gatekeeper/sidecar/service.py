@@ -221,7 +221,7 @@ class Service:
     def background(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T] | None:
         """Do it beside the answer; None where too much is being done already.
 
-        The task belongs to the service: `close` ends it. Its result is whoever's awaits it.
+        The task belongs to the service: `close` ends it. The caller may await its result.
         """
         if len(self._tasks) >= _MAX_BACKGROUND or self.phase == "closed":
             work.close()

@@ -7,7 +7,7 @@ Invariants
       has the next one after everybody else had one;
     * where there is room for no more, the newest request of the client that has most makes
       way for one that has less (T15);
-    * whoever waits when the service begins to drain is told so at once (T16).
+    * each waiter gets a 503 as soon as the service begins to drain (T16).
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class LeaseWaiters:
         again = False
         while True:
             left = end - self._clock.monotonic()
-            # Who does not wait stands in nobody's way.
+            # A request that does not wait delays no other.
             first = (left > 0 or again) and await self._come_first(key, waiter, left)
             again = False
             try:
@@ -348,7 +348,7 @@ class OpenStreams:
 
 
 def draining() -> Problem:
-    """The answer to whoever wants a turn of a service that shuts down."""
+    """The answer to a request for a lease while the service shuts down."""
     return Problem(
         503,
         "draining",

@@ -375,7 +375,7 @@ else:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _OCTET)
 
     def _sign(fd: int) -> None:
-        """Leave the process id for the error of whoever comes second."""
+        """Leave the process id, which the error of a second process names."""
         # On a full disk the lock holds all the same, only that error is less helpful.
         with contextlib.suppress(OSError):
             os.ftruncate(fd, 0)

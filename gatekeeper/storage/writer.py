@@ -505,7 +505,7 @@ class Writer:
         _log.warning("%s: promises can be kept again", self._path)
 
     def _make_up(self) -> None:
-        """Append what the journal missed, or a frame that is nobody's where it missed nothing:
+        """Append what the journal missed, or a frame of no scope where it missed nothing:
         that the file is open proves nothing. Raises OSError."""
         if not self._unkept:
             with self._wake:

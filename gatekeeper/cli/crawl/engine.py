@@ -173,7 +173,7 @@ _SILENT = page_signals({}, "")
 
 
 def _said(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
-    """What its header says about the use of the page; None where it says nothing."""
+    """What its header says about the use of the page; None without such a header."""
     try:
         found = signals(response)
     except Exception:  # noqa: BLE001 - one URL's error is its own

@@ -323,7 +323,7 @@ class Trails:
         self._outcomes[digest(url)] = None
 
     def extend(self, url: str, hop: str) -> None:
-        """Its way goes on to a URL that is nobody's, or was."""
+        """Its redirects go on to a URL that no other way holds, or held."""
         key = digest(hop)
         self._outcomes[key] = None
         self._owners[key] = digest(url)

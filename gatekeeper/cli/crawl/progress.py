@@ -1,4 +1,4 @@
-"""How a crawl goes, for whoever watches: a live display on a terminal, plain lines elsewhere."""
+"""The progress of a crawl: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ _WINDOW = 60.0
 
 
 _LEAST = 1.0
-"""Seconds before which a rate says nothing."""
+"""Seconds before which no rate is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +387,7 @@ class Progress(Protocol):
         """The state of things, the hosts whose turns come next, and how fast it goes."""
 
     def say(self, text: str) -> None:
-        """Something that whoever watches asked for; at once."""
+        """Show a text that was asked for, at once."""
 
 
 def watcher(*, quiet: bool, stream: TextIO | None = None) -> Progress:
@@ -638,7 +638,7 @@ class Explains(Protocol):
 
 class Hosts:
     """How many URLs wait for each origin: two of one host have files of their own, and one
-    that is deferred says nothing of the other. Memory: an entry an origin that is waited for.
+    may be deferred while the other is not. Memory: an entry for each origin that is waited for.
     """
 
     def __init__(self) -> None:

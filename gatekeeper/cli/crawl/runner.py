@@ -460,7 +460,7 @@ async def _watch(
 
 def _say_summary(job: Job, tally: Tally, end: Ending) -> None:
     """For people on stdout, under the lines or the bar. For machines in the last line on
-    stderr: whoever reads stdout reads entries."""
+    stderr: stdout holds entries alone."""
     if job.as_json:
         print(json_text(end, sys.stderr), file=sys.stderr, flush=True)
         return

@@ -189,7 +189,7 @@ async def _turn(service: Service, call: Call, url: str, end: float) -> Lease:
     if known is not None:
         refuse(known)
     # A block is no queue: who asks is told when to come again instead of waiting it out.
-    with contextlib.suppress(StorageError):  # whoever waits for the turn is told
+    with contextlib.suppress(StorageError):  # the waiter gets the error
         for view in await service.gate.why(url):
             if view.kind in ("block", "pause"):
                 raise LeaseTimeout(url, f"{urls.mask(url)}: {view}", retry_at=view.until)

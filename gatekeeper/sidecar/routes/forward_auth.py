@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 _ANYBODY = "*"
-"""Whom the file calls so is judged that says no name, never our own robot."""
+"""The agent of a visitor that sends no User-Agent; never this gate's own."""
 
 
 async def forward_auth(service: Service, call: Call) -> web.StreamResponse:

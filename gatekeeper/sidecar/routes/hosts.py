@@ -1,4 +1,4 @@
-"""`/v1/hosts`: whose turn it is when, and the operator's hand on it."""
+"""`/v1/hosts`: when each host is due, and how an operator pauses, blocks or refreshes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/leases`: turns for clients, host by host."""
+"""`/v1/leases`: leases for clients, host by host."""
 
 from __future__ import annotations
 

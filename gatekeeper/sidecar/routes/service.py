@@ -152,7 +152,7 @@ ROUTES = (*_ADMIN, *_HEALTH, *_DOCS)
 
 _REF = "#/components/schemas/{name}"
 _ALWAYS = (401, 403, 429, 500)
-"""The door, the bounds of a client, and our own errors."""
+"""Credentials, the bounds of a client, and internal errors."""
 
 _ROLES = (
     "A token of server.token_file, if there is one. It has roles: `check` asks about URLs; "
