@@ -91,6 +91,33 @@ async def test_tasks_that_join_in_one_turn_of_the_loop_let_others_in_between(
         assert gate.stats().pacing.waiting == 0
 
 
+@pytest.mark.parametrize("block", [True, False])
+async def test_the_time_to_wait_counts_from_the_call(
+    gate: Gatekeeper, virtual_internet: FakeInternet, block: bool
+) -> None:
+    """Not from when those who came first were let in: the turn is due in 1,000 s."""
+    clock = virtual_internet.clock
+    assert isinstance(clock, VirtualClock)
+
+    async def late() -> None:
+        if block:
+            async with gate.lease("http://b.test/late", timeout=900.0):
+                pass
+        else:
+            await gate.acquire("http://b.test/late", timeout=900.0)
+
+    (await gate.acquire("http://b.test/first")).end()
+    tasks = [asyncio.create_task(gate.acquire(f"http://a.test/{n}")) for n in range(FEW)]
+    waiting = asyncio.create_task(late())
+    await asyncio.sleep(0)
+    clock.advance(600.0)
+    with pytest.raises(LeaseTimeout):
+        await waiting
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_they_have_their_turns_in_the_order_in_which_they_came(
     virtual_internet: FakeInternet,
 ) -> None:

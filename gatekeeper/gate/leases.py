@@ -374,10 +374,9 @@ class LeaseRequest(msgspec.Struct, eq=False):
     async def __aenter__(self) -> Lease:
         manager = self._manager
         owner = asyncio.current_task(manager.loop)
-        lease = None
-        entered = False
+        lease = began = None
         if manager.entrance.outside and self._timeout != 0:
-            entered = True  # behind those who came first
+            began = manager.now()  # behind those who came first
             if (before := manager.entrance.enter()) is not None:
                 await before
             before = None  # many may wait below, and would keep it
@@ -392,7 +391,7 @@ class LeaseRequest(msgspec.Struct, eq=False):
                 priority=self._priority,
                 timeout=self._timeout,
                 user_agent=self._agent,
-                entered=entered,
+                began=began,
             )
         self._lease = lease
         open_leases.set((*open_leases.get(), lease))
@@ -512,13 +511,13 @@ class LeaseManager:
     ) -> Lease:
         """The lease as soon as it can be had. See `Gatekeeper.acquire`."""
         owner = asyncio.current_task(self.loop) if owned else None
-        entered = False
+        began = None
         if self.entrance.outside and timeout != 0:
-            entered = True  # behind those who came first
+            began = self.now()  # behind those who came first
             if (before := self.entrance.enter()) is not None:
                 await before
             before = None  # many may wait below, and would keep it
-        lease = self.take(url, owner) if user_agent is None and not entered else None
+        lease = self.take(url, owner) if user_agent is None and began is None else None
         if lease is None:
             lease = await self.wait(
                 url,
@@ -526,7 +525,7 @@ class LeaseManager:
                 priority=priority,
                 timeout=timeout,
                 user_agent=user_agent,
-                entered=entered,
+                began=began,
             )
         lease._by_hand = True
         if owner is not None:
@@ -545,20 +544,20 @@ class LeaseManager:
         priority: int = 0,
         timeout: float | None = None,
         user_agent: str | None = None,
-        entered: bool = False,
+        began: float | None = None,
     ) -> Lease:
         """Decide, wait for the turn, decide again at the grant: what `take` could not give.
 
-        `entered`: the caller came through the entrance.
+        `began`: the moment of the call, of a caller who came through the entrance.
         """
-        end = None if timeout is None else self.clock.monotonic() + timeout
-        if not entered and timeout != 0 and (before := self.entrance.enter()) is not None:
+        end = None if timeout is None else (self.now() if began is None else began) + timeout
+        if began is None and timeout != 0 and (before := self.entrance.enter()) is not None:
             await before
             before = None  # many may wait below, and would keep it
         target = urls.parse(url)
         waiting = None if owner is None else await self.questions.begin_wait(target, owner)
         try:
-            decision = await self._welcome(url, target, timeout, user_agent)
+            decision = await self._welcome(url, target, end, user_agent)
             scopes = () if self._dns is None else await self._locate(target, end)
             if waiting is not None:
                 self._waits.check(waiting)  # others may have joined in the meantime
@@ -682,11 +681,11 @@ class LeaseManager:
             ) from None
 
     async def _welcome(
-        self, url: str, target: Target, timeout: float | None, user_agent: str | None
+        self, url: str, target: Target, end: float | None, user_agent: str | None
     ) -> Decision:
         """The decision before there is a turn. Raises Denied, Deferred or LeaseTimeout where it is
         in the way of one."""
-        decision = await self._decide_within(url, target, timeout, user_agent)
+        decision = await self._decide_within(url, target, end, user_agent)
         if decision.reason is Reason.OWN_LEASE:
             raise LeaseTimeout(target.url, f"{urls.mask(target.url)}: {decision.note}")
         if decision.reason not in _HELD or self._scheduler.held(target.host) is None:
@@ -697,21 +696,22 @@ class LeaseManager:
         return decision
 
     async def _decide_within(
-        self, url: str, target: Target, timeout: float | None, user_agent: str | None
+        self, url: str, target: Target, end: float | None, user_agent: str | None
     ) -> Decision:
         agent = self.questions.token(user_agent)
         decision = self.decider.recall(url, agent, self.now())
         if decision is not None:
             return decision
-        if timeout is None:
+        if end is None:
             return await self.questions.check(url, target, agent)
+        left = max(0.0, end - self.now())
         try:
-            async with deadline(self.clock, timeout):
+            async with deadline(self.clock, left):
                 return await self.questions.check(url, target, agent)
         except TimeoutError:
             self._scheduler.refuse_unknown(target.host)  # the storage may be why
             raise LeaseTimeout(
-                target.url, f"{target.url}: its robots.txt did not come within {timeout:g} s"
+                target.url, f"{target.url}: its robots.txt did not come within {left:.3g} s"
             ) from None
 
 
