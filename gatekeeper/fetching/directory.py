@@ -50,6 +50,7 @@ __all__ = [
     "OnRetrieval",
     "OriginAnswer",
     "Record",
+    "RobotsSource",
     "Standing",
     "flying",
 ]

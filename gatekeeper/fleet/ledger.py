@@ -23,8 +23,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gatekeeper.clock import Clock, SystemClock
-from gatekeeper.config import FleetConfig
+from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import ConfigError, LedgerLost
+from gatekeeper.fetching.directory import RobotsSource
+from gatekeeper.fleet.robots import SharedFetcher
 from gatekeeper.fleet.scripts import BEAT, DECLARE, FORMAT, PUSHED, TURN
 from gatekeeper.fleet.store import Store, StoreIdentity
 from gatekeeper.pacing.ledger import (
@@ -123,7 +125,9 @@ class RedisLedger:
         config = config or FleetConfig()
         self.config: FleetConfig = config
         self._clock = clock or SystemClock()
+        self._url = url
         self._store = Store(url, config)
+        self._texts: Store | None = None
         self._prefix = f"{{{namespace}}}:"
         self._epoch_keys = [self._key(name) for name in ("epoch", "known", "pushed")]
         self.member: str = secrets.token_hex(4)
@@ -158,6 +162,11 @@ class RedisLedger:
         if config.url is None:
             return None
         return cls(config.url, namespace=config.namespace, clock=clock, config=config)
+
+    def sharing(self, fetcher: RobotsSource, cache: CacheConfig) -> RobotsSource:
+        """A source of robots.txt files which the fleet fetches once."""
+        self._texts = Store(self._url, self.config, any_memory=True)
+        return SharedFetcher(fetcher, self._texts, cache, prefix=self._prefix, member=self.member)
 
     def _key(self, name: str) -> str:
         return self._prefix + name
@@ -199,6 +208,8 @@ class RedisLedger:
                 if self._epoch:
                     await self._store.run("ZREM", self._key("members"), self.member)
         await self._store.close()
+        if self._texts is not None:
+            await self._texts.close()
 
     async def __aenter__(self) -> RedisLedger:
         await self.open()

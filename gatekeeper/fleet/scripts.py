@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BEAT", "CLAIM", "DECLARE", "FORMAT", "PUSHED", "TURN"]
+__all__ = ["BEAT", "CLAIM", "DECLARE", "FORMAT", "PUSHED", "READ", "RELEASE", "TURN"]
 
 FORMAT: Final = 1
 """The version of what is written to the store. Members share a namespace with equal ones only."""
@@ -381,8 +381,17 @@ is remembered, the channel for a newcomer's greeting (empty: it is none)."""
 
 CLAIM: Final = """
 local owner = redis.call('GET', KEYS[1])
-if owner and owner ~= ARGV[1] then return redis.call('PTTL', KEYS[1]) end
+if owner and owner ~= ARGV[1] then return math.max(1, redis.call('PTTL', KEYS[1])) end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 0
 """
 """Take or renew the right to fetch something: 0, or the milliseconds for which another has it."""
+
+RELEASE: Final = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+"""Give that right back."""
+
+READ: Final = "return {redis.call('PTTL', KEYS[1]), redis.call('GET', KEYS[1])}"
+"""A text, and the milliseconds for which it is still kept."""

@@ -45,8 +45,10 @@ class StoreIdentity(NamedTuple):
 class Store:
     """One server, or the master that Sentinels name."""
 
-    def __init__(self, url: str, config: FleetConfig) -> None:
-        """Raises ConfigError for a URL that can't be used, and without the extra `redis`."""
+    def __init__(self, url: str, config: FleetConfig, *, any_memory: bool = False) -> None:
+        """`any_memory`: what is asked does not depend on whose memory the store has, so calls may
+        go on a new connection, and several at once. Raises ConfigError for a URL that can't be
+        used, and without the extra `redis`."""
         try:
             import redis.asyncio  # noqa: PLC0415 - an optional extra
             from redis.asyncio.retry import Retry  # noqa: PLC0415
@@ -76,7 +78,7 @@ class Store:
         }
         self._client = self._made(url, parts, {**common, "redis_connect_func": self._connected})
         self._messages = self._made(url, parts, {**common, "socket_timeout": None})
-        self._connecting = False
+        self._connecting = self._any_memory = any_memory
         self._checked = False
         self._hashes: dict[str, str] = {}
         self.identity: StoreIdentity = StoreIdentity("", "")
@@ -129,8 +131,9 @@ class Store:
             raise
 
     async def _drop(self) -> None:
-        with suppress(*self._errors):
-            await self._client.connection_pool.disconnect(inuse_connections=True)
+        if not self._any_memory:
+            with suppress(*self._errors):
+                await self._client.connection_pool.disconnect(inuse_connections=True)
 
     async def connect(self, *, starting: bool = False) -> StoreIdentity:
         """Connect anew, and see whose memory it is. Raises ConfigError where the server's settings

@@ -26,7 +26,7 @@ from gatekeeper.config import Config, HostRule, agent_named, as_config, host_nam
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import GateClosed
-from gatekeeper.fetching.directory import Directory, HeldUp, OnRetrieval
+from gatekeeper.fetching.directory import Directory, HeldUp, OnRetrieval, RobotsSource
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import Guard, GuardedConnector, HostAddresses
@@ -187,7 +187,7 @@ class Gatekeeper:
                 signer=self._signer,
             )
             directory = Directory(
-                fetcher,
+                self._shared(fetcher),
                 config=self.config,
                 clock=self._clock,
                 rng=self._rng,
@@ -519,6 +519,12 @@ class Gatekeeper:
 
     def _refuse_hop(self, url: str) -> object | None:
         return None if self._guard is None else self._guard.refuses_url(url)
+
+    def _shared(self, fetcher: Fetcher) -> RobotsSource:
+        """What brings the files: with a fleet, whichever member asks first."""
+        if not isinstance(self._ledger, RedisLedger):
+            return fetcher
+        return self._ledger.sharing(fetcher, self.config.cache)
 
     def _connector(self) -> aiohttp.TCPConnector:
         return GuardedConnector(

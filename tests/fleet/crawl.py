@@ -244,6 +244,8 @@ def main() -> None:
     found = sites.violations()
     for kind, ones in found.items():
         print(f"{kind}: {len(ones)}", *ones[:5], sep="\n  ")
+    robots = [sum(one.path == "/robots.txt" for one in log) for log in sites.log.values()]
+    print("robots.txt per site:", dict(Counter(robots)))
     print("violations:", {kind: len(ones) for kind, ones in found.items()})
 
 

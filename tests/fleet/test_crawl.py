@@ -24,3 +24,17 @@ async def test_two_processes_keep_one_pace_whatever_happens_to_their_store() -> 
     )
     assert not sites.violations()
     assert sites.visits > 0
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(BINARY is None, reason="no redis-server here")
+async def test_each_robots_txt_is_fetched_once_by_all_together() -> None:
+    sites, _ = await crawl(
+        seconds=3.0, members=3, hosts=6, seed=4, what=("script flush",), when_lost="wait"
+    )
+    assert not sites.violations()
+    files = {
+        name: sum(visit.path == "/robots.txt" for visit in log) for name, log in sites.log.items()
+    }
+    assert files
+    assert set(files.values()) == {1}

@@ -1,0 +1,210 @@
+"""robots.txt files that a fleet shares: one member fetches, the others read what it found.
+
+What a retrieval came to lies in the store for as long as it is fresh, and half as long again so
+that a 304 finds its text. Who wants a file looks there first; who finds nothing newer than what it
+has claims the origin, fetches in the host's turn, and writes. The others look again until the claim
+is over: a member that dies with one delays them by `CLAIM` seconds.
+
+Without the store each member fetches for itself, as far as it gets a turn for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import zlib
+
+import msgspec
+from cachetools import LRUCache
+
+from gatekeeper.config import CacheConfig
+from gatekeeper.errors import LedgerLost
+from gatekeeper.fetching.directory import RobotsSource
+from gatekeeper.fetching.outcomes import Kept, Lifetime, Outcome, Retrieval, Validators, fresh_for
+from gatekeeper.fleet import scripts
+from gatekeeper.fleet.store import Store
+
+__all__ = ["CLAIM_FOR", "SharedFetcher"]
+
+CLAIM_FOR = 10.0
+"""Seconds after which the claim of a member that gives no sign of life is over."""
+_LOOK, _LOOK_MAX = 0.1, 1.0
+"""Seconds between two looks at what another member fetches: at first, and at most."""
+_FAILED_FOR = 60.0
+"""Seconds for which a failure is believed by those who did not see it."""
+_LONGER = 1.5
+_REMEMBERED = 100_000
+_AT_ONCE = 8
+"""Calls of the store at once."""
+
+
+class _Shared(msgspec.Struct, array_like=True):
+    """A retrieval, as it lies in the store."""
+
+    stamp: str
+    fresh: float
+    """Seconds for which it is good ..."""
+    kept: float
+    """... and for which the store keeps it."""
+    outcome: str
+    status: int | None
+    hops: tuple[str, ...]
+    url: str
+    body: bytes | None
+    etag: str | None
+    last_modified: str | None
+    brief: bool
+    retry_after: float | None
+    took: float
+    truncated: bool
+    received: int
+
+
+class SharedFetcher:
+    """A source of robots.txt files that asks the fleet first."""
+
+    def __init__(
+        self, fetcher: RobotsSource, store: Store, cache: CacheConfig, *, prefix: str, member: str
+    ) -> None:
+        """`prefix`: how the keys of the namespace begin; `member`: our own name in the fleet."""
+        self._fetcher = fetcher
+        self._store = store
+        self._cache = cache
+        self._prefix = prefix
+        self._member = member
+        self._calls = asyncio.Semaphore(_AT_ONCE)
+        self._seen: LRUCache[str, str] = LRUCache(_REMEMBERED)
+        """The stamp of what we have of an origin."""
+
+    async def reach(self, origin: str) -> bool | None:
+        """Whether a new connection to the origin comes about; None: it can't be told."""
+        return await self._fetcher.reach(origin)
+
+    async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
+        """What another member found since we asked last, or else what we find."""
+        look = _LOOK
+        while True:
+            try:
+                if (found := await self._newer(origin)) is not None:
+                    return found
+                left = await self._claim(origin)
+            except LedgerLost:
+                return await self._fetcher.fetch(origin, validators)
+            if not left:
+                return await self._fetch_for_all(origin, validators)
+            await asyncio.sleep(min(look, left))
+            look = min(2 * look, _LOOK_MAX)
+
+    async def _newer(self, origin: str) -> Retrieval | None:
+        shared, age = await self._read(origin)
+        if shared is None or shared.stamp == self._seen.get(origin) or age >= shared.fresh:
+            return None
+        self._seen[origin] = shared.stamp
+        return _retrieval(shared, age)
+
+    async def _read(self, origin: str) -> tuple[_Shared | None, float]:
+        """What lies in the store, and how old it is in seconds."""
+        key = f"{self._prefix}r:{origin}"
+        async with self._calls:
+            left, raw = await self._store.script(scripts.READ, [key], [])
+        if raw is None:
+            return None, 0.0
+        try:
+            shared = msgspec.msgpack.decode(raw, type=_Shared)
+        except msgspec.MsgspecError:
+            return None, 0.0
+        # It counts as older by a second than it seems: an error refreshes earlier.
+        return shared, max(0.0, shared.kept - left / 1000) + 1.0
+
+    async def _claim(self, origin: str) -> float:
+        """Take the right to fetch, or renew it: 0, or the seconds for which another has it."""
+        arguments = [self._member, str(round(CLAIM_FOR * 1000))]
+        async with self._calls:
+            left = await self._store.script(scripts.CLAIM, [f"{self._prefix}f:{origin}"], arguments)
+        return max(0.0, int(left) / 1000)
+
+    async def _fetch_for_all(self, origin: str, validators: Validators | None) -> Retrieval:
+        keeping = asyncio.create_task(self._keep_claim(origin))
+        try:
+            retrieval = await self._fetcher.fetch(origin, validators)
+            with contextlib.suppress(LedgerLost):
+                await self._write(origin, retrieval)
+            return retrieval
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            with contextlib.suppress(LedgerLost):
+                async with self._calls:
+                    await self._store.script(
+                        scripts.RELEASE, [f"{self._prefix}f:{origin}"], [self._member]
+                    )
+
+    async def _keep_claim(self, origin: str) -> None:
+        """The turn may be long in coming: the claim lives as long as we do."""
+        while True:
+            await asyncio.sleep(CLAIM_FOR / 3)
+            with contextlib.suppress(LedgerLost):
+                await self._claim(origin)
+
+    async def _write(self, origin: str, retrieval: Retrieval) -> None:
+        if retrieval.outcome.row.kept is Kept.NOT or retrieval.outcome.row.local:
+            return  # it says something about us, and nothing about the site
+        # A margin: a member that takes it over keeps it for `min_ttl` at least.
+        fresh = fresh_for(retrieval.outcome.row.kept, retrieval.lifetime, self._cache)
+        fresh = fresh - self._cache.min_ttl if retrieval.outcome.good else _FAILED_FOR
+        shared = _share(retrieval, max(_FAILED_FOR, fresh))
+        if retrieval.outcome is Outcome.NOT_MODIFIED:
+            before, _ = await self._read(origin)
+            if before is None or (before.etag, before.last_modified) != (
+                retrieval.etag or before.etag,
+                retrieval.last_modified or before.last_modified,
+            ):
+                return  # the text that it speaks of is not here
+            shared = msgspec.structs.replace(
+                before, stamp=shared.stamp, fresh=shared.fresh, kept=shared.kept
+            )
+        key, milliseconds = f"{self._prefix}r:{origin}", round(shared.kept * 1000)
+        async with self._calls:
+            await self._store.run("SET", key, msgspec.msgpack.encode(shared), "PX", milliseconds)
+        self._seen[origin] = shared.stamp
+
+
+def _share(retrieval: Retrieval, fresh: float) -> _Shared:
+    body = retrieval.body
+    return _Shared(
+        stamp=secrets.token_hex(6),
+        fresh=fresh,
+        kept=_LONGER * fresh,
+        outcome=retrieval.outcome.row.name,
+        status=retrieval.status,
+        hops=retrieval.hops,
+        url=retrieval.url,
+        body=None if body is None else zlib.compress(body),
+        etag=retrieval.etag,
+        last_modified=retrieval.last_modified,
+        brief=retrieval.lifetime.brief,
+        retry_after=retrieval.retry_after,
+        took=retrieval.took,
+        truncated=retrieval.truncated,
+        received=retrieval.received,
+    )
+
+
+def _retrieval(shared: _Shared, age: float) -> Retrieval:
+    """As it reads after so many seconds: what is left of its lifetime is its lifetime."""
+    return Retrieval(
+        outcome=Outcome.named(shared.outcome),
+        status=shared.status,
+        hops=shared.hops,
+        url=shared.url,
+        body=None if shared.body is None else zlib.decompress(shared.body),
+        etag=shared.etag,
+        last_modified=shared.last_modified,
+        lifetime=Lifetime(max(0.0, shared.fresh - age), shared.brief),
+        retry_after=None if shared.retry_after is None else max(0.0, shared.retry_after - age),
+        took=shared.took,
+        truncated=shared.truncated,
+        received=shared.received,
+        detail="another member of the fleet fetched it",
+    )

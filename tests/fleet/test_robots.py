@@ -1,0 +1,162 @@
+"""robots.txt files that a fleet fetches once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from gatekeeper.config import CacheConfig, FleetConfig
+from gatekeeper.errors import LedgerLost
+from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators
+from gatekeeper.fleet.robots import SharedFetcher
+from gatekeeper.fleet.store import Store
+from tests.fleet.server import Server
+
+ORIGIN = "https://a.example"
+
+
+class Site:
+    """What the members' fetchers would find, and how often they looked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answer = Retrieval(
+            outcome=Outcome.RULES, status=200, body=b"User-agent: *\nDisallow: /x\n" * 50, etag='"1"'
+        )
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
+        self.asked += 1
+        await self.open.wait()
+        return self.answer
+
+    async def reach(self, origin: str) -> bool | None:
+        return None
+
+
+Member = Callable[..., SharedFetcher]
+
+
+@pytest.fixture
+async def member(server: Server) -> AsyncIterator[Member]:
+    stores: list[Store] = []
+
+    def build(site: Site, name: str, cache: CacheConfig | None = None) -> SharedFetcher:
+        store = Store(server.url, FleetConfig(), any_memory=True)
+        stores.append(store)
+        return SharedFetcher(
+            site, store, cache or CacheConfig(), prefix="{gatekeeper}:", member=name
+        )
+
+    yield build
+    for store in stores:
+        await store.close()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    for _ in range(400):
+        if true():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it does not happen")
+
+
+async def test_many_members_at_once_fetch_once(member: Member) -> None:
+    site = Site()
+    site.open.clear()
+    members = [member(site, f"m{number}") for number in range(6)]
+    fetches = [asyncio.create_task(one.fetch(ORIGIN)) for one in members]
+    await until(lambda: site.asked == 1)
+    await asyncio.sleep(0.05)
+    site.open.set()
+    found = await asyncio.gather(*fetches)
+    assert site.asked == 1
+    assert {one.body for one in found} == {site.answer.body}
+    assert {(one.outcome, one.status, one.etag) for one in found} == {(Outcome.RULES, 200, '"1"')}
+
+
+async def test_who_has_the_file_and_asks_again_fetches(member: Member) -> None:
+    """It expired there, or somebody wants it refreshed; the others take the new one."""
+    site = Site()
+    one, other = member(site, "one"), member(site, "other")
+    await one.fetch(ORIGIN)
+    await other.fetch(ORIGIN)
+    assert site.asked == 1
+    await one.fetch(ORIGIN)
+    assert site.asked == 2
+    await other.fetch(ORIGIN)
+    assert site.asked == 2
+
+
+async def test_a_copy_that_is_taken_over_ends_when_the_first_one_does(
+    member: Member, server: Server
+) -> None:
+    site = Site()
+    site.answer = Retrieval(outcome=Outcome.RULES, status=200, body=b"", lifetime=Lifetime(7200.0))
+    one, other = member(site, "one"), member(site, "other")
+    await one.fetch(ORIGIN)
+    key = "{gatekeeper}:r:" + ORIGIN
+    server.ask("PEXPIRE", key, str(round((1.5 * 6600 - 3600) * 1000)))  # an hour later
+    found = await other.fetch(ORIGIN)
+    assert found.lifetime.seconds is not None
+    # By `min_ttl` earlier than the site says, since nobody keeps it for less than that.
+    assert 2995.0 < found.lifetime.seconds <= 3000.0
+    server.ask("PEXPIRE", key, str(round((1.5 * 6600 - 6700) * 1000)))
+    third = member(site, "third")
+    await third.fetch(ORIGIN)
+    assert site.asked == 2
+
+
+async def test_a_304_is_shared_with_the_text_that_it_speaks_of(member: Member) -> None:
+    site = Site()
+    one, other = member(site, "one"), member(site, "other")
+    await one.fetch(ORIGIN)
+    text = site.answer.body
+    site.answer = Retrieval(outcome=Outcome.NOT_MODIFIED, status=304, etag='"1"')
+    assert (await one.fetch(ORIGIN)).outcome is Outcome.NOT_MODIFIED
+    found = await other.fetch(ORIGIN)
+    assert (found.outcome, found.body) == (Outcome.RULES, text)
+    assert site.asked == 2
+
+
+async def test_what_is_our_own_fault_is_told_nobody(member: Member) -> None:
+    site = Site()
+    site.answer = Retrieval(outcome=Outcome.OVERLOADED)
+    await member(site, "one").fetch(ORIGIN)
+    await member(site, "other").fetch(ORIGIN)
+    assert site.asked == 2
+
+
+async def test_a_member_that_dies_with_its_claim_delays_by_no_more_than_that(
+    member: Member, server: Server
+) -> None:
+    site, dead = Site(), Site()
+    dead.open.clear()
+    dying = asyncio.create_task(member(dead, "dying").fetch(ORIGIN))
+    await until(lambda: dead.asked == 1)
+    waiting = asyncio.create_task(member(site, "living").fetch(ORIGIN))
+    await asyncio.sleep(0.05)
+    assert site.asked == 0
+    server.ask("PEXPIRE", "{gatekeeper}:f:" + ORIGIN, "1")  # as time would
+    await waiting
+    assert site.asked == 1
+    dying.cancel()
+    await asyncio.gather(dying, return_exceptions=True)
+
+
+async def test_without_the_store_each_fetches_for_itself(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_: object) -> Awaitable[None]:
+        raise LedgerLost("away")
+
+    site = Site()
+    for name in ("one", "other"):
+        one = member(site, name)
+        monkeypatch.setattr(one._store, "script", lost)
+        monkeypatch.setattr(one._store, "run", lost)
+        assert (await one.fetch(ORIGIN)).outcome is Outcome.RULES
+    assert site.asked == 2
