@@ -172,7 +172,10 @@ async def crawl(
         fleet.store.start()
         for _ in range(members):
             fleet.join()
-        await asyncio.sleep(1.5 * hold + 2.5)
+        begun = time.monotonic()
+        while not sites.visits and time.monotonic() < begun + 60.0:  # a busy machine starts slowly
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(hold)
         end, turn = time.monotonic() + seconds, 0
         while time.monotonic() < end:
             kind = what[turn % len(what)]
