@@ -23,7 +23,10 @@ class Site:
     def __init__(self) -> None:
         self.asked = 0
         self.answer = Retrieval(
-            outcome=Outcome.RULES, status=200, body=b"User-agent: *\nDisallow: /x\n" * 50, etag='"1"'
+            outcome=Outcome.RULES,
+            status=200,
+            body=b"User-agent: *\nDisallow: /x\n" * 50,
+            etag='"1"',
         )
         self.open = asyncio.Event()
         self.open.set()
