@@ -55,6 +55,7 @@ from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.metrics import counter, gauge
 from gatekeeper.sidecar.waiting import LeaseWaiters, WantedLease, draining, full
 from gatekeeper.storage.base import NO_SPACE
+from gatekeeper.wire import LeaseReport
 
 if TYPE_CHECKING:
     from gatekeeper.gate import GateInternals, Gatekeeper
@@ -236,16 +237,7 @@ class LeaseTable:
         held.due = self._remind(lease_id, held.ttl)
         return held
 
-    def report(
-        self,
-        lease_id: str,
-        *,
-        status: int | None,
-        elapsed: float | None,
-        retry_after: float | str | None,
-        size: int | None,
-        rate_limit: str | None = None,
-    ) -> OpenLease | None:
+    def report(self, lease_id: str, told: LeaseReport) -> OpenLease | None:
         """Say what came of it; that ends it. A repeated report changes nothing.
 
         A report that comes after the lease ran out still teaches the scheduler what the
@@ -261,18 +253,15 @@ class LeaseTable:
             raise _unknown(lease_id)
         if lease is not None:  # what the site said is in force, written down or not
             lease.report(
-                status=status,
-                elapsed=elapsed,
-                retry_after=retry_after,
-                size=size,
-                rate_limit=rate_limit,
+                status=told.status,
+                elapsed=told.elapsed,
+                retry_after=told.retry_after,
+                size=told.size,
+                rate_limit=told.rate_limit,
             )
-            if status is not None:
-                self._on_report(lease.host, status)
-        try:
-            self._book.ended(lease_id)
-        except OSError as error:
-            self._unwritable(error)
+            if told.status is not None:
+                self._on_report(lease.host, told.status)
+        self._write_end(lease_id)
         self._left_over.pop(lease_id, None)
         if held is not None:
             self._end(held, "reported")
@@ -284,10 +273,7 @@ class LeaseTable:
         held = self._held.get(lease_id)
         if held is None and lease_id not in self._left_over and lease_id not in self._ended:
             raise _unknown(lease_id)
-        try:
-            self._book.ended(lease_id)
-        except OSError as error:
-            self._unwritable(error)
+        self._write_end(lease_id)
         self._left_over.pop(lease_id, None)
         if held is not None:
             self._end(held, "given_back")
@@ -298,10 +284,7 @@ class LeaseTable:
         held = self._held.get(lease_id)
         if held is None:
             raise _unknown(lease_id)
-        try:
-            self._book.ended(lease_id)
-        except OSError as error:
-            self._unwritable(error)
+        self._write_end(lease_id)
         self._end(held, "dropped")
 
     def drain(self) -> None:
@@ -384,6 +367,13 @@ class LeaseTable:
             self._book.granted(
                 OpenLease.lasting(lease_id, lease.url, ttl, self._clock, agent, client)
             )
+        except OSError as error:
+            self._unwritable(error)
+
+    def _write_end(self, lease_id: str) -> None:
+        """Its end, for a process that comes after this one. Raises Problem 503."""
+        try:
+            self._book.ended(lease_id)
         except OSError as error:
             self._unwritable(error)
 

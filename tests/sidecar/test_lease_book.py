@@ -16,17 +16,12 @@ from gatekeeper.gate import internals
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.leases import LeaseBook, LeaseTable, OpenLease
 from gatekeeper.sidecar.waiting import WantedLease
+from gatekeeper.wire import LeaseReport
 from tests.internet import FakeInternet
 
 URL = "http://a.test/page"
 FULL = Path("/dev/full")
-REPORT = {
-    "status": 200,
-    "elapsed": None,
-    "retry_after": None,
-    "size": None,
-    "rate_limit": None,
-}
+REPORT = LeaseReport(status=200)
 needs_a_full_disk = pytest.mark.skipif(not FULL.exists(), reason="the system has no /dev/full")
 
 
@@ -301,7 +296,7 @@ async def test_a_full_disk_does_not_stop_the_sweep(kept: Kept) -> None:
 @pytest.mark.parametrize(
     ("end", "how"),
     [
-        (lambda table, one: table.report(one, **REPORT), "reported"),
+        (lambda table, one: table.report(one, REPORT), "reported"),
         (lambda table, one: table.give_back(one), "given_back"),
     ],
 )
@@ -349,18 +344,18 @@ async def test_a_report_of_a_lease_that_ran_out_meanwhile_counts(
     assert (len(table), kept.in_flight) == (0, 0)
     assert kept.gate._scheduler.blocked("a.test") is None
 
-    told = REPORT | {"status": status, "retry_after": "600"}
-    assert table.report(lease_id, **told) is None
+    told = LeaseReport(status=status, retry_after="600")
+    assert table.report(lease_id, told) is None
     blocked = kept.gate._scheduler.blocked("a.test")
     assert blocked is not None
     assert blocked[0] - internals(kept.gate).clock.wall() == pytest.approx(600.0, abs=1.0)
-    table.report(lease_id, **(told | {"retry_after": "9000"}))
+    table.report(lease_id, LeaseReport(status=status, retry_after="9000"))
     assert kept.gate._scheduler.blocked("a.test")[0] == pytest.approx(blocked[0], abs=1.0)
 
     table.close()
     again = LeaseTable(ServerConfig(), kept.clock, LeaseBook(path, clock=kept.clock))
     with pytest.raises(Problem, match="no-lease"):
-        again.report(lease_id, **told)
+        again.report(lease_id, told)
     again.close()
 
 
@@ -368,7 +363,7 @@ async def test_a_report_that_comes_later_than_that_is_of_no_lease(kept: Kept, pa
     lease_id = await kept.take(ttl=30.0)
     table = await restarted(kept, path, 61.0)
     with pytest.raises(Problem, match="no-lease"):
-        table.report(lease_id, **REPORT)
+        table.report(lease_id, REPORT)
     table.close()
 
 
@@ -379,6 +374,6 @@ async def test_a_lease_that_had_run_out_before_the_end_of_the_process_is_reporta
     kept.clock.advance(31.0)
     assert len(kept.table) == 0
     table = await restarted(kept, path, 20.0)
-    table.report(lease_id, **(REPORT | {"status": 429, "retry_after": 600.0}))
+    table.report(lease_id, LeaseReport(status=429, retry_after=600.0))
     assert kept.gate._scheduler.blocked("a.test") is not None
     table.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gatekeeper.clock import VirtualClock
@@ -15,6 +16,7 @@ from gatekeeper.decision import Verdict
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.leases import LeaseTable
 from gatekeeper.sidecar.waiting import WantedLease
+from gatekeeper.wire import LeaseReport
 from tests.internet import FakeInternet
 
 URL = "https://a.example/"
@@ -85,21 +87,16 @@ async def held(
     return (await table.acquire(gate, wanted(**changes), client, lambda: gone)).id
 
 
-def told(**changes: Any) -> dict[str, Any]:
-    return {
-        "status": None,
-        "elapsed": None,
-        "retry_after": None,
-        "size": None,
-        "rate_limit": None,
-    } | changes
+def told(**given: Any) -> dict[str, Any]:
+    """What the scheduler gets of a report."""
+    return msgspec.structs.asdict(LeaseReport(**given))
 
 
 async def test_a_report_ends_the_lease_and_reaches_the_scheduler(
     table: LeaseTable, gate: ScriptedGate
 ) -> None:
     lease_id = await held(table, gate)
-    table.report(lease_id, **told(status=200, elapsed=0.5))
+    table.report(lease_id, LeaseReport(status=200, elapsed=0.5))
 
     assert gate.lease.told == [told(status=200, elapsed=0.5)]
     assert gate.lease.log == ["renew 60", "end"]
@@ -110,8 +107,8 @@ async def test_a_repeated_report_is_no_error_and_ends_nothing_twice(
     table: LeaseTable, gate: ScriptedGate
 ) -> None:
     lease_id = await held(table, gate)
-    table.report(lease_id, **told(status=200))
-    table.report(lease_id, **told(status=200))
+    table.report(lease_id, LeaseReport(status=200))
+    table.report(lease_id, LeaseReport(status=200))
 
     assert gate.lease.log.count("end") == 1
 
@@ -134,7 +131,7 @@ async def test_a_late_report_still_teaches_the_scheduler(
 ) -> None:
     lease_id = await held(table, gate)
     clock.advance(61)
-    table.report(lease_id, **told(status=429, retry_after="120"))
+    table.report(lease_id, LeaseReport(status=429, retry_after="120"))
 
     assert gate.lease.told == [told(status=429, retry_after="120")]
 
@@ -190,7 +187,7 @@ async def test_a_client_that_hangs_up_gives_its_place_back(
     "act",
     [
         lambda table: table.renew("nobody's", None),
-        lambda table: table.report("nobody's", **told()),
+        lambda table: table.report("nobody's", LeaseReport()),
         lambda table: table.give_back("nobody's"),
     ],
     ids=["renew", "report", "give back"],
@@ -229,7 +226,7 @@ async def test_t15_one_client_may_hold_half_of_them_unless_told(
     if not full:
         assert caught.value.most == allowed
         await held(table, gate, client="another")
-    for end in (table.give_back, lambda one: table.report(one, **told(status=200))):
+    for end in (table.give_back, lambda one: table.report(one, LeaseReport(status=200))):
         end(ids.pop())  # each kind of end makes room for one
         await held(table, gate)
     clock.advance(61.0)
@@ -275,7 +272,7 @@ async def test_t16_a_closing_table_grants_nothing_and_still_takes_reports(
         await held(table, gate)
     assert not drained.done()
 
-    table.report(lease_id, **told(status=200))
+    table.report(lease_id, LeaseReport(status=200))
     await drained
 
 

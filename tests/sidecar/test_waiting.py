@@ -11,16 +11,11 @@ import pytest
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.waiting import WantedLease
+from gatekeeper.wire import LeaseReport
 from tests.internet import FakeInternet, NeverAnswer
 
 URL = "http://a.test/page"
-REPORT = {
-    "status": 200,
-    "elapsed": None,
-    "retry_after": None,
-    "size": None,
-    "rate_limit": None,
-}
+REPORT = LeaseReport(status=200)
 
 
 class ClientLimits:
@@ -51,7 +46,7 @@ class ClientLimits:
         self.report(held.id)
 
     def report(self, lease_id: str) -> None:
-        self.leases.report(lease_id, **REPORT)
+        self.leases.report(lease_id, REPORT)
 
     async def finish(self) -> list[BaseException | None]:
         return await asyncio.gather(*self.tasks, return_exceptions=True)

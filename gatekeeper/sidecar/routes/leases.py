@@ -22,7 +22,7 @@ from gatekeeper.sidecar.exchange import (
     respond_empty,
     respond_json,
 )
-from gatekeeper.sidecar.leases import ClientLease, OpenLease
+from gatekeeper.sidecar.leases import ClientLease
 from gatekeeper.sidecar.waiting import WantedLease
 from gatekeeper.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, encode
 
@@ -92,7 +92,7 @@ async def report(service: Service, call: Call) -> web.StreamResponse:
     told = LeaseReport()
     if call.request.body_exists:
         told = await read_body(call.request, LeaseReport, limit=service.config.server.max_body)
-    left_over = _tell(service, call.params["id"], told)
+    left_over = service.leases.report(call.params["id"], told)
     if left_over is not None:
         await _block(service, left_over.url, told)
     return respond_empty(call.request)
@@ -106,25 +106,13 @@ def report_inline(service: Service, call: InlineCall) -> bytes | None:
     told = read_inline_body(call, _lease_report, limit=service.config.server.max_body)
     if told is None:
         return None
-    _tell(service, lease_id, told)
+    service.leases.report(lease_id, told)
     return b""
-
-
-def _tell(service: Service, lease_id: str, told: LeaseReport) -> OpenLease | None:
-    return service.leases.report(
-        lease_id,
-        status=told.status,
-        elapsed=told.elapsed,
-        retry_after=told.retry_after,
-        size=told.size,
-        rate_limit=told.rate_limit,
-    )
 
 
 async def _block(service: Service, url: str, told: LeaseReport) -> None:
     """A report about a lease of an earlier process that could not be held again: what the
-    site said of its block holds all the same (RFC 9110 section
-    10.2.3, HTTP-08)."""
+    site said of its block holds all the same (RFC 9110 section 10.2.3, HTTP-08)."""
     wall = service.clock.wall()
     seconds = parse_retry_after(told.retry_after, wall)
     if seconds is None and told.status in (429, 503):
