@@ -21,7 +21,7 @@ from gatekeeper.cli.common import (
     log_to_stderr,
     paint,
 )
-from gatekeeper.cli.texts import is_url, read_text
+from gatekeeper.cli.texts import is_url, read_sitemap, read_text
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import RobotsTxt, Rule
 
@@ -136,8 +136,6 @@ def _cases(name: str) -> list[tuple[str, Case]]:
 
 
 def _of_sitemap(settings: Settings, name: str, agents: list[str]) -> Iterator[tuple[str, Case]]:
-    from gatekeeper.cli.sitemaps import read_sitemap  # noqa: PLC0415 - not every test has one
-
     urls = read_sitemap(settings, name)
     if not urls:
         raise GatekeeperError(f"{name}: there is no URL in it")

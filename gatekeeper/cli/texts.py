@@ -1,23 +1,38 @@
-"""Where the text of a robots.txt comes from: files, directories, standard input, URLs."""
+"""What the commands for owners of sites read: texts of robots.txt, from files, directories,
+standard input and URLs, and sitemaps."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.parsers import expat
 
 import msgspec
 
-from gatekeeper.cli.common import hint, open_gate, standard_input, warn_if_anonymous
+from gatekeeper.cli.common import hint, open_gate, standard_input, url_of_line, warn_if_anonymous
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import RobotsTxt
 
 if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
     from gatekeeper.cli.settings import Settings
 
-__all__ = ["Text", "is_url", "read_all", "read_text", "replace_file"]
+__all__ = [
+    "SitemapText",
+    "Text",
+    "is_url",
+    "read_all",
+    "read_sitemap",
+    "read_text",
+    "replace_file",
+    "sitemap_urls",
+]
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,3 +126,135 @@ def replace_file(path: Path, body: bytes) -> None:
         with suppress(OSError):
             beside.unlink()
         raise
+
+
+# --- The URLs of a sitemap (sitemaps.org): XML, an index of others, or plain text; gzipped or not.
+
+
+MAX_OCTETS = 52_428_800
+"""Of one sitemap, unpacked: what sitemaps.org allows."""
+MAX_SITEMAPS = 1_000
+MAX_URLS = 1_000_000
+
+
+class SitemapText:
+    """What one sitemap names."""
+
+    __slots__ = ("pages", "sitemaps")
+
+    def __init__(self, name: str, body: bytes) -> None:
+        self.pages: list[str] = []
+        self.sitemaps: list[str] = []
+        """Of an index: where the sitemaps stand."""
+        body = _unpacked(name, body)
+        if body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+            self._read_xml(name, body)
+        else:
+            lines = body.removeprefix(b"\xef\xbb\xbf").splitlines()
+            self.pages = [url for line in lines if (url := url_of_line(line)) is not None]
+
+    def _read_xml(self, name: str, body: bytes) -> None:
+        path: list[str] = []
+        text: list[str] = []
+
+        def start(tag: str, _: object) -> None:
+            path.append(tag.rpartition(" ")[2])
+            text.clear()
+
+        def end(_: str) -> None:
+            into = {("url", "loc"): self.pages, ("sitemap", "loc"): self.sitemaps}
+            found = into.get((path[-2], path[-1])) if len(path) > 1 else None
+            if found is not None:
+                found.append("".join(text).strip())
+            path.pop()
+
+        def entity(*_: object) -> None:
+            raise GatekeeperError(f"{name}: a sitemap declares no entities")
+
+        parser = expat.ParserCreate(namespace_separator=" ")
+        parser.StartElementHandler, parser.EndElementHandler = start, end
+        parser.CharacterDataHandler = text.append
+        parser.EntityDeclHandler = entity  # what they grow to has no bound
+        try:
+            parser.Parse(body, True)
+        except expat.ExpatError as error:
+            raise GatekeeperError(f"{name}: no sitemap: {error}") from error
+
+
+def _unpacked(name: str, body: bytes) -> bytes:
+    if body.startswith(b"\x1f\x8b"):
+        reader = zlib.decompressobj(wbits=31)
+        try:
+            body = reader.decompress(body, MAX_OCTETS + 1)
+        except zlib.error as error:
+            raise GatekeeperError(f"{name}: broken gzip: {error}") from error
+    if len(body) > MAX_OCTETS:
+        raise GatekeeperError(f"{name}: longer than the 50 MiB that a sitemap may have")
+    return body
+
+
+def read_sitemap(settings: Settings, source: str) -> list[str]:
+    """The URLs of a sitemap, and of those that it names if it is an index.
+
+    URLs are fetched politely: robots.txt asked, each host in its turn. Raises GatekeeperError for
+    what can't be had or is no sitemap, OSError for a file that can't be read.
+    """
+    body = None if is_url(source) else Path(source).read_bytes()
+    if body is not None:
+        text = SitemapText(source, body)
+        if not text.sitemaps:
+            return text.pages
+    warn_if_anonymous(settings)
+    import asyncio  # noqa: PLC0415 - a file takes none
+
+    return asyncio.run(_read(settings, source, body))
+
+
+async def _read(settings: Settings, source: str, body: bytes | None) -> list[str]:
+    from gatekeeper.session import polite_session  # noqa: PLC0415
+
+    async with polite_session(settings.identity(), config=settings.config) as session:
+        fetch = partial(_fetched, session)
+        return await sitemap_urls(source, await fetch(source) if body is None else body, fetch)
+
+
+async def _fetched(session: ClientSession, url: str) -> bytes:
+    from aiohttp import ClientError  # noqa: PLC0415
+
+    body = bytearray()
+    try:
+        async with session.get(url) as response:
+            if response.status != 200:
+                raise GatekeeperError(f"{url}: status {response.status}, so no sitemap")
+            async for chunk in response.content.iter_chunked(65_536):
+                body += chunk
+                if len(body) > MAX_OCTETS:
+                    break  # it is judged by its length
+    except (ClientError, TimeoutError) as error:
+        if isinstance(error, GatekeeperError):
+            raise
+        raise GatekeeperError(f"{url}: can't be had: {error or type(error).__name__}") from error
+    return bytes(body)
+
+
+async def sitemap_urls(
+    source: str, body: bytes, fetch: Callable[[str], Awaitable[bytes]]
+) -> list[str]:
+    """The pages that a sitemap names, whose text is `body`; `fetch` brings that of another one.
+
+    An index may name sitemaps, and no further index (sitemaps.org).
+    """
+    first = SitemapText(source, body)
+    pages = first.pages
+    if len(first.sitemaps) > MAX_SITEMAPS:
+        raise GatekeeperError(f"{source}: an index of more than {MAX_SITEMAPS} sitemaps")
+    for url in first.sitemaps:
+        if not is_url(url):
+            raise GatekeeperError(f"{source}: {url!r} is no URL of a sitemap")
+        text = SitemapText(url, await fetch(url))
+        if text.sitemaps:
+            raise GatekeeperError(f"{url}: an index within an index (sitemaps.org forbids it)")
+        pages += text.pages
+        if len(pages) > MAX_URLS:
+            raise GatekeeperError(f"{source}: more than {MAX_URLS} URLs; test them in parts")
+    return pages

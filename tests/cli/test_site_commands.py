@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from gatekeeper.cli import main
-from gatekeeper.cli.sitemaps import SitemapText, sitemap_urls
+from gatekeeper.cli.texts import SitemapText, sitemap_urls
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots.lint import CODES
 from tests.internet import FakeInternet, Page
