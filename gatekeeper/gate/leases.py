@@ -374,25 +374,16 @@ class LeaseRequest(msgspec.Struct, eq=False):
     async def __aenter__(self) -> Lease:
         manager = self._manager
         owner = asyncio.current_task(manager.loop)
-        lease = began = None
-        if manager.entrance.outside and self._timeout != 0:
-            began = manager.now()  # behind those who came first
-            if (before := manager.entrance.enter()) is not None:
-                await before
-            before = None  # many may wait below, and would keep it
-        elif self._agent is None:
-            lease = manager.take(self._url, owner)
-        if lease is not None:
-            lease._by_hand = True
-        else:
+        lease = manager.take(self._url, owner) if self._agent is None else None
+        if lease is None:
             lease = await manager.wait(
                 self._url,
                 owner,
                 priority=self._priority,
                 timeout=self._timeout,
                 user_agent=self._agent,
-                began=began,
             )
+        lease._by_hand = True
         self._lease = lease
         open_leases.set((*open_leases.get(), lease))
         return lease
@@ -480,7 +471,8 @@ class LeaseManager:
         `place` and `path`: the URL's origin as it is spelt, and what follows, where that is
         known to be plain. The check before and the one at the grant are the same moment here.
         """
-        # A host that shares the clock of its address has no turn before that is looked up.
+        # Nobody goes before those who came first; and a host that shares the clock of its address
+        # has no turn before that is looked up.
         if self.entrance.outside or self._dns is not None:
             return None
         recall, plain = self._recall, self._recall_plain
@@ -511,21 +503,10 @@ class LeaseManager:
     ) -> Lease:
         """The lease as soon as it can be had. See `Gatekeeper.acquire`."""
         owner = asyncio.current_task(self.loop) if owned else None
-        began = None
-        if self.entrance.outside and timeout != 0:
-            began = self.now()  # behind those who came first
-            if (before := self.entrance.enter()) is not None:
-                await before
-            before = None  # many may wait below, and would keep it
-        lease = self.take(url, owner) if user_agent is None and began is None else None
+        lease = self.take(url, owner) if user_agent is None else None
         if lease is None:
             lease = await self.wait(
-                url,
-                owner,
-                priority=priority,
-                timeout=timeout,
-                user_agent=user_agent,
-                began=began,
+                url, owner, priority=priority, timeout=timeout, user_agent=user_agent
             )
         lease._by_hand = True
         if owner is not None:
@@ -544,14 +525,10 @@ class LeaseManager:
         priority: int = 0,
         timeout: float | None = None,
         user_agent: str | None = None,
-        began: float | None = None,
     ) -> Lease:
-        """Decide, wait for the turn, decide again at the grant: what `take` could not give.
-
-        `began`: the moment of the call, of a caller who came through the entrance.
-        """
-        end = None if timeout is None else (self.now() if began is None else began) + timeout
-        if began is None and timeout != 0 and (before := self.entrance.enter()) is not None:
+        """Decide, wait for the turn, decide again at the grant: what `take` could not give."""
+        end = None if timeout is None else self.clock.monotonic() + timeout
+        if timeout != 0 and (before := self.entrance.enter()) is not None:
             await before
             before = None  # many may wait below, and would keep it
         target = urls.parse(url)

@@ -441,3 +441,21 @@ async def test_what_a_site_asks_of_machines_is_the_reason_and_no_obstacle(
     decision = await gate.check("http://a.test/x")
     assert (decision.verdict, decision.reason) == (Verdict.ALLOW, reason)
     assert (decision.state, decision.robots_status) == (State.UNAVAILABLE, page.status)
+
+
+async def test_a_lease_taken_by_hand_awaits_no_answer_however_it_was_had(
+    internet: FakeInternet,
+) -> None:
+    """Its holder may not have sent the request yet: that nothing is heard of it is no evidence."""
+    url = "http://a.test/x"
+    internet.site("a.test").robots("")
+    async with gate_on(internet, pacing={"default_interval": 0.0}) as gate:
+        async with gate.lease(url) as waited_for:
+            assert not waited_for.awaits_head
+        async with gate.lease(url) as at_once:
+            assert not at_once.awaits_head
+        acquired = await gate.acquire(url)
+        assert not acquired.awaits_head
+        assert acquired.claim(url)
+        assert acquired.awaits_head
+        acquired.end()
