@@ -29,6 +29,7 @@ COMMANDS = {
     "compose": "make one robots.txt from several sources, and name their conflicts",
     "history": "show what a site's robots.txt said, and when",
     "healthcheck": "ask the running sidecar whether it is alive",
+    "top": "watch a running sidecar: its overview, and the hosts that wait",
     "identity": "make the key that signs requests, and what is published about the bot",
     "config": "check the configuration, or show what is in force",
 }

@@ -11,7 +11,7 @@ import ssl
 from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, json_text, load
 from gatekeeper.config import ServerConfig
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "connection_to", "run", "where"]
 
 TIMEOUT = 2.0
 
@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
         status = ask(settings.config.server, path)
     except OSError as error:
         why = str(error.strerror or error)
-        where = _where(settings.config.server)
-        told = {"path": path, "status": None, "error": why, "asked": where}
-        print(json_text(told) if args.json else f"{path}: no answer from {where} ({why})")
+        asked = where(settings.config.server)
+        told = {"path": path, "status": None, "error": why, "asked": asked}
+        print(json_text(told) if args.json else f"{path}: no answer from {asked} ({why})")
         return DENIED
     if args.json:
         print(json_text({"path": path, "status": status}))
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
     return OK if status == http.client.OK else DENIED
 
 
-def _where(server: ServerConfig) -> str:
-    """The address that was asked, for people."""
+def where(server: ServerConfig) -> str:
+    """The address at which a sidecar with these settings is asked, for people."""
     if server.socket is not None:
         return f"unix:{server.socket}"
     host = _reachable(server.host)
@@ -63,7 +63,7 @@ def _where(server: ServerConfig) -> str:
 
 def ask(server: ServerConfig, path: str) -> int:
     """The status of a GET to our own server. Raises OSError when it can't be had."""
-    connection = _connection(server)
+    connection = connection_to(server)
     try:
         connection.request("GET", path, headers={"Connection": "close"})
         return connection.getresponse().status
@@ -73,16 +73,21 @@ def ask(server: ServerConfig, path: str) -> int:
         connection.close()
 
 
-def _connection(server: ServerConfig) -> http.client.HTTPConnection:
+def connection_to(
+    server: ServerConfig, context: ssl.SSLContext | None = None
+) -> http.client.HTTPConnection:
+    """A connection to the sidecar with these settings, not opened yet. Without a `context` its
+    certificate is not looked at: ask it nothing that a secret goes with."""
     if server.socket is not None:
         return _UnixConnection(server.socket)
     host = _reachable(server.host)
     if server.tls_cert is None:
         return http.client.HTTPConnection(host, server.port, timeout=TIMEOUT)
     # Our own certificate, on our own machine: only whether it answers is asked here.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
+    if context is None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
     return http.client.HTTPSConnection(host, server.port, timeout=TIMEOUT, context=context)
 
 

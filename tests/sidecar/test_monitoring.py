@@ -1,0 +1,75 @@
+"""docs/monitoring: every metric that a dashboard or an alert names is one of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gatekeeper.fetching.outcomes import Outcome
+from tests.internet import FakeInternet
+
+PLACE = Path(__file__).parents[2] / "docs" / "monitoring"
+PROMTOOL = shutil.which("promtool")
+NAME = re.compile(r"\bgatekeeper_\w+")
+
+
+async def names(door: Any, internet: FakeInternet) -> set[str]:
+    """The names of all samples, as Prometheus stores them."""
+    internet.site("a.test").robots("")
+    service = await door()
+    await service.get("/v1/check?url=http://a.test/")
+    async with service.session.get(service.base + "/metrics") as response:
+        text = await response.text()
+    found: set[str] = set()
+    for line in text.splitlines():
+        if line.startswith("# TYPE"):
+            name, kind = line.split()[2:4]
+            found |= {name} | ({f"{name}_bucket"} if kind == "histogram" else set())
+    return found
+
+
+async def test_the_dashboard_names_metrics_that_exist(door: Any, internet: FakeInternet) -> None:
+    dashboard = json.loads((PLACE / "dashboard.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked += [one["query"]["query"] for one in dashboard["templating"]["list"][1:]]
+    assert len(asked) > 15
+    assert {name for one in asked for name in NAME.findall(one)} <= await names(door, internet)
+    places = [panel["gridPos"] for panel in dashboard["panels"]]
+    assert all(one["x"] + one["w"] <= 24 for one in places)
+    assert len({(one["x"], one["y"]) for one in places}) == len(places)
+
+
+async def test_the_alerts_name_metrics_that_exist(door: Any, internet: FakeInternet) -> None:
+    for file in ("alerts.yml", "alerts_test.yml"):
+        text = (PLACE / file).read_text()
+        assert set(NAME.findall(text)) <= await names(door, internet)
+
+
+def test_what_counts_as_had_is_what_the_outcomes_say() -> None:
+    """A result that the alert leaves out brought a file or a definite absence, and none other."""
+    (listed,) = re.findall(r'result!~"([^"]+)"', (PLACE / "alerts.yml").read_text())
+    good = {outcome.row.name for outcome in Outcome if outcome.good}
+    assert set(listed.split("|")) == good - {Outcome.REDIRECT.row.name}
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool, of Debian's package prometheus")
+@pytest.mark.parametrize("arguments", [("check", "alerts.yml"), ("test", "alerts_test.yml")])
+async def test_prometheus_takes_the_alerts(arguments: tuple[str, str]) -> None:
+    assert PROMTOOL is not None
+    process = await asyncio.create_subprocess_exec(
+        PROMTOOL,
+        arguments[0],
+        "rules",
+        arguments[1],
+        cwd=PLACE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0, out.decode()

@@ -1,0 +1,101 @@
+"""`gatekeeper top`: what it shows of a running sidecar."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gatekeeper.cli import main
+from gatekeeper.cli.top import shown
+
+TOLD: dict[str, Any] = {
+    "overview": {
+        "version": "1",
+        "ready": True,
+        "state": "serving",
+        "now": "2026-11-22T12:00:00.5Z",
+        "rates": {"allow": 1.25, "deny": None, "defer": 0.0},
+        "waiting": 2,
+        "oldest_wait": 61.0,
+        "robots_ok": 3,
+        "robots_failed": 1,
+        "leases": 1,
+        "overdue": 0,
+        "expired": 4,
+        "hosts": 9,
+        "host_states": {"blocked": 1, "paused": 0, "busy": 1, "waiting": 0},
+        "reload": {"ok": True},
+    },
+    "hosts": {
+        "hosts": [
+            {
+                "host": "a.test",
+                "state": "busy",
+                "robots": "parsed",
+                "interval": 2.0,
+                "interval_source": "crawl-delay \x1b[31m2 s [bold]x[/bold]",
+                "in_flight": 1,
+                "waiting": 2,
+                "allowed": 5,
+                "denied": 0,
+            }
+        ]
+    },
+}
+
+
+def text_of(told: dict[str, Any]) -> str:
+    from rich.console import Console
+
+    console = Console(width=140, force_terminal=True, color_system="standard")
+    with console.capture() as capture:
+        console.print(shown(told))
+    return capture.get()
+
+
+def test_it_shows_numbers_and_hosts_and_no_text_steers_the_terminal() -> None:
+    text = text_of(TOLD)
+    assert "1.2 allow, - deny" in text
+    assert "waiting  2 (oldest 61 s)" in text
+    assert "[bold]x[/bold]" in text
+    assert "\x1b[31m2 s" not in text
+
+
+async def top(*arguments: str, env: dict[str, str] | None = None) -> tuple[int | None, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "gatekeeper", "top", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=env,
+    )
+    out, _ = await process.communicate()
+    return process.returncode, out.decode()
+
+
+async def test_it_looks_at_a_running_sidecar(start: Any, tmp_path: Path) -> None:
+    token = "t" * 32
+    file = tmp_path / "tokens"
+    file.write_text(token)
+    file.chmod(0o600)
+    sidecar = await start("--token-file", str(file), "--storage", "memory")
+    port = sidecar.where.rpartition(":")[2]
+    code, said = await top("--once", "--port", port, env={"COLUMNS": "140"})
+    assert code == 1
+    assert "401" in said
+    assert "GATEKEEPER_TOKEN" in said
+    code, said = await top("--port", port, env={"GATEKEEPER_TOKEN": token, "COLUMNS": "140"})
+    assert (code, "ready" in said, "decisions/s" in said) == (0, True, True), said
+    code, said = await top("--json", "--port", port, env={"GATEKEEPER_TOKEN": token})
+    assert (code, json.loads(said)["overview"]["ready"]) == (0, True)
+
+
+def test_where_nobody_answers_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--once", "--socket", "/nowhere.sock"]) == 1
+    assert "unix:/nowhere.sock: No such file" in capsys.readouterr().out
+    assert main(["top", "--every", "0"]) == 2
