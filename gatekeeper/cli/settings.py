@@ -211,7 +211,7 @@ def _strangers(environ: Mapping[str, str]) -> Iterator[str]:
     Kubernetes and Docker tell every process where a service called gatekeeper is.
     """
     links = (f"{PREFIX}PORT", f"{PREFIX}SERVICE_")
-    known = (*_variables(), f"{PREFIX}CONFIG", speedups.VARIABLE)
+    known = (*_variables(), f"{PREFIX}CONFIG", f"{PREFIX}TOKEN", speedups.VARIABLE)
     for variable in sorted(environ.keys() - known):
         if variable.startswith(PREFIX) and not variable.startswith(links):
             yield variable

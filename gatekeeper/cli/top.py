@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, json_text, load
-from gatekeeper.cli.healthcheck import connection_to, where
+from gatekeeper.cli.local_sidecar import connection_to, where
 from gatekeeper.errors import ConfigError
 
 if TYPE_CHECKING:
