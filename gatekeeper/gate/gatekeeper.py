@@ -175,17 +175,7 @@ class Gatekeeper:
             own, session = None, self._session
             if session is None:
                 session = own = await stack.enter_async_context(self._own_session())
-            fetcher = Fetcher(
-                session,
-                user_agent=self.user_agent,
-                config=self.config,
-                clock=self._clock,
-                rng=self._rng,
-                take_turn=self._pacing.robots_turn,
-                refuse=self._refuse_hop,
-                known=self._fresh_of,
-                signer=self._signer,
-            )
+            fetcher = self._source(session)
             directory = Directory(
                 self._shared(fetcher),
                 config=self.config,
@@ -223,6 +213,20 @@ class Gatekeeper:
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
+
+    def _source(self, session: aiohttp.ClientSession) -> Fetcher:
+        """What brings the files; a test's gate has another one."""
+        return Fetcher(
+            session,
+            user_agent=self.user_agent,
+            config=self.config,
+            clock=self._clock,
+            rng=self._rng,
+            take_turn=self._pacing.robots_turn,
+            refuse=self._refuse_hop,
+            known=self._fresh_of,
+            signer=self._signer,
+        )
 
     async def _shut(self) -> None:
         """Answer nothing any more, the first of all that closing does."""

@@ -1,0 +1,413 @@
+"""For the tests of crawlers that use gatekeeper: a gate without a network, virtual time, a judge.
+
+    ScriptedGate     a `Gatekeeper` whose robots.txt files are said by hand
+    drive            awaits something while a VirtualClock moves by itself: an hour takes no time
+    virtual_clock    the clock as a pytest fixture, `scripted_gate` the gate: import them into your
+                     conftest.py
+    judge            what in a server's log breaks a promise, by what its sites declared
+
+The judge knows nothing of the rest of the package: no parser, no clock, no scheduler. A site
+declares its `Manners`; the log says when each request arrived, when and how it was answered, and
+when it ended. `judge` lists every breach:
+
+    early    sooner after the start, or the response head, of the one before than the interval
+    crowd    while more requests of the host were in flight than it bears
+    block    before the moment that a 429 or 503 had named
+    window   outside the hours in which the site wants visitors
+    denied   a path that robots.txt forbids
+    unasked  before the robots.txt of its origin was answered with a file, or that there is none
+    hop      one of the last three, by a request that a redirect led to
+
+A request counts from its arrival, which is what a site sees: the time that a visitor spent
+on name resolution or on connecting is the visitor's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+import pytest
+
+from gatekeeper import urls
+from gatekeeper.clock import Clock, VirtualClock
+from gatekeeper.config import Config, FetchConfig
+from gatekeeper.fetching.outcomes import Outcome, Retrieval, Validators, classify
+from gatekeeper.fetching.outcomes import judge as judge_body
+from gatekeeper.gate import Gatekeeper
+
+__all__ = [
+    "Breach",
+    "Manners",
+    "ScriptedGate",
+    "ScriptedRobots",
+    "Seen",
+    "answers",
+    "drive",
+    "judge",
+    "scripted_gate",
+    "virtual_clock",
+]
+
+_T = TypeVar("_T")
+
+
+class ScriptedRobots:
+    """Where a `ScriptedGate` has its files: nothing is asked of any network."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        """Origins whose robots.txt was asked for, in order."""
+        self._said: dict[str, str | bytes | int | BaseException] = {}
+
+    def say(self, url: str, robots: str | bytes | int | BaseException) -> None:
+        """What the robots.txt of the URL's origin is from now on: a text, the status that it is
+        answered with, or the error that asking for it meets (TimeoutError(), say)."""
+        self._said[urls.parse(url).origin] = robots
+
+    async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
+        """What was said; an origin of which nothing was has no file (404)."""
+        self.asked.append(origin)
+        said = self._said.get(origin, 404)
+        if isinstance(said, BaseException):
+            return Retrieval(outcome=classify(error=said, config=FetchConfig()))
+        if isinstance(said, int):
+            return Retrieval(outcome=classify(status=said, config=FetchConfig()), status=said)
+        body = said.encode() if isinstance(said, str) else said
+        outcome = judge_body(Outcome.RULES, body, truncated=False)
+        return Retrieval(outcome=outcome, status=200, body=body)
+
+    async def reach(self, origin: str) -> bool | None:
+        """It can't be told."""
+        return None
+
+    def adjust(self, pacing: object) -> None:
+        """Nothing here has settings."""
+
+
+class ScriptedGate(Gatekeeper):
+    """A gate for tests: the real one, but that its robots.txt files are said by hand.
+
+    Decisions, leases, the pace and its clocks are as always; give it a VirtualClock, and nothing
+    takes real time. `say` sets a file, or how it fails; what was said first counts for as long as
+    a real answer would, unless `await gate.refresh(origin)` asks again.
+
+    >>> async def main() -> bool:
+    ...     async with ScriptedGate() as gate:
+    ...         gate.say("https://example.org", "User-agent: *\\nDisallow: /private\\n")
+    ...         return await gate.allowed("https://example.org/private")
+    >>> asyncio.run(main())
+    False
+    """
+
+    def __init__(
+        self,
+        user_agent: str = "testbot/1.0",
+        *,
+        config: Config | None = None,
+        clock: Clock | None = None,
+        **options: Any,
+    ) -> None:
+        """`options` are those of `Gatekeeper`."""
+        super().__init__(user_agent, config=config, clock=clock, **options)
+        self.robots_files: ScriptedRobots = ScriptedRobots()
+        """What was said, and which origins were asked."""
+
+    def say(self, url: str, robots: str | bytes | int | BaseException) -> None:
+        """See `ScriptedRobots.say`."""
+        self.robots_files.say(url, robots)
+
+    def _source(self, session: aiohttp.ClientSession) -> Any:
+        return self.robots_files
+
+
+async def drive(clock: VirtualClock, work: Awaitable[_T], *, limit: float = 86_400.0) -> _T:
+    """Await it while the clock moves by itself, from timer to timer, whenever all tasks wait.
+
+    For work that touches no network and no thread. Raises AssertionError if it is not done within
+    `limit` virtual seconds, or waits for nothing that time brings.
+
+    >>> async def main() -> float:
+    ...     clock = VirtualClock()
+    ...     await drive(clock, clock.sleep(3600.0))
+    ...     return clock.monotonic()
+    >>> asyncio.run(main())
+    3600.0
+    """
+    task = asyncio.ensure_future(work)
+    end = clock.monotonic() + limit
+    try:
+        while True:
+            await clock.settle()
+            if task.done():
+                return task.result()
+            when = clock.next_timer()
+            if when is None:
+                raise AssertionError("it waits for nothing that time brings")
+            if when > end:
+                raise AssertionError(f"not done within {limit:g} virtual seconds")
+            clock.advance(max(0.0, when - clock.monotonic()))
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture(name="virtual_clock")
+def virtual_clock() -> VirtualClock:
+    """A fresh VirtualClock, as a pytest fixture."""
+    return VirtualClock()
+
+
+@pytest.fixture(name="scripted_gate")
+async def scripted_gate(virtual_clock: VirtualClock) -> AsyncIterator[ScriptedGate]:
+    """An open ScriptedGate on `virtual_clock`, as a pytest fixture (pytest-asyncio, auto mode)."""
+    async with ScriptedGate(clock=virtual_clock) as gate:
+        yield gate
+
+
+# --- the judge ------------------------------------------------------------------------------
+
+_FILE = frozenset({"/robots.txt"})
+EPSILON = 1e-6
+"""Seconds: sums of floats, not politeness."""
+NO_FILE = frozenset(range(400, 500)) - {408, 421, 425, 429}
+"""Statuses that say: there is no robots.txt."""
+UNSAID = 60.0
+"""Seconds to stay away after a 429 or 503 that names no moment."""
+
+Hours = tuple[str, str]
+"""From "HHMM" to the end of the minute "HHMM", UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """What one origin asks of its visitors, and what its robots.txt says of it."""
+
+    delay: float | None = None
+    rates: tuple[tuple[int, int, Hours | None], ...] = ()
+    """Documents, seconds, and the hours in which that holds (None: outside all of them)."""
+    visits: tuple[Hours, ...] = ()
+    denied: tuple[str, ...] = ()
+    """Prefixes of paths."""
+    default: float = 1.0
+    """Seconds between requests where the file is silent or not yet read."""
+    limit: int = 1
+
+    def text(self) -> str:
+        """The robots.txt that declares it."""
+        lines = ["User-agent: *"]
+        lines += [] if self.delay is None else [f"Crawl-delay: {self.delay:g}"]
+        for documents, seconds, hours in self.rates:
+            lines.append(f"Request-rate: {documents}/{seconds}s" + (_hours(hours) if hours else ""))
+        lines += [f"Visit-time:{_hours(hours)}" for hours in self.visits]
+        lines += [f"Disallow: {path}" for path in self.denied]
+        return "\n".join((*lines, "Allow: /")) + "\n"
+
+    def interval(self, wall: float) -> float:
+        """Seconds that the file asks for at that moment."""
+        held = [s / n for n, s, hours in self.rates if hours and _within(hours, wall)]
+        wishes = held or [s / n for n, s, hours in self.rates if hours is None]
+        wishes += [] if self.delay is None else [self.delay]
+        return max(wishes, default=self.default)
+
+    def open(self, wall: float) -> bool:
+        """Whether visitors are wanted at that moment."""
+        return not self.visits or any(_within(hours, wall) for hours in self.visits)
+
+
+class Seen(Protocol):
+    """A request as a server's log has it; times are seconds of one clock."""
+
+    at: float
+    """When it arrived."""
+    scheme: str
+    host: str
+    """As the Host field has it: with the port, where that is not the scheme's."""
+    target: str
+    """Path and query."""
+    answered: float | None
+    """When the head of the answer was sent."""
+    ended: float | None
+    """When the last byte was."""
+
+    @property
+    def status(self) -> int | None:
+        """What was answered."""
+
+    def answer_header(self, name: str) -> str | None:
+        """A header of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """One promise broken by one request."""
+
+    kind: str
+    """early, crowd, block, window, denied, unasked or hop; see the module."""
+    url: str
+    at: float
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.at:.3f} {self.kind}: {self.url}: {self.detail}"
+
+
+def judge(log: Iterable[Seen], manners: Mapping[str, Manners], *, wall: float) -> list[Breach]:
+    """Every breach in the log, in its order.
+
+    `manners` by origin ("http://a.test"); `wall`: the wall time at the log's second 0.
+    """
+    requests = sorted(log, key=lambda request: request.at)
+    answered = answers(requests)
+    files = _files(requests)
+    led = _led_to(requests, files)
+    breaches: list[Breach] = []
+    hosts: defaultdict[str, list[Seen]] = defaultdict(list)
+    for request in requests:
+        origin = _origin(request)
+        asked = manners.get(origin, Manners())
+        moment = answered.get(origin, float("inf"))
+        of_robots = _url(request) in files
+        # The request that fetches the file can't know it.
+        known = moment < request.at or (moment == request.at and not of_robots)
+        before = hosts[request.host.partition(":")[0]]
+        # Whether an earlier journey to a file elsewhere came to its end, no log can tell.
+        paced = known and not (of_robots and 300 <= (request.status or 0) < 400)
+        found = [*_pace(request, before, asked, paced, wall)]
+        if not of_robots:
+            found += _rules(request, asked, known, led.get(_url(request)), wall)
+        breaches += [Breach(kind, _url(request), request.at, detail) for kind, detail in found]
+        before.append(request)
+    return breaches
+
+
+def _pace(
+    request: Seen,
+    before: list[Seen],
+    asked: Manners,
+    known: bool,
+    wall: float,
+) -> Iterable[tuple[str, str]]:
+    """What concerns the host: its clock, its slots, its blocks."""
+    interval = asked.interval(wall + request.at) if known else asked.default
+    flying = 0
+    for other in before:
+        since = max(other.at, other.answered or other.at)
+        gap = request.at - since
+        if interval > 0 and gap < interval - EPSILON:
+            yield "early", f"{gap:.3f} s after {other.target}, {interval:g} s were asked for"
+        flying += other.ended is None or other.ended > request.at + EPSILON
+        until = _blocked_until(other, wall)
+        if request.at < until - EPSILON:
+            yield (
+                "block",
+                f"{until - request.at:.3f} s too soon, by the {other.status} at {since:.3f}",
+            )
+    if flying >= asked.limit:
+        yield "crowd", f"{flying} others in flight, {asked.limit} in all are borne"
+
+
+def _rules(
+    request: Seen, asked: Manners, known: bool, leader: str | None, wall: float
+) -> Iterable[tuple[str, str]]:
+    """What concerns the page: its hours, and its robots.txt."""
+    found = []
+    if not known:
+        found.append(("unasked", "its robots.txt had not been answered"))
+    if any(request.target.startswith(path) for path in asked.denied):
+        found.append(("denied", f"by {[p for p in asked.denied if request.target.startswith(p)]}"))
+    if not asked.open(wall + request.at):
+        now = datetime.fromtimestamp(wall + request.at, UTC)
+        found.append(("window", f"at {now:%H:%M:%S.%f}, open {asked.visits}"))
+    for kind, detail in found:
+        yield (kind, detail) if leader is None else ("hop", f"from {leader}: {kind}: {detail}")
+
+
+def _blocked_until(request: Seen, wall: float) -> float:
+    if request.status not in (429, 503) or request.answered is None:
+        return float("-inf")
+    said = request.answer_header("Retry-After")
+    if said is None:
+        return request.answered + UNSAID
+    if said.isdigit():
+        return request.answered + int(said)
+    moment = datetime.strptime(said, "%a, %d %b %Y %H:%M:%S GMT").replace(tzinfo=UTC)
+    return moment.timestamp() - wall
+
+
+def answers(requests: Iterable[Seen]) -> dict[str, float]:
+    """When each origin's robots.txt was first answered by a file or by its absence."""
+    first: dict[str, tuple[float, str | None]] = {}
+    for request in requests:
+        status = request.status
+        if request.answered is None or status is None:
+            continue
+        if 300 <= status < 400 and (location := request.answer_header("Location")) is not None:
+            first.setdefault(_url(request), (request.answered, urljoin(_url(request), location)))
+        elif 200 <= status < 300 or status in NO_FILE:
+            first.setdefault(_url(request), (request.answered, None))
+    found = {}
+    for url in first:
+        if urlsplit(url).path in _FILE:
+            moment = _chase(url, first)
+            if moment is not None:
+                found[url.removesuffix("/robots.txt")] = moment
+    return found
+
+
+def _chase(url: str, first: Mapping[str, tuple[float, str | None]]) -> float | None:
+    moment = 0.0
+    for _ in range(7):
+        if url not in first:
+            return None
+        answered, location = first[url]
+        moment = max(moment, answered)
+        if location is None:
+            return moment
+        url = location
+    return None
+
+
+def _files(requests: list[Seen]) -> set[str]:
+    """The URLs of robots.txt files, and of what their redirects lead to."""
+    files = {_url(request) for request in requests if request.target in _FILE}
+    for request in requests:
+        location = request.answer_header("Location")
+        if location is not None and _url(request) in files:
+            files.add(urljoin(_url(request), location))
+    return files
+
+
+def _led_to(requests: list[Seen], files: set[str]) -> dict[str, str]:
+    """The URLs that redirects of pages led to, and from where."""
+    led: dict[str, str] = {}
+    for request in requests:
+        location = request.answer_header("Location")
+        if location is not None and _url(request) not in files:
+            led.setdefault(urljoin(_url(request), location), _url(request))
+    return led
+
+
+def _origin(request: Seen) -> str:
+    return f"{request.scheme}://{request.host}"
+
+
+def _url(request: Seen) -> str:
+    return _origin(request) + request.target
+
+
+def _hours(hours: Hours) -> str:
+    return f" {hours[0]}-{hours[1]}"
+
+
+def _within(hours: Hours, wall: float) -> bool:
+    now = f"{datetime.fromtimestamp(wall, UTC):%H%M}"
+    start, end = hours
+    return start <= now <= end if start <= end else now >= start or now <= end
