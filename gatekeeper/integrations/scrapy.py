@@ -44,7 +44,7 @@ from scrapy.utils.request import request_from_dict
 from gatekeeper import urls
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import Config, as_config
-from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import (
     ConfigError,
     Denied,
@@ -94,8 +94,9 @@ class _RefusedTurn:
     """Stands for a lease where the URL is denied: the request goes on to the middleware, which
     refuses it, so that its errback hears of it."""
 
-    def __init__(self, decision: Decision, expires_at: datetime) -> None:
-        self.decision = decision
+    def __init__(self, why: Decision | str, expires_at: datetime) -> None:
+        self.why = why
+        """The decision; or in words, for a host that nobody would wait for."""
         self.expires_at = expires_at
         self.data: Any = None
 
@@ -127,19 +128,13 @@ class _Refusals:
                 return None
         return _RefusedTurn(decision, utc(now + 3600.0))
 
-    def too_late(self, url: str, origin: str, until: float, why: str) -> _RefusedTurn | None:
+    def too_late(self, origin: str, until: float, why: str) -> _RefusedTurn | None:
         """For a host whose next turn comes at that moment (wall seconds), if that is too late."""
-        return self.refusal(
-            Decision(
-                verdict=Verdict.DEFER,
-                reason=Reason.HOST_BLOCKED,
-                url=urls.mask(url),
-                origin=origin,
-                user_agent="",
-                note=why,
-                retry_at=utc(until),
-            )
-        )
+        now = self.clock.wall()
+        if until - now <= self._max_wait:
+            return None
+        text = f"{origin} may not be asked before {utc(until):%Y-%m-%dT%H:%M:%SZ}: {why}"
+        return _RefusedTurn(text, utc(now + 3600.0))
 
     def reported(self, host: str) -> None:
         """Something came of a request of the host."""
@@ -179,13 +174,13 @@ class _NearGate(_Refusals):
             found = given_up or self.refusal(self._inside.peek(url))
             if found is not None:
                 return found
-        return self._blocked(url, target)
+        return self._blocked(target)
 
-    def _blocked(self, url: str, target: urls.Target) -> _RefusedTurn | None:
+    def _blocked(self, target: urls.Target) -> _RefusedTurn | None:
         held = self._inside.held(target.host)
         if held is None or held[0] == inf:  # inf: the operator paused it, and will resume it
             return None
-        return self.too_late(url, target.origin, self.clock.wall() + held[0], held[1])
+        return self.too_late(target.origin, self.clock.wall() + held[0], held[1])
 
     async def acquire(self, url: str, **options: Any) -> Any:
         """The turn, or the refusal."""
@@ -264,7 +259,7 @@ class _FarGate(_Refusals):
             found = None
             if error.retry_at is not None:
                 origin = urls.parse(url).origin
-                found = self.too_late(url, origin, error.retry_at.timestamp(), "its next turn")
+                found = self.too_late(origin, error.retry_at.timestamp(), "its next turn")
             if found is None:
                 raise
             return found
@@ -382,8 +377,11 @@ class _Crawl:
             return f"{urls.parse(request.url).origin}/robots.txt"
         return request.url
 
-    def refused(self, request: Request, decision: Decision) -> IgnoreRequest:
+    def refused(self, request: Request, decision: Decision | str) -> IgnoreRequest:
         """Count it as Scrapy does; what to raise."""
+        if isinstance(decision, str):
+            self.stats.inc_value("gatekeeper/defer/host_blocked")
+            return IgnoreRequest(f"Deferred: {decision}")
         self.stats.inc_value(f"gatekeeper/{decision.verdict}/{decision.reason}")
         if decision.verdict is Verdict.DENY:
             self.stats.inc_value("robotstxt/forbidden")
@@ -630,7 +628,7 @@ class PoliteMiddleware:
         else:
             lease = turn.lease
             if isinstance(lease, _RefusedTurn):
-                raise crawl.refused(request, lease.decision)
+                raise crawl.refused(request, lease.why)
             try:
                 await self._judge(request)
             except IgnoreRequest:
