@@ -150,16 +150,16 @@ class PoliteAdapter(HTTPAdapter):
             wait = response.headers.get("Retry-After") is not None
             if not retry.is_retry(request.method or "", response.status_code, wait):
                 return response
+            last = response
             try:
-                retry = retry.increment(request.method, request.url, response=response.raw)
+                retry = retry.increment(request.method, request.url, response=last.raw)
             except MaxRetryError as error:
-                if retry.raise_on_status:
-                    raise requests.exceptions.RetryError(error, request=request) from error
-                return response
-            with suppress(requests.RequestException):
-                _ = response.content  # so that the connection can be used again
-            response.close()
-            retry.sleep(response.raw)
+                if not retry.raise_on_status:
+                    return last
+                _drain(last)
+                raise requests.exceptions.RetryError(error, request=request) from error
+            _drain(last)
+            retry.sleep(last.raw)
 
     def _send_once(
         self, request: requests.PreparedRequest, *, stream: bool, **given: Any
@@ -242,6 +242,13 @@ class _Guarded:
             connect()  # accepted by whoever made the adapter, or it would not come so far
         else:
             self.gatekeeper_adapter.dial(self, connect)
+
+
+def _drain(response: requests.Response) -> None:
+    """Read it to its end, so that the connection can be used again."""
+    with suppress(requests.RequestException):
+        _ = response.content
+    response.close()
 
 
 def _text(value: str | bytes | None) -> str | None:
