@@ -1,9 +1,9 @@
 """What exists for speed alone: its switch, and names that are imported when first asked for.
 
 Behind the switch stand the decision cache, the compiled rules and first-match shortcuts of a
-policy, the URL cache of a polite session, and the responses that the sidecar writes inline. Each
-has a plain way beside it that gives the same answers; the whole test suite passes with the switch
-off.
+policy, the URL cache of a polite session, and the responses that the sidecar writes inline or in
+one piece. Each has a plain way beside it that gives the same answers; the whole test suite passes
+with the switch off.
 
 `lazily` is for packages of many parts (PEP 562): an import costs what its user uses.
 """
