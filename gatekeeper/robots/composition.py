@@ -49,8 +49,6 @@ MAX_PROBLEMS = 100
 """More than these help nobody."""
 MAX_CHANGES = 10_000
 """Changes that `diff` gives; beyond, it says that there are more."""
-_STEPS = 8_000_000
-"""Automaton steps that one call may take: some ten seconds."""
 
 
 class Fragment(msgspec.Struct, frozen=True):
@@ -351,7 +349,7 @@ def compose(fragments: Iterable[Fragment]) -> Composed:
     for source in sources:
         for name, written in named_agents(source.robots).items():
             agents.setdefault(name, written)
-    budget = Budget(_STEPS)
+    budget = Budget()
     for source in sources:
         _check_prefix(source, budget, problems)
     for one, other in combinations(sources, 2):
@@ -483,26 +481,34 @@ def _check_pair(
         if mine is None or theirs is None or (mine.spans, theirs.spans) in compared:
             continue
         compared.add((mine.spans, theirs.spans))
-        for rule in mine.table.rules:
-            for against in theirs.table.near(rule.head):
-                if rule.allow == against.allow:
-                    continue
-                lines = mine.lines[rule.number].line, theirs.lines[against.number].line
-                if lines in told:
-                    continue
-                places = one.at(lines[0]), other.at(lines[1])
-                try:
-                    url = decided_by([(mine, rule), (theirs, against)], budget)
-                except SearchGivenUp:
-                    message = "whether they decide one URL differently can't be found out"
-                    problems.add("undecided", message, *places, agent=agent)
-                    told.add(lines)
-                    continue
-                if url is not None:
-                    whom = "" if agent == "*" else f" for {agent}"
-                    message = f"they decide {url} differently{whom}"
-                    problems.add("conflict", message, *places, url=url, agent=agent)
-                    told.add(lines)
+        for rule, against in _opposed(mine, theirs):
+            lines = mine.lines[rule.number].line, theirs.lines[against.number].line
+            if lines in told:
+                continue
+            places = one.at(lines[0]), other.at(lines[1])
+            whom = "" if agent == "*" else f" for {agent}"
+            try:
+                budget.spend(1)
+                url = decided_by([(mine, rule), (theirs, against)], budget)
+            except SearchGivenUp:
+                message = "whether they decide one URL differently can't be found out"
+                problems.add("undecided", message + whom, *places, agent=agent)
+                told.add(lines)
+                if budget.left <= 0:
+                    return
+                continue
+            if url is not None:
+                message = f"they decide {url} differently{whom}"
+                problems.add("conflict", message, *places, url=url, agent=agent)
+                told.add(lines)
+
+
+def _opposed(one: Reading, other: Reading) -> Iterator[tuple[RankedRule, RankedRule]]:
+    """The pairs of rules, one of each, of which one allows what the other may forbid."""
+    for rule in one.table.rules:
+        for against in other.table.near(rule.head):
+            if rule.allow != against.allow:
+                yield rule, against
 
 
 def _check_text(text: str, sources: Sequence[_Source], problems: _Problems) -> None:
@@ -583,19 +589,18 @@ def diff(
         mine, theirs = Reading.of(before), Reading.of(after)
         same = agent if mine is None or theirs is None else (mine.spans, theirs.spans)
         groups.setdefault(same, []).append((agent, before, after))
-    budget = Budget(_STEPS)
+    budget = Budget()
     changes: list[Change] = []
     complete = True
     for members in groups.values():
         _, before, after = members[0]
         known = _Comparison(before, after, budget)
         names = tuple(agent for agent, _, _ in members)
-        for url in dict.fromkeys([*given, *known.urls()]):
-            rulings = _ruling(before.match(url)), _ruling(after.match(url))
-            if rulings[0].allowed != rulings[1].allowed:
+        for url, old_ruling, new_ruling in known.rulings(given):
+            if old_ruling.allowed != new_ruling.allowed:
                 if len(changes) >= MAX_CHANGES:
                     return Difference(tuple(changes), False)
-                changes.append(Change(names, url, *rulings))
+                changes.append(Change(names, url, old_ruling, new_ruling))
         complete = complete and known.complete
     return Difference(tuple(changes), complete)
 
@@ -613,23 +618,38 @@ class _Comparison:
         self.complete = True
         """No search was given up."""
 
-    def urls(self) -> Iterator[str]:
-        """For each pair of lines that decides some URL differently, one such path."""
+    def rulings(self, urls: Iterable[str]) -> Iterator[tuple[str, Ruling, Ruling]]:
+        """What both say of the URLs, and of a path for each pair of lines that decides some URL
+        differently."""
         old, new = Reading.of(self._old), Reading.of(self._new)
         if old is None or new is None:
             self.complete = self._old.robots == self._new.robots
-            for robots in (self._old.robots, self._new.robots):
-                for rule in chain.from_iterable(group.rules for group in robots.groups):
-                    yield from likely_paths(octets(rule.value))
+            urls = chain(urls, self._likely())
+        given = dict.fromkeys(urls)
+        for url in given:
+            yield url, _ruling(self._old.match(url)), _ruling(self._new.match(url))
+        if old is None or new is None:
             return
         for before, after in _unequal(old, new):
             try:
+                self._budget.spend(1)
                 path = decided_by([(old, before), (new, after)], self._budget)
             except SearchGivenUp:
                 self.complete = False
-            else:
-                if path is not None:
-                    yield path
+                if self._budget.left <= 0:
+                    return
+                continue
+            if path is not None and path not in given:
+                yield path, _by(old, before), _by(new, after)
+
+    def _likely(self) -> Iterator[str]:
+        for robots in (self._old.robots, self._new.robots):
+            for rule in chain.from_iterable(group.rules for group in robots.groups):
+                yield from likely_paths(octets(rule.value))
+
+
+def _by(reading: Reading, rule: RankedRule | None) -> Ruling:
+    return Ruling(rule is None or rule.allow, reading.line_of(rule))
 
 
 _Pair = tuple[RankedRule | None, RankedRule | None]

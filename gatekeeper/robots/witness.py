@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,7 +34,6 @@ from gatekeeper.robots.model import (
 from gatekeeper.robots.patterns import (
     PLAIN,
     ROBOTS_TXT,
-    is_robots_txt,
     query_form,
     rfc_path,
     rfc_pattern,
@@ -62,10 +61,14 @@ __all__ = [
     "witnesses",
 ]
 
-MAX_STEPS = 2_000_000
-"""Automaton steps that one question about a file may take: some seconds."""
+MAX_STEPS = 8_000_000
+"""Steps of about a microsecond that one question about a file may take: some ten seconds, for a
+file that was made for it."""
 _MAX_SEARCH = 200_000
 """Steps of one search, so that one hard rule leaves room for the others."""
+_TRIED = 10
+"""Steps as which it counts to ask a policy about a path, beside one for every so many patterns."""
+_TRIED_PATTERNS = 4
 
 
 class Witness(msgspec.Struct, frozen=True):
@@ -92,6 +95,12 @@ class Budget:
 
     def __init__(self, steps: int | None = None) -> None:
         self.left: int = MAX_STEPS if steps is None else steps
+
+    def spend(self, steps: int) -> None:
+        """Take so many. Raises SearchGivenUp where nothing was left."""
+        if self.left <= 0:
+            raise SearchGivenUp
+        self.left -= steps
 
     def take(self) -> Budget:
         """The share of one more search. Raises SearchGivenUp where nothing is left."""
@@ -292,6 +301,9 @@ class RuleTable:
             heads.setdefault(rule.head, []).append(rule)
         self._heads = heads
         self._sorted = sorted(heads)
+        wild = sum("*" in rule.pattern for rule in self.rules)
+        self.asking: int = _TRIED + wild // _TRIED_PATTERNS
+        """Steps as which asking the policy about a path counts."""
 
     def near(self, head: str) -> Iterator[RankedRule]:
         """Those that may match a path which begins with `head`."""
@@ -301,6 +313,15 @@ class RuleTable:
         while place < len(self._sorted) and self._sorted[place].startswith(head):
             yield from self._heads[self._sorted[place]]
             place += 1
+
+    def overrules(self, rule: RankedRule | None, head: str) -> bool:
+        """Seen at once: a plain prefix of `head` beats the rule for every path that begins so."""
+        least = 0 if rule is None else len(rule.pattern)
+        for size in range(len(head), least, -1):
+            for each in self._heads.get(head[:size], ()):
+                if each.pattern == each.head and (rule is None or each.rank > rule.rank):
+                    return True
+        return False
 
     @property
     def meaning(self) -> frozenset[tuple[bool, str]]:
@@ -339,7 +360,7 @@ def find_path(parts: Sequence[tuple[RuleTable, RankedRule | None]], budget: Budg
     rivals = [_ROBOTS_TXT]
     for table, rule in parts:
         rivals += [each for each in table.near(head) if rule is None or each.rank > rule.rank]
-    budget.left -= len(rivals) >> 2  # looking at each counts, too: a file may hold 40,000
+    budget.spend(len(rivals) >> 2)  # looking at each counts, too: a file may hold 40,000
     if any(_covers(rival, rule) for rival in rivals for rule in must):
         return None
     share = budget.take()
@@ -504,7 +525,9 @@ def _tokens(rules: Sequence[RankedRule]) -> list[tuple[str, str, str]]:
 class Reading(NamedTuple):
     """A policy of RFC 9309 taken apart."""
 
-    policy: Policy
+    decide: Callable[[str], int]
+    """The policy's word about a path: twice the number of the deciding rule, and one if it allows;
+    -1 where no rule matches."""
     table: RuleTable
     lines: list[Rule]
     """The line of each rule by its number."""
@@ -523,7 +546,9 @@ class Reading(NamedTuple):
         text, spans = source.text, readings[0].spans
         found = (ranked(i, *each) for i, each in enumerate(rules_in(text, spans)))
         table = RuleTable(rule for rule in found if rule is not None)
-        return cls(policy, table, _lines_of(text, spans), spans)
+        decide = policy.decider()
+        assert decide is not None  # noqa: S101 - there is one reading
+        return cls(decide, table, _lines_of(text, spans), spans)
 
     def line_of(self, rule: RankedRule | None) -> Rule | None:
         """The line of the file."""
@@ -531,10 +556,8 @@ class Reading(NamedTuple):
 
     def decides(self, path: str, rule: RankedRule | None) -> bool:
         """It is this rule, or for None no rule, that decides the path."""
-        decided = self.policy.match_path(path)
-        if rule is None:
-            return decided.rule is None and decided.allowed and not is_robots_txt(path)
-        return decided.rule is not None and decided.rule.line == self.lines[rule.number].line
+        code = self.decide(path)
+        return code == -1 if rule is None else code >= 0 and code >> 1 == rule.number
 
 
 def _lines_of(text: str, spans: Spans) -> list[Rule]:
@@ -548,8 +571,15 @@ def decided_by(parts: Sequence[tuple[Reading, RankedRule | None]], budget: Budge
 
     Raises SearchGivenUp where that could not be found out within the budget.
     """
-    patterns = dict.fromkeys(rule.pattern for _, rule in parts if rule is not None)
+    rules = [rule for _, rule in parts if rule is not None]
+    head = max((rule.head for rule in rules), key=len, default="")
+    budget.spend(2 + (len(head) >> 8))
+    if any(reading.table.overrules(rule, head) for reading, rule in parts):
+        return None
+    patterns = dict.fromkeys(rule.pattern for rule in rules)
+    asking = sum(reading.table.asking for reading, _ in parts)
     for likely in chain.from_iterable(map(likely_paths, patterns)):
+        budget.spend(asking + (len(likely) >> 4))
         if all(reading.decides(likely, its) for reading, its in parts):
             return likely
     path = find_path([(reading.table, rule) for reading, rule in parts], budget)

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gatekeeper.errors import InvalidURL
-from gatekeeper.robots import Composed, Fragment, RobotsTxt, compose, composition, diff
+from gatekeeper.robots import Composed, Fragment, RobotsTxt, compose, composition, diff, witness
 from gatekeeper.robots.composition import named_agents
 
 
@@ -236,6 +236,23 @@ def test_octets_that_are_no_utf8_keep_their_meaning() -> None:
     policy = RobotsTxt.parse(composed.text).policy("bot")
     assert not policy.allowed("/caf%E9")
     assert not policy.allowed("/%C3%A4")
+
+
+def test_what_can_not_be_found_out_in_time_is_refused_and_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(witness, "MAX_STEPS", 500)
+    bodies = [
+        "User-agent: *\n" + "".join(f"{f}: /*{i}*{i}\n" for i in range(2_000))
+        for f in ("Allow", "Disallow")
+    ]
+    composed = made(*bodies)
+    assert composed.text is None
+    assert [problem.code for problem in composed.problems][-1] == "undecided"
+    assert len(composed.problems) < 50
+    found = diff(*map(RobotsTxt.parse, bodies))
+    assert not found.complete
+    assert len(found.changes) < 50
 
 
 # --- the property ----------------------------------------------------------------------------
