@@ -46,19 +46,20 @@ from gatekeeper.pacing.queues import (
     Queues,
     Remote,
     ScopeQueue,
+    UnprovenLeases,
     Waiter,
 )
 from gatekeeper.pacing.scopes import (
     DURABLE,
     INF,
     LONGEST,
+    PROVEN,
     REFUSALS,
     UNKNOWN,
-    Interval,
+    Intervals,
     RequestReport,
     RobotsInterval,
     Scope,
-    ScopeSettings,
     interval_for,
     jittered,
     report_of,
@@ -66,7 +67,6 @@ from gatekeeper.pacing.scopes import (
 
 __all__ = ["Engine", "Grant"]
 
-_MAX_INTERVALS = 10_000
 HELD = QueuePlace.HELD
 
 _log = logging.getLogger(__name__)
@@ -101,6 +101,8 @@ class Grant(msgspec.Struct, eq=False):
     held_by: Callable[[], InUse | None] | None = None
     """A weak reference, see `hold_while`."""
     hold: Any = None  # a `Hold`, where a ledger beyond this process granted it
+    unproven: bool = False
+    """It counts among the engine's `unproven`."""
 
     def __repr__(self) -> str:
         state = "open" if self.open else "ended"
@@ -135,6 +137,8 @@ class Grant(msgspec.Struct, eq=False):
             now = engine.now()
         self.told = True
         self._begin(now)
+        if scope.answers < PROVEN:
+            scope.answers += 1
         try:
             if engine.keeper is not None:
                 engine.keep(self, now, engine.keeper.remember)
@@ -179,6 +183,10 @@ class Grant(msgspec.Struct, eq=False):
             now = read()
         if began:
             self._begin(now)
+            if status is None and elapsed is not None:
+                scope.answers = 0
+            elif scope.answers < PROVEN:
+                scope.answers += 1
         try:
             if teaches:
                 if status is None and not began:
@@ -263,6 +271,7 @@ class Grant(msgspec.Struct, eq=False):
         self._end_hold(outcome)
         for scope in (self.scope, *self.others):
             scope.unheaded -= 1
+        self.engine.left_unproven(self, self.engine.now())
 
     def _end_hold(self, outcome: Outcome) -> None:
         hold, self.hold = self.hold, None
@@ -281,6 +290,8 @@ class Grant(msgspec.Struct, eq=False):
                 other.basis = max(other.basis, now)
         if self.hold is not None and self.engine.remote is not None:
             self.engine.remote.head(self.hold)
+        if self.unproven:
+            self.engine.left_unproven(self, now)
 
 
 class Engine:
@@ -330,9 +341,8 @@ class Engine:
         self._room = 0
         self._running = False
         self.usual: dict[Grant, None] = self.leases.usual
-        self._intervals: dict[
-            tuple[ScopeSettings, RobotsInterval], tuple[RobotsInterval, Interval]
-        ] = {}
+        self._intervals = Intervals()
+        self.unproven: UnprovenLeases = UnprovenLeases()
         self.adjust()
 
     # --- what holds for all -------------------------------------------------------------
@@ -362,6 +372,7 @@ class Engine:
         """No lease is had without a wait: a dry run counts, and the ledger books, each start."""
         self._jitter = pacing.jitter
         self._ttl = pacing.lease_ttl
+        self.unproven.adjust(pacing.max_in_flight)
         self._intervals.clear()
         self._set_limit()
 
@@ -397,14 +408,7 @@ class Engine:
             scope.asked, scope.derived = asked, found
             return found.seconds
         if asked is not scope.asked or scope.derived is None:
-            # One object for all hosts that are asked for the same: they are many.
-            kept = self._intervals.get((scope.settings, asked))
-            if kept is None:
-                if len(self._intervals) >= _MAX_INTERVALS:
-                    self._intervals.clear()
-                kept = (asked, interval_for(asked, scope.settings))
-                self._intervals[scope.settings, asked] = kept
-            scope.asked, scope.derived = kept
+            scope.asked, scope.derived = self._intervals.of(scope.settings, asked)
         return scope.derived.seconds
 
     def robots_read(self, scope: Scope, asked: RobotsInterval, now: float) -> float:
@@ -472,6 +476,7 @@ class Engine:
             or self.granted >= self.grant_limit
             or scope.due_at() > now
             or self._in_turn_only
+            or (scope.answers < PROVEN and self.unproven.room <= 0)
             or (self.frozen and scope.name in self.unanswered)
         ):
             return None
@@ -519,13 +524,15 @@ class Engine:
                 return None
         expires = now + (self._ttl if ttl is None else ttl)
         grant = Grant(self, scope, url, now, expires, scope.basis, scope.shared)
-        if scope.history is not None:
-            grant.refusals = scope.history.refusals
+        grant.refusals = 0 if scope.history is None else scope.history.refusals
         scope.basis = now
         scope.in_flight += 1
         scope.unheaded += 1
         if scope.shared:
             self._start_shared(grant, now)
+        if scope.answers < PROVEN:
+            grant.unproven = True
+            self.unproven.room -= 1
         self.granted += 1
         if ttl is None:
             self.usual[grant] = None
@@ -570,16 +577,8 @@ class Engine:
     def keep(self, grant: Grant, now: float, keep: Callable[[Scope, float], None]) -> None:
         """Make the clocks of a lease durable, where they have to be."""
         for one in (grant.scope, *grant.others):
-            if self.must_keep(one):
+            if self._memory.must_keep(one):
                 keep(one, now)
-
-    def must_keep(self, scope: Scope) -> bool:
-        """Does a grant of this scope, or its head, have to be made durable?"""
-        return (
-            scope.interval > DURABLE
-            or scope.name in self._memory.longer
-            or (self.keeper is not None and self.keeper.unkept(scope))
-        )
 
     # --- serving those who wait ---------------------------------------------------------
 
@@ -617,14 +616,20 @@ class Engine:
         if queues.ready or self.behind:
             self.run(now)
 
+    def left_unproven(self, grant: Grant, now: float) -> None:
+        """It awaits no head any more, or is bounded otherwise: another host's page may go."""
+        if grant.unproven:
+            grant.unproven = False
+            if (scope := self.unproven.leave()) is not None:
+                self.changed(scope, now)
+
     def changed(self, scope: Scope, now: float) -> None:
         """Something about a scope changed: grant what is due now."""
         self.queues.look_again(scope, now)
         self.run(now)
 
     def expire(self, now: float) -> None:
-        """End every lease whose time is over; it counts as used until now. One whose request
-        is known to be under way goes on."""
+        """End every lease whose time is over, but those whose request is under way. It was used."""
         for grant in self.leases.over(now):
             if grant.in_use:
                 grant.renew(self.pacing.lease_ttl)
@@ -651,7 +656,8 @@ class Engine:
                 queue.place = HELD
                 queues.look_again(scope, now)
                 break
-            if (shared or self.frozen) and self._hindered(queue, waiter, now):
+            hinders = shared or self.frozen or self.unproven.room <= 0
+            if hinders and self._hindered(queue, waiter, now):
                 break
             if self._offer(queue, scope, waiter, now) and queue.alive:
                 queue.place = HELD
@@ -666,6 +672,9 @@ class Engine:
         """Does something other than the host's own clock forbid it? Then the queue waits there."""
         if self.frozen and waiter.priority != ROBOTS and queue.scope.name in self.unanswered:
             queue.place = HELD  # until the thaw; a robots.txt that joins is put anew
+            return True
+        if self.unproven.room <= 0 and queue.scope.answers < PROVEN and waiter.priority != ROBOTS:
+            self.unproven.hold(queue)
             return True
         for other in queue.scope.shared:
             if other.due_at() > now:
@@ -689,7 +698,11 @@ class Engine:
         try:
             asked = waiter.offer()
             if not isinstance(asked, RobotsInterval):
-                self._declined(queue, waiter, asked)
+                if asked == REFETCH:
+                    self.counters.refetches += 1
+                    queues.away(queue, waiter)
+                else:  # it only wanted to know
+                    queues.served(queue, waiter)
                 return False
             if (remote := self.remote) is not None:
                 seconds = self.derive(scope, asked, now)
@@ -711,14 +724,6 @@ class Engine:
             queue.to_the_end(waiter)
         waiter.deliver(grant)
         return True
-
-    def _declined(self, queue: ScopeQueue, waiter: Waiter, answer: Offer) -> None:
-        """No lease is wanted now: the waiter fetches robots.txt, or only wanted to know."""
-        if answer == REFETCH:
-            self.counters.refetches += 1
-            self.queues.away(queue, waiter)
-        else:
-            self.queues.served(queue, waiter)
 
     # --- what came of a lease -----------------------------------------------------------
 

@@ -516,6 +516,14 @@ class ScopeMemory:
             scope.basis, scope.interval = self.floor_until - DURABLE, DURABLE
         return scope
 
+    def must_keep(self, scope: Scope) -> bool:
+        """Does a lease of this scope, or its head, have to be made durable?"""
+        return (
+            scope.interval > DURABLE
+            or scope.name in self.longer
+            or (self.promises is not None and self.promises.unkept(scope))
+        )
+
     def longest_of(self, scope: Scope) -> float:
         """Its interval in seconds, or the longer one that another origin of the host asks for."""
         return max(scope.interval, self.longer.get(scope.name, 0.0))

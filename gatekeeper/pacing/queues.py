@@ -43,6 +43,7 @@ __all__ = [
     "Queues",
     "Remote",
     "ScopeQueue",
+    "UnprovenLeases",
     "Waiter",
 ]
 
@@ -263,6 +264,8 @@ _ID_BITS = 24
 _ID_MASK = (1 << _ID_BITS) - 1
 _NEAR = -2
 """A queue's `due` while its exact moment stands in `_near`."""
+_ALL_UNPROVEN = 16
+"""Where `pacing.max_in_flight` is no more, unproven hosts may have all of it."""
 _MAX_SPARE = 4096
 """Queues kept for those who come next: a host that somebody waits for now and then needs none
 of its own."""
@@ -570,6 +573,44 @@ class InUse(Protocol):
     @property
     def closed(self) -> bool:
         """Nothing travels on it any more."""
+
+
+class UnprovenLeases:
+    """Leases of hosts that have not answered twice in a row, until their heads are here.
+
+    A page of a host that died holds its lease until it times out. Thousands that are asked at
+    once (their robots.txt was known) would leave none to hosts that answer: so they have half
+    of `pacing.max_in_flight`, and the others wait here. Robots.txt has bounds of its own.
+    """
+
+    __slots__ = ("_held", "_most", "room")
+
+    def __init__(self) -> None:
+        self._most = 0
+        self.room: int = 0
+        """How many more there may be; none where it is not above zero."""
+        self._held: dict[ScopeQueue, None] = {}
+
+    def adjust(self, max_in_flight: int) -> None:
+        """Follow another `pacing.max_in_flight`."""
+        most = max(max_in_flight // 2, min(max_in_flight, _ALL_UNPROVEN))
+        self.room += most - self._most
+        self._most = most
+
+    def hold(self, queue: ScopeQueue) -> None:
+        """There is no room for its next lease."""
+        queue.place = _HELD
+        self._held[queue] = None
+
+    def leave(self) -> Scope | None:
+        """One is no more: the scope whose queue is to be looked at again, if any."""
+        self.room += 1
+        while self._held and self.room > 0:
+            queue = next(iter(self._held))
+            del self._held[queue]
+            if queue.place is _HELD and queue.alive:
+                return queue.scope
+        return None
 
 
 class Expiring(Protocol):

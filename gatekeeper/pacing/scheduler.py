@@ -12,6 +12,7 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
+from functools import partial
 from math import isnan
 
 import msgspec
@@ -371,14 +372,12 @@ class Scheduler:
         """
         scope = await self._memory.load_host(host, scopes)
         self._engine.counters.robots += 1
-        return await self.acquire(
-            url,
-            host,
-            priority=ROBOTS,
-            timeout=timeout,
-            admit=lambda: _asked_for_robots(scope, asked),
-            ttl=ttl,
+        admit = partial(_asked_for_robots, scope, asked)
+        grant = await self.acquire(
+            url, host, priority=ROBOTS, timeout=timeout, admit=admit, ttl=ttl
         )
+        self._engine.left_unproven(grant, grant.start_at)  # retrievals have bounds of their own
+        return grant
 
     async def hold(
         self, url: str, host: str, seconds: float, *, scopes: tuple[str, ...] = ()
@@ -746,7 +745,7 @@ class Scheduler:
         scope = self._memory.scopes.get(host)
         if scope is None:
             return None
-        return why if any(map(self._engine.must_keep, (scope, *scope.shared))) else None
+        return why if any(map(self._memory.must_keep, (scope, *scope.shared))) else None
 
     def paused(self, host: str) -> bool:
         """Did the operator pause the host?"""

@@ -25,11 +25,13 @@ __all__ = [
     "INF",
     "LONGEST",
     "NO_RATE",
+    "PROVEN",
     "REFUSALS",
     "REFUSED",
     "UNKNOWN",
     "BackOff",
     "Interval",
+    "Intervals",
     "RequestReport",
     "RobotsInterval",
     "Scope",
@@ -48,6 +50,9 @@ LONGEST = 10 * 366 * 86_400.0
 DURABLE = 1.0
 """A clock that lies further ahead than so many seconds is kept on disk before a grant or a report
 returns, and so outlives the process. Shorter ones are covered by one note that a process ran."""
+PROVEN = 2
+"""A host of which so many requests in a row were answered is one that answers."""
+_MAX_INTERVALS = 10_000
 _EVEN = 1.0 + 1e-9
 """Tolerance of a comparison: halving what was doubled may miss by a rounding error."""
 
@@ -593,6 +598,28 @@ def interval_for(
     return Interval(max(parts)[0], tuple(parts), clamped, usual)
 
 
+class Intervals:
+    """One object for all hosts that are asked for the same: they are many."""
+
+    def __init__(self) -> None:
+        self._known: dict[
+            tuple[ScopeSettings, RobotsInterval], tuple[RobotsInterval, Interval]
+        ] = {}
+
+    def of(self, settings: ScopeSettings, asked: RobotsInterval) -> tuple[RobotsInterval, Interval]:
+        """What a text asks for, and the interval of a host without a history that comes of it."""
+        found = self._known.get((settings, asked))
+        if found is None:
+            if len(self._known) >= _MAX_INTERVALS:
+                self._known.clear()
+            found = self._known[settings, asked] = asked, interval_for(asked, settings)
+        return found
+
+    def clear(self) -> None:
+        """The settings have changed."""
+        self._known.clear()
+
+
 def _for_now(
     history: ScopeHistory, usual: float, pacing: PacingConfig, now: float
 ) -> list[tuple[float, str]]:
@@ -662,6 +689,7 @@ class Scope:
     """
 
     __slots__ = (
+        "answers",
         "asked",
         "basis",
         "derived",
@@ -688,6 +716,8 @@ class Scope:
         self.derived: Interval | None = None
         """What the interval was derived from; None: an earlier process did that."""
         self.in_flight: int = 0
+        self.answers: int = 0
+        """Requests in a row of which the head came, up to `PROVEN`."""
         self.unheaded: int = 0
         """Leases whose response head is still awaited."""
         self.history: ScopeHistory | None = None

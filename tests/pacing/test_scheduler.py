@@ -703,3 +703,47 @@ async def test_a_lease_held_again_ends_by_itself_and_counts_until_then(
     await clock.elapse(60.0)
 
     assert visitor.starts == [("next", 25.0)]
+
+
+async def test_hosts_that_did_not_answer_twice_have_half_of_the_leases(
+    make: Make, clock: VirtualClock
+) -> None:
+    scheduler = await make(max_in_flight=40)
+    visitor = Visitor(scheduler, clock)
+    for name in ("first", "second"):  # one that answers
+        visitor.ask(name)
+        await clock.elapse(2.0)
+    for number in range(30):
+        visitor.ask(f"silent{number}", f"silent{number}.example", hold=None)
+    await clock.settle()
+    assert len(visitor.names) == 2 + 20
+    visitor.ask("third")
+    visitor.tasks["robots"] = asyncio.create_task(_robots(scheduler, visitor))
+    await clock.settle()
+    assert visitor.names[-2:] == ["third", "robots"]
+    # One that fails, one that gives its lease back and one whose head comes make room for three.
+    visitor.grants["silent0"].report(None, 1.0)
+    visitor.grants["silent1"].give_back()
+    visitor.grants["silent2"].head()
+    await clock.settle()
+    assert visitor.names[-3:] == ["silent20", "silent21", "silent22"]
+    await visitor.cancel("silent23")
+    for number in range(3, 23):
+        visitor.grants[f"silent{number}"].release()
+    await clock.settle()
+    assert visitor.names[-6:] == [f"silent{number}" for number in range(24, 30)]
+
+
+async def _robots(scheduler: Scheduler, visitor: Visitor) -> None:
+    visitor.grants["robots"] = await scheduler.acquire_robots(
+        "https://new.example/robots.txt", "new.example"
+    )
+    visitor.starts.append(("robots", 0.0))
+
+
+async def test_of_few_leases_such_hosts_may_have_all(make: Make, clock: VirtualClock) -> None:
+    visitor = Visitor(await make(max_in_flight=16), clock)
+    for number in range(20):
+        visitor.ask(f"silent{number}", f"silent{number}.example", hold=None)
+    await clock.settle()
+    assert len(visitor.names) == 16

@@ -14,7 +14,7 @@ from gatekeeper import Deferred, Denied, Gatekeeper, polite_session
 from gatekeeper.clock import VirtualClock
 from gatekeeper.session import session_gate
 from tests.internet import FakeInternet
-from tests.politeness.dead import KINDS, Dials, dead_hosts
+from tests.politeness.dead import KINDS, Dials, dead_hosts, dying_hosts
 from tests.politeness.world import AGENT, config
 
 WARM = [f"warm{n}.test" for n in range(5)]
@@ -146,3 +146,29 @@ async def test_retrievals_that_wait_for_a_slot_leave_leases_to_hosts_that_answer
             assert await crawl.count() >= 0.95 * usual
 
     await internet.drive(run())
+
+
+async def test_pages_of_hosts_whose_file_is_known_leave_leases_to_hosts_that_answer(
+    internet: FakeInternet, clock: VirtualClock, dials: Dials
+) -> None:
+    # They gave their robots.txt, and died: nothing tells them from hosts that answer slowly.
+    hosts = dying_hosts(internet, dials, 300)
+
+    async def run() -> None:
+        limits = {"default_interval": 0.2, "max_in_flight": 100}
+        async with crawling(internet, clock, pacing=limits) as crawl:
+            usual = await crawl.count()
+            known = [decision async for decision in crawl.gate.check_many(map(page_of, hosts))]
+            assert all(known)
+            insist(crawl, hosts)
+            await clock.sleep(1.0)
+            internet.site("newcomer.test").robots("").otherwise("page")
+            assert await crawl.count() >= 0.95 * usual
+            assert await crawl.gate.allowed("http://newcomer.test/")
+            assert crawl.gate.stats().pacing.in_flight >= 50, "the dead hold their share"
+
+    await internet.drive(run())
+
+
+def page_of(host: str) -> str:
+    return f"http://{host}/"
