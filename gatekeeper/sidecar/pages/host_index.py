@@ -397,7 +397,7 @@ def _active(scope: Scope, now: float) -> bool:
         scope.queue is not None
         or scope.in_flight > 0
         or scope.history is not None
-        or scope.basis + scope.interval > now
+        or scope.clock_at() > now
         or bool(scope.shared)
     )
 
@@ -412,7 +412,7 @@ def state_of(scope: Scope, now: float) -> HostState:
     if scope.history is None and not scope.shared:  # as most are
         if scope.in_flight:
             return "busy"
-        return "waiting" if scope.basis + scope.interval > now else "free"
+        return "waiting" if scope.clock_at() > now else "free"
     everything = (scope, *scope.shared)
     histories = [one.history for one in everything if one.history is not None]
     if any(one.paused for one in histories):
