@@ -127,6 +127,29 @@ async def test_a_page_of_very_many_hosts_neither_waits_nor_holds_up_the_loop() -
         assert time.process_time() - began < 0.05
 
 
+async def test_what_was_found_answers_while_it_is_looked_for_anew() -> None:
+    clock = VirtualClock()
+    async with index_of(20_000, clock) as (index, scopes, _):
+        index.follow()
+        while index.behind:
+            await asyncio.sleep(0)
+        while not (await index.page(state="paused")).complete:
+            pass
+        scopes["h0000007.test"].past().paused = True
+        assert await index.page(state="paused") == ([], 0, True)
+        clock.advance(5.0)
+        assert await index.page(state="paused") == ([], 0, True)
+        while not (found := await index.page(state="paused")).hosts:
+            assert found.complete
+            await asyncio.sleep(0)
+        assert found == (["h0000007.test"], 1, True)
+        clock.advance(100.0)
+        scopes["h0000008.test"].past().paused = True
+        while not (found := await index.page(state="paused")).complete:
+            pass
+        assert found.total == 2
+
+
 async def test_a_look_goes_in_slices() -> None:
     turns = 0
 

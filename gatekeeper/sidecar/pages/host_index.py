@@ -50,6 +50,9 @@ time at most, however often somebody asks."""
 DEEPEST: Final = 10_000
 """Hosts that a page of filtered or sorted ones can reach."""
 
+_OLD: Final = 30.0
+"""Seconds for which what a look found answers after that, while a new one goes on."""
+
 _Run = list[tuple[float, str]]
 
 
@@ -159,8 +162,22 @@ class _Scan:
         self.complete = False
         self.good_until = 0.0
         self.task: asyncio.Task[None] | None = None
+        self.newer: _Scan | None = None
+        """The one that goes on to take its place."""
         self._clock = clock
         self._counts = counts
+
+    def tasks(self) -> Iterator[asyncio.Task[None]]:
+        """What goes on, of this one and of the newer one."""
+        if self.task is not None and not self.task.done():
+            yield self.task
+        if self.newer is not None:
+            yield from self.newer.tasks()
+
+    def cancel(self) -> None:
+        """End what goes on."""
+        for task in self.tasks():
+            task.cancel()
 
     @property
     def going_on(self) -> bool:
@@ -228,8 +245,9 @@ class HostIndex:
 
     async def close(self) -> None:
         """End what goes on in the background."""
-        tasks = [scan.task for scan in self._scans.values()] + [self._follower]
-        left = [task for task in tasks if task is not None and not task.done()]
+        left = [task for scan in self._scans.values() for task in scan.tasks()]
+        if self._follower is not None and not self._follower.done():
+            left.append(self._follower)
         for task in left:
             task.cancel()
         if left:
@@ -364,21 +382,30 @@ class HostIndex:
         return self._scan(("names", q), slices)
 
     def _scan(self, name: tuple[object, ...], slices: Callable[[], Iterable[_Run]]) -> _Scan:
-        """The look of that name that is going on or was just made; else a new one."""
+        """The look of that name that is going on or was just made; else a new one. While a new
+        one goes on, one that was made not long ago answers in its place."""
         now = self._clock.monotonic()
         scan = self._scans.get(name)
+        many = len(self._scopes) > _FEW
+        if scan is not None and scan.newer is not None and scan.newer.complete:
+            scan = self._scans[name] = scan.newer
         if scan is not None:
-            fresh = now < scan.good_until and len(self._scopes) > _FEW
-            if scan.going_on or (scan.complete and fresh):
+            if scan.going_on or (scan.complete and many and now < scan.good_until):
                 return scan
-        for old in [one for one, other in self._scans.items() if not other.going_on]:
-            if now >= self._scans[old].good_until:
+            if scan.complete and many and now < scan.good_until + _OLD:
+                if scan.newer is None:
+                    scan.newer = self._begin(name, slices)
+                return scan
+        for old in [one for one, old in self._scans.items() if next(old.tasks(), None) is None]:
+            if now >= self._scans[old].good_until + _OLD:
                 del self._scans[old]
         while len(self._scans) >= _MOST_SCANS:
-            oldest = self._scans.pop(next(iter(self._scans)))
-            if oldest.task is not None:
-                oldest.task.cancel()
-        scan = self._scans[name] = _Scan(self._clock, counts=_HELD_UP in name)
+            self._scans.pop(next(iter(self._scans))).cancel()
+        scan = self._scans[name] = self._begin(name, slices)
+        return scan
+
+    def _begin(self, name: tuple[object, ...], slices: Callable[[], Iterable[_Run]]) -> _Scan:
+        scan = _Scan(self._clock, counts=_HELD_UP in name)
         scan.task = asyncio.get_running_loop().create_task(scan.run(slices()))
         return scan
 
