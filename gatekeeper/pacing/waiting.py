@@ -164,8 +164,10 @@ class Deadlines:
 class Entrance:
     """Lets tasks in, first come first served, a bounded number in each iteration of the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _LET_IN) -> None:
+        """`most` are let in during one iteration."""
         self._loop = asyncio.get_running_loop()  # to ask for it is a system call before 3.12
+        self._most = most
         self._let_in = 0
         """In this iteration."""
         self.outside: deque[asyncio.Future[None]] = deque()
@@ -180,7 +182,7 @@ class Entrance:
         if not self._armed:
             self._armed = True
             self._loop.call_soon(self._next_iteration)
-        if not self.outside and self._let_in < _LET_IN:
+        if not self.outside and self._let_in < self._most:
             self._let_in += 1
             return None
         return self.behind()
@@ -194,7 +196,7 @@ class Entrance:
     def _next_iteration(self) -> None:
         self._let_in = 0
         outside = self.outside
-        while outside and self._let_in < _LET_IN:
+        while outside and self._let_in < self._most:
             future = outside.popleft()
             if not future.done():
                 future.set_result(None)

@@ -34,6 +34,7 @@ from gatekeeper.errors import (
 )
 from gatekeeper.gate import GateInternals, internals
 from gatekeeper.library_internals import body_read
+from gatekeeper.pacing.waiting import Entrance
 from gatekeeper.sidecar.exchange import (
     METHODS,
     Call,
@@ -68,6 +69,8 @@ if TYPE_CHECKING:
 __all__ = ["ROUTES", "Service"]
 
 _T = TypeVar("_T")
+_AT_ONCE = 250
+"""Requests that begin in one iteration of the loop."""
 _log = logging.getLogger(__name__)
 
 ROUTES = (
@@ -132,6 +135,7 @@ class Service:
         self.exposed = exposed
         """A listener that other machines can reach; None where there is none (T5)."""
         self._grace = True
+        self._entrance = Entrance(_AT_ONCE)
         self._hosts = hosts
         self._addresses = addresses
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -312,6 +316,9 @@ class Service:
                 call = Call(request, request_id, "", query, params)
                 response = await route.handler(self, call)
             else:
+                # Thousands may be read in one iteration of the loop: it must not be held up.
+                if (before := self._entrance.enter()) is not None:
+                    await before
                 client = self.admission.admit(request, route.needs)
                 self.clients.enter(client)
                 try:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from gatekeeper.errors import LeaseTimeout
+from gatekeeper.sidecar import service as sidecar_service
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.waiting import WantedLease
 from gatekeeper.wire import LeaseReport
@@ -225,3 +229,46 @@ async def test_t16_a_turn_that_came_just_before_the_service_drains_is_given_back
     assert getattr(done, "kind", done) == "draining"
     await asking.leases.drained()
     assert asking.service.gate.stats().pacing.in_flight == 0
+
+
+async def test_of_a_great_many_requests_a_few_begin_in_one_iteration_of_the_loop(
+    door: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sends thousands at once must not hold up the others, nor the loop."""
+    monkeypatch.setattr(sidecar_service, "_AT_ONCE", 7)
+    admission = await door()
+    begun: Counter[int] = Counter()
+    iteration = itertools.count()
+    now = next(iteration)
+    loop = asyncio.get_running_loop()
+    over = False
+
+    def tick() -> None:
+        nonlocal now
+        now = next(iteration)
+        if not over:
+            loop.call_soon(tick)
+
+    find = admission.service.router.find
+
+    class Route:
+        """A route that counts when its handler begins."""
+
+        def __init__(self, route: Any) -> None:
+            self.path, self.probe, self.needs = route.path, route.probe, route.needs
+
+        async def handler(self, _service: Any, _call: Any) -> web.Response:
+            begun[now] += 1
+            return web.json_response({})
+
+    def counted(method: str, path: str) -> Any:
+        route, params = find(method, path)
+        return Route(route), params
+
+    monkeypatch.setattr(admission.service.router, "find", counted)
+    loop.call_soon(tick)
+    tasks = [admission.post("/v1/leases", {"url": "http://a.test/"}) for _ in range(90)]
+    assert [status for status, _ in await asyncio.gather(*tasks)] == [200] * 90
+    over = True
+    assert begun.total() == 90
+    assert max(begun.values()) <= 14  # those let in, and those who came in before the beat
