@@ -185,10 +185,6 @@ class Entrance:
         if not self.outside and self._let_in < self._most:
             self._let_in += 1
             return None
-        return self.behind()
-
-    def behind(self) -> asyncio.Future[None]:
-        """What to await where others wait outside already: `enter`, at half its price."""
         future: asyncio.Future[None] = self._loop.create_future()
         self.outside.append(future)
         return future  # one that is cancelled stays in the line, done, and is passed over
