@@ -22,6 +22,7 @@ SUITES = {
     "gate": "`await gate.allowed(url)` on warm origins",
     "storage": "the journal and the state file",
     "pacing": "the scheduler, under virtual time and in a real loop",
+    "fleet": "leases over a store that several processes share",
     "waiters": "100,000 tasks that begin to wait for one host, and are cancelled, in one turn",
     "refusals": "sites that answer 429, a simulated day each",
     "sidecar": "the HTTP service beside a handler that returns a constant",

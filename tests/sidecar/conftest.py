@@ -20,6 +20,7 @@ from aiohttp import web
 from gatekeeper import Gatekeeper
 from gatekeeper.config import (
     Config,
+    FleetConfig,
     GuardConfig,
     IdentityConfig,
     PacingConfig,
@@ -165,9 +166,11 @@ async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[
         async def begin(
             pacing: dict[str, Any] | None = None,
             identity: dict[str, Any] | None = None,
+            fleet: dict[str, Any] | None = None,
             **server: Any,
         ) -> Admission:
             config = Config(
+                fleet=FleetConfig(**(fleet or {})),
                 identity=IdentityConfig(**(identity or {})),
                 guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
                 pacing=PacingConfig(**({"default_interval": 0.0} | (pacing or {}))),

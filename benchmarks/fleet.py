@@ -1,0 +1,164 @@
+"""A fleet's store: `python -m benchmarks --only fleet`.
+
+A real server on a unix socket of this machine, one process that takes and ends leases, and what a
+host weighs in the store. The machine's other load is in the wall clock's figures; those of the
+processor are not moved by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from benchmarks.options import Options
+from benchmarks.report import Table, count
+from gatekeeper.clock import SystemClock
+from gatekeeper.config import Config, FleetConfig, PacingConfig
+from gatekeeper.fleet import RedisLedger
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
+
+__all__ = ["run"]
+
+HOSTS = 4_000
+NONE = RobotsInterval(0.0, "none")
+
+
+@contextmanager
+def store() -> Iterator[str]:
+    """A server of our own; the path of its socket."""
+    binary = shutil.which("valkey-server") or shutil.which("redis-server")
+    if binary is None:
+        raise RuntimeError("no valkey-server or redis-server is installed")
+    folder = tempfile.mkdtemp(prefix="gk-", dir="/tmp")
+    path = f"{folder}/s"
+    command = [binary, "--port", "0", "--unixsocket", path, "--save", "", "--dir", folder]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        try:
+            while not Path(path).exists():
+                time.sleep(0.01)
+            yield path
+        finally:
+            server.terminate()
+            server.wait()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(options: Options) -> list[Table]:
+    """Leases a second, calls a lease, memory a host."""
+    leases = 10_000 if options.quick else 100_000
+    rows, figures = [], {}
+    for workers in (32, 256, 1024):
+        for scopes in (1, 3):
+            with store() as path:
+                wall, cpu, served, calls = asyncio.run(_leases(path, leases, scopes, workers))
+            rows.append(
+                (
+                    str(scopes),
+                    str(workers),
+                    count(leases / wall),
+                    count(leases / cpu),
+                    f"{served / leases * 1e6:.0f} us",
+                    f"{calls / leases:.3f}",
+                )
+            )
+            figures[f"{scopes} scopes, {workers} workers: leases/s of a processor"] = leases / cpu
+    with store() as path:
+        weight = asyncio.run(_memory(path, 5_000 if options.quick else 100_000))
+    figures["bytes a host"] = weight
+    return [
+        Table(
+            "A fleet's ledger: one process, a store on the same machine",
+            (
+                *("scopes", "in flight", "leases/s", "leases/s of its processor"),
+                *("of the store's", "calls a lease"),
+            ),
+            rows,
+            "at least 20,000 leases/s with one scope, 8,000 with three; 400 bytes a host",
+            (
+                "A lease is taken, told of its head and ended: three requests, in one call or two. "
+                "One server carries about as many leases a second as its share of a lease goes "
+                "into a second, whatever the number of members.",
+                f"A host whose clock lies ahead weighs {weight:.0f} bytes in the store, its name "
+                "included.",
+            ),
+            figures,
+        )
+    ]
+
+
+async def _scheduler(path: str) -> tuple[Scheduler, RedisLedger]:
+    ledger = RedisLedger(f"unix://{path}", config=FleetConfig(), clock=SystemClock())
+    pacing = PacingConfig(max_in_flight=100_000)
+    scheduler = Scheduler(
+        Config(pacing=pacing), clock=SystemClock(), rng=random.Random(1), ledger=ledger
+    )
+    await scheduler.open()
+    client = redis.Redis(unix_socket_path=path)
+    client.hdel("{gatekeeper}:epoch", "until", "floor")  # the quarantine of an empty store
+    client.close()
+    return scheduler, ledger
+
+
+async def _leases(
+    path: str, leases: int, scopes: int, workers: int
+) -> tuple[float, float, float, int]:
+    """Wall and processor seconds, the store's processor seconds, script calls."""
+    scheduler, ledger = await _scheduler(path)
+    left = leases
+
+    async def work(number: int) -> None:
+        nonlocal left
+        shared = tuple(f"address:{number}.{one}" for one in range(scopes - 1))
+        turn = number
+        while left > 0:
+            left -= 1
+            turn = (turn + workers) % HOSTS
+            grant = await scheduler.acquire("u", f"h{turn}", admit=lambda: NONE, scopes=shared)
+            grant.report(200)
+            grant.release()
+
+    client: Any = redis.Redis(unix_socket_path=path)
+    before, calls = _processor(client), ledger.stats().calls
+    begun, cpu = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(work(number) for number in range(workers)))
+    wall, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    served, calls = _processor(client) - before, ledger.stats().calls - calls
+    client.close()
+    await scheduler.close()
+    return wall, cpu, served, calls
+
+
+def _processor(client: Any) -> float:
+    info = client.info("cpu")
+    return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
+
+
+async def _memory(path: str, hosts: int) -> float:
+    """Bytes of a host whose clock lies ahead."""
+    scheduler, _ = await _scheduler(path)
+    client: Any = redis.Redis(unix_socket_path=path)
+    before = client.info("memory")["used_memory"]
+    asked = RobotsInterval(600.0, "Crawl-delay 600 s")
+
+    async def one(host: str) -> None:
+        grant = await scheduler.acquire("u", host, admit=lambda: asked)
+        grant.release()
+
+    for first in range(0, hosts, 1000):
+        await asyncio.gather(*(one(f"www.host-{n}.example") for n in range(first, first + 1000)))
+    await asyncio.sleep(0.5)
+    after = client.info("memory")["used_memory"]
+    client.close()
+    await scheduler.close()
+    return float(after - before) / hosts

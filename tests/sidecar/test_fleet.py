@@ -1,0 +1,80 @@
+"""Sidecars that share a store: one pace, and a 503 that says why while it is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.fleet.server import BINARY, Server
+from tests.internet import FakeInternet
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
+
+
+@pytest.fixture
+def store() -> Iterator[Server]:
+    server = Server()
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+async def page(internet: FakeInternet) -> str:
+    site = internet.site("127.0.0.1").robots("User-agent: *\nCrawl-delay: 0.2\n")
+    site.page("/page", "the page")
+    return f"http://127.0.0.1:{internet.listener().port()}/page"
+
+
+Open = Callable[..., Awaitable[Any]]
+
+
+async def until_201(door: Any, page: str) -> str:
+    """A lease, once the quarantine of an empty store is over."""
+    for _ in range(200):
+        status, said = await door.post("/v1/leases", {"url": page, "wait": 0})
+        if status == 201:
+            return str(said["id"])
+        assert status in (429, 503), said
+        await asyncio.sleep(0.05)
+    raise AssertionError("no lease")
+
+
+async def test_two_sidecars_share_a_host_and_say_when_their_store_is_away(
+    door: Open, store: Server, page: str
+) -> None:
+    fleet = {"url": store.url, "hold": 1.0}
+    one, other = await door(fleet=fleet), await door(fleet=fleet)
+    lease = await until_201(one, page)
+    # One at a time, whoever asks; without waiting it takes a round trip to learn that.
+    status, said = await other.post("/v1/leases", {"url": page, "wait": 0})
+    assert (status, said["type"].rpartition(":")[2]) == (429, "not-yet")
+    status, _ = await one.post(f"/v1/leases/{lease}/report", {"status": 200})
+    assert status == 204
+    lease = await until_201(other, page)
+    await other.post(f"/v1/leases/{lease}/report", {"status": 200})
+    async with one.session.get(one.base + "/metrics") as response:
+        metrics = await response.text()
+    assert 'gatekeeper_fleet_state{state="connected"} 1.0' in metrics
+    assert "gatekeeper_fleet_members 2.0" in metrics
+
+    store.kill()
+    for _ in range(200):
+        status, said = await one.get("/readyz")
+        if status == 503:
+            break
+        await asyncio.sleep(0.05)
+    assert "fleet" in said["detail"]
+    status, said = await one.post("/v1/leases", {"url": page, "wait": 0})
+    assert status == 503
+    assert said["type"].endswith(":fleet")
+    assert said["decision"]["reason"] == "fleet"
+    status, said = await one.get(f"/v1/check?url={page}")
+    assert (status, said["verdict"]) == (200, "allow")  # what is warm is answered
+
+    store.start()
+    await until_201(one, page)
+    assert (await one.get("/readyz"))[0] == 200
