@@ -477,7 +477,7 @@ _LONGEST_PARAM = 4_096
 """Characters: an invoice of a payment has some hundred."""
 _CHALLENGE_PART = re.compile(
     r"([!#$%&'*+.^_`|~0-9A-Za-z-]++)"
-    r"(?:[ \t]*+=[ \t]*+(?:\"((?:[^\"\\]|\\.)*+)\"|([^\s,\"]*+)))?+"
+    r"(?:[ \t]*+=[ \t]*+(?:\"((?:[^\"\\]|\\.)*+)\"|([^\s,\"]*+)))?"
 )
 _TO_QUOTE = re.compile(r"[\"\\]")
 _QUOTED_PAIR = re.compile(r"\\(.)")
