@@ -255,8 +255,7 @@ class Scheduler:
 
     def _heard(self, clock: ScopeClock) -> None:
         """What others brought about holds here as well, and is kept: the ledger may forget it."""
-        scope = self._memory.known(clock.scope)
-        if scope is None:
+        if (scope := self._memory.known(clock.scope)) is None:
             return
         now = self._clock.monotonic()
         if clock.age is not None and now - clock.age > scope.basis:
@@ -272,11 +271,11 @@ class Scheduler:
         scope = self._memory.known(report.scope)
         if scope is None:
             return
-        now = self._clock.monotonic()
-        learn(scope, report, now, self._pacing)
+        learn(scope, report, now := self._clock.monotonic(), self._pacing)
         if self._memory.promises is not None:
             self._memory.promises.remember(scope, now)
-        self._engine.changed(scope, now)
+        self._queues.look_again(scope, now)
+        self._ask_again(now)
 
     def _was_paused(self, name: str, paused: bool) -> None:
         scope = self._memory.known(name) if not paused else self._memory.host(name)
@@ -284,16 +283,20 @@ class Scheduler:
             scope.past().paused = paused
             with contextlib.suppress(StorageError):
                 self._changed(scope)
+        if not paused:
+            self._ask_again(self._clock.monotonic())
+
+    def _ask_again(self, now: float) -> None:
+        self._queues.ask_again(now)
+        self._engine.run(now)
 
     def _lost(self, lost: bool) -> None:
         """The ledger is out of reach, so who waits is told; or it is back."""
         now = self._clock.monotonic()
         if not lost:
-            self._queues.ask_again(now)
-            self._engine.run(now)
-            return
+            self._ask_again(now)
         # Who only wants to know when a host is due, and who is off for a robots.txt, waits on.
-        for waiter in self._queues.everybody():
+        for waiter in self._queues.everybody() if lost else ():
             if isinstance(waiter, TaskWaiter) and not waiter.away:
                 self._queues.leave(waiter.scope, waiter, now)
                 waiter.refuse(LedgerLost("the ledger can't be reached"))

@@ -368,6 +368,33 @@ async def test_a_pause_by_one_holds_for_all(clock: VirtualClock, make: Make) -> 
     assert not one.paused(HOSTS[0])
 
 
+@pytest.mark.parametrize("how", ["pause", "block"])
+async def test_what_an_operator_lifts_is_lifted_for_those_who_never_heard_of_it(
+    clock: VirtualClock, make: Make, how: str
+) -> None:
+    ledger = MemoryLedger(clock)
+    one = await make(ledger=ledger)
+    if how == "pause":
+        one.pause(HOSTS[0])
+    else:
+        one.block(HOSTS[0], clock.wall() + 7200.0)
+    await clock.elapse(0.1)
+    others = [await make(ledger=ledger) for _ in range(4)]
+    waiting = [asyncio.create_task(start(other)) for other in others]
+    await clock.elapse(100.0)
+    assert not any(task.done() for task in waiting)
+    if how == "pause":
+        one.resume(HOSTS[0])
+    else:
+        one.block(HOSTS[0], 0.0)
+    for _ in range(12):
+        await clock.elapse(0.5)
+        for task in waiting:
+            if task.done():
+                task.result().release()
+    assert all(task.done() for task in waiting)
+
+
 async def test_a_lease_of_an_earlier_run_holds_its_host_for_all(
     clock: VirtualClock, make: Make
 ) -> None:
