@@ -27,6 +27,7 @@ COMMANDS = {
     "test": "hold a robots.txt against a list of what shall be allowed and what shall not",
     "diff": "show which verdicts change between two robots.txt, each with both deciding lines",
     "compose": "make one robots.txt from several sources, and name their conflicts",
+    "mcp": "give agents the tools may_i_fetch, fetch and explain (MCP)",
     "history": "show what a site's robots.txt said, and when",
     "healthcheck": "ask the running sidecar whether it is alive",
     "top": "watch a running sidecar: its overview, and the hosts that wait",

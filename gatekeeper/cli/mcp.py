@@ -1,0 +1,56 @@
+"""`gatekeeper mcp`: tools for agents, over the Model Context Protocol."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, load, warn_if_anonymous
+from gatekeeper.cli.settings import Settings
+from gatekeeper.errors import ConfigError
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Put `mcp` among the commands."""
+    parser = add_command(
+        subparsers,
+        "mcp",
+        summary="give agents the tools may_i_fetch, fetch and explain (MCP)",
+        example=f"{NAME} mcp --user-agent 'examplebot/1.0 (+https://example.org/bot)'",
+        run=run,
+    )
+    parser.add_argument(
+        "--http", metavar="PORT", type=int, help="streamable HTTP on 127.0.0.1 instead of stdio"
+    )
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=float,
+        default=60.0,
+        help="how long one fetch may take, its host's turn included (60)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until the client hangs up, or Ctrl-C."""
+    try:
+        from gatekeeper.integrations.mcp import serving  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{error.name} is not installed: pip install 'robots-gatekeeper[mcp]'"
+        ) from None
+    settings: Settings = load(args)
+    warn_if_anonymous(settings)
+
+    async def serve() -> None:
+        config, agent = settings.config, settings.identity()
+        async with serving(agent, config=config, wait=args.wait) as server:
+            if args.http is None:
+                await server.run_stdio_async()
+            else:
+                await server.run_streamable_http_async(port=args.http)
+
+    asyncio.run(serve())
+    return OK
