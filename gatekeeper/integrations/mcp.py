@@ -215,7 +215,7 @@ _DEEPEST = 200
 """Elements within each other that are told apart."""
 
 
-class _Text(HTMLParser):
+class _PageText(HTMLParser):
     """What of a page people read; linear in its size."""
 
     def __init__(self, *, markdown: bool) -> None:
@@ -260,7 +260,7 @@ def as_text(html: str, *, markdown: bool = False) -> str:
     >>> as_text("<h1>A</h1><p>b <a href='/c'>c</a></p><script>d()</script>", markdown=True)
     '# A\\n\\nb [c](/c)'
     """
-    parser = _Text(markdown=markdown)
+    parser = _PageText(markdown=markdown)
     parser.feed(html)
     parser.close()
     lines = [line.strip() for line in "".join(parser.parts).split("\n")]
