@@ -140,7 +140,9 @@ def _replaced(
     parts = runs.split(text)
     if len(parts) == 1:
         return text
-    parts[1::2] = [known.get(run) or read(run) for run in parts[1::2]]
+    found = parts[1::2]
+    read_once = {run: known.get(run) or read(run) for run in set(found)}  # most occur often
+    parts[1::2] = map(read_once.__getitem__, found)
     return "".join(parts)
 
 
