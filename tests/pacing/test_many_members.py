@@ -1,0 +1,78 @@
+"""A fleet under virtual time: up to 1,000 schedulers over one ledger at the end of a wire."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import Config
+from gatekeeper.pacing.ledger import Granted, NotBefore, TakeRequest
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.pacing.simulation import Account, Judge
+from tests.pacing.test_ledger import FarLedger
+
+WISH = RobotsInterval(1.0, "crawl-delay 1 s")
+
+
+class Wire(FarLedger):
+    """1 to 20 ms each way; a share of the calls, and of the replies, is lost."""
+
+    asked = 0
+
+    async def wire(self) -> None:
+        await self.clock.sleep(self.rng.choice((0.001, 0.002, 0.005, 0.02)))
+        if self.rng.random() < self.failing:
+            raise ConnectionError("lost")
+
+    async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
+        self.asked += len(requests)
+        return await super().take(requests)
+
+
+@pytest.mark.parametrize(
+    ("members", "hosts", "lost", "most"),
+    [
+        (50, 25, 0.0, 2.0),
+        (50, 25, 0.05, 2.5),
+        (1000, 1000, 0.02, 2.0),
+        (1000, 50, 0.02, 3.5),  # twenty members a host: each asks again for what was lost
+    ],
+)
+async def test_a_fleet_keeps_one_pace_and_asks_twice_a_lease(
+    clock: VirtualClock, members: int, hosts: int, lost: float, most: float
+) -> None:
+    wire, rng, judge = Wire(clock, 1, lost), random.Random(3), Judge()
+    accounts = {f"h{number}": Account(1.0) for number in range(hosts)}
+    fleet = [
+        Scheduler(Config(), clock=clock, rng=random.Random(n), ledger=wire) for n in range(members)
+    ]
+    for scheduler in fleet:
+        await scheduler.open()
+
+    async def visit(scheduler: Scheduler) -> None:
+        for _ in range(3):
+            host = f"h{rng.randrange(hosts)}"
+            grant = await scheduler.acquire("u", host, admit=lambda: WISH)
+            judge.start(accounts[host], clock.monotonic())
+            await clock.sleep(rng.choice((0.05, 0.3, 1.5)))
+            judge.end(accounts[host], clock.monotonic(), headed=False)
+            grant.report(200, 0.1)
+            grant.release()
+
+    tasks = [asyncio.create_task(visit(scheduler)) for scheduler in fleet]
+    for _ in range(100):
+        await clock.elapse(5.0, turns=6)
+        if all(task.done() for task in tasks):
+            break
+    assert all(task.done() for task in tasks)
+    assert not judge.violations
+    assert wire.asked <= most * 3 * members
+    wire.failing = 0.0
+    closing = [asyncio.create_task(scheduler.close()) for scheduler in fleet]
+    await clock.elapse(10.0)
+    await asyncio.gather(*closing)
