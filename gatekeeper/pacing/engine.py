@@ -101,8 +101,7 @@ class Grant(msgspec.Struct, eq=False):
     held_by: Callable[[], InUse | None] | None = None
     """A weak reference, see `hold_while`."""
     hold: Any = None  # a `Hold`, where a ledger beyond this process granted it
-    unproven: bool = False
-    """It counts among the engine's `unproven`."""
+    unproven: bool = False  # it counts among the engine's `unproven`
 
     def __repr__(self) -> str:
         state = "open" if self.open else "ended"
@@ -620,7 +619,8 @@ class Engine:
         """It awaits no head any more, or is bounded otherwise: another host's page may go."""
         if grant.unproven:
             grant.unproven = False
-            if (scope := self.unproven.leave()) is not None:
+            self.unproven.room += 1
+            if self.unproven.held and (scope := self.unproven.next_held()) is not None:
                 self.changed(scope, now)
 
     def changed(self, scope: Scope, now: float) -> None:

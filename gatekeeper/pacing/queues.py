@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
@@ -583,13 +583,14 @@ class UnprovenLeases:
     of `pacing.max_in_flight`, and the others wait here. Robots.txt has bounds of its own.
     """
 
-    __slots__ = ("_held", "_most", "room")
+    __slots__ = ("_most", "held", "room")
 
     def __init__(self) -> None:
         self._most = 0
         self.room: int = 0
         """How many more there may be; none where it is not above zero."""
-        self._held: dict[ScopeQueue, None] = {}
+        self.held: OrderedDict[ScopeQueue, None] = OrderedDict()
+        """Queues for whose next lease there was no room."""
 
     def adjust(self, max_in_flight: int) -> None:
         """Follow another `pacing.max_in_flight`."""
@@ -600,14 +601,12 @@ class UnprovenLeases:
     def hold(self, queue: ScopeQueue) -> None:
         """There is no room for its next lease."""
         queue.place = _HELD
-        self._held[queue] = None
+        self.held[queue] = None
 
-    def leave(self) -> Scope | None:
-        """One is no more: the scope whose queue is to be looked at again, if any."""
-        self.room += 1
-        while self._held and self.room > 0:
-            queue = next(iter(self._held))
-            del self._held[queue]
+    def next_held(self) -> Scope | None:
+        """There may be room: the scope whose queue is to be looked at again, if any."""
+        while self.held and self.room > 0:
+            queue, _ = self.held.popitem(last=False)
             if queue.place is _HELD and queue.alive:
                 return queue.scope
         return None
