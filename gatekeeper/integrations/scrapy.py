@@ -636,6 +636,9 @@ class PoliteMiddleware:
                 raise
         crawl.stats.inc_value("gatekeeper/leases")
         self._leases[request] = lease, time.monotonic()
+        gate = await crawl.open()
+        if isinstance(gate, Gatekeeper) and (signer := internals(gate).signer) is not None:
+            request.headers.update(signer.headers(request.method, request.url))
 
     async def _acquire(self, request: Request) -> Any:
         """For what did not come from the scheduler: `engine.download()`, say."""

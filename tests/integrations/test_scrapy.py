@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from gatekeeper.identity import new_key
 from tests.conformance.conftest import short, sidecar_on
 from tests.documents.blocks import SITE
 from tests.internet import FakeInternet, Hold, Page, Reset, redirect
+from tests.test_identity import as_sent, verify
 
 pytest.importorskip("scrapy")
 
@@ -467,3 +469,19 @@ def test_the_parser_alone_never_raises_on_a_file() -> None:
 
     for body in (b"", b"\xff\xfe\x00", b"<html>", b"Disallow: /"):
         assert RobotParser.from_crawler(None, body).allowed("https://site.local/", "bot")  # type: ignore[arg-type]
+
+
+async def test_every_hop_is_signed(scrapy: Scrapy, tmp_path: Path) -> None:
+    public = new_key(tmp_path / "bot.pem").public
+    scrapy.internet.site("a.test").robots("").on("/x", redirect(scrapy.url("a", "/y"))).page("/y")
+    identity = {"key": str(tmp_path / "bot.pem"), "directory": "https://bot.example"}
+    run = await scrapy.run(
+        [scrapy.url("a", "/x")],
+        GATEKEEPER_CONFIG={**SETTINGS["GATEKEEPER_CONFIG"], "identity": identity},
+    )
+    assert run.got() == [scrapy.url("a", "/y")], run.log
+    asked = scrapy.internet.requests
+    assert [request.path for request in asked] == ["/robots.txt", "/x", "/y"]
+    for request in asked:
+        assert len(request.headers.getall("Signature")) == 1
+        verify(as_sent(request), public)
