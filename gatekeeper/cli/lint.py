@@ -192,7 +192,7 @@ class ReportWriter(Protocol):
 def writer(name: str) -> ReportWriter:
     """The format "text", "json", "github" or "sarif"."""
     formats: dict[str, type[ReportWriter]] = {
-        "text": _Text,
+        "text": _PlainText,
         "json": _Json,
         "github": _Github,
         "sarif": _Sarif,
@@ -203,7 +203,7 @@ def writer(name: str) -> ReportWriter:
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
-class _Text(ReportWriter):
+class _PlainText(ReportWriter):
     def add(self, report: LintReport, lines: list[str]) -> None:
         name = "stdin" if report.source == "-" else report.source
         if report.missing:
