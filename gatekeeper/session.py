@@ -92,6 +92,7 @@ async def polite_session(
     config = as_config(config)
     clock = clock or SystemClock()
     _refuse_ways_round(config, session_arguments)
+    base = _base_of(session_arguments.get("base_url"))
     headers = _signed(user_agent, session_arguments.pop("headers", None))
     inner = tuple(session_arguments.pop("middlewares", ()))
     gate = Gatekeeper(user_agent, config=config, storage=storage, clock=clock, resolver=resolver)
@@ -111,7 +112,6 @@ async def polite_session(
                 "the session of polite_session in it instead"
             )
         times = SharedTimer(clock)
-        base = _base_of(session_arguments.get("base_url"))
         _keep_to_the_gate(session, gate, times, inner, base)
         _gates[session] = gate
         try:
@@ -308,8 +308,11 @@ def _refused_text(given: Any, base: URL | None) -> str | None:
 
 
 def _base_of(given: str | URL | None) -> URL | None:
-    """A `base_url` as it was written: yarl drops the `@` of empty credentials."""
-    return None if given is None else URL(str(given), encoded=True)
+    """A `base_url` as written: yarl drops the `@` of empty credentials. Raises InvalidURL."""
+    if given is None:
+        return None
+    urls.parse(str(given))
+    return URL(str(given), encoded=True)
 
 
 _NOT_GIVEN: Final = object()

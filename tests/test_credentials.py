@@ -118,6 +118,13 @@ async def test_a_redirect_that_yarl_stumbles_over_costs_its_turn_alone(
         assert await response.text() == "the page"
 
 
+@pytest.mark.parametrize("base", ["http://[::1]@/", "a.test", "ftp://a.test/"])
+async def test_a_base_url_that_is_none_is_told(internet: FakeInternet, base: str) -> None:
+    with pytest.raises(InvalidURL):
+        async with polite_session(AGENT, config=CONFIG, resolver=internet.resolver, base_url=base):
+            pass
+
+
 @pytest.mark.parametrize("base", ["http://u:p@a.test/", "http://u@a.test", "http://@a.test/x/"])
 async def test_credentials_in_a_base_url_are_refused(
     site: Any, internet: FakeInternet, base: str
