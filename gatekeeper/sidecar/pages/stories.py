@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlencode
 
@@ -15,13 +15,12 @@ from gatekeeper.sidecar.pages.views import num, row, table
 
 if TYPE_CHECKING:
     from gatekeeper.decision import Decision
-    from gatekeeper.robots import RobotsTxt
     from gatekeeper.sidecar.routes.operators import EventQuery
     from gatekeeper.sidecar.service import Service
     from gatekeeper.storage.base import HistoryEntry
     from gatekeeper.wire import Explanation
 
-__all__ = ["explain_page", "history_page", "line_changes", "live_page", "story"]
+__all__ = ["explain_page", "group_lines", "history_page", "line_changes", "live_page", "story"]
 
 _SHOWN: Final = 400
 """Lines of a text that are shown at once."""
@@ -37,9 +36,15 @@ def verdict_badge(verdict: str) -> Html:
 
 
 def explain_page(
-    service: Service, url: str, agent: str, told: Explanation | None, wrong: str | None
+    service: Service,
+    url: str,
+    agent: str,
+    told: Explanation | None,
+    wrong: str | None,
+    group: Collection[int] = (),
 ) -> Page:
-    """Why a URL is allowed, denied or deferred; and what if the file read otherwise."""
+    """Why a URL is allowed, denied or deferred; and what if the file read otherwise. `group` are
+    the lines of `group_lines`."""
     body: list[Child] = [
         tag(
             "form",
@@ -63,7 +68,7 @@ def explain_page(
     if wrong is not None:
         body.append(tag("p", badge("bad", "Not a question"), " ", wrong, class_="lead"))
     if told is not None:
-        body.append(tag("div", story(service, told), id="story"))
+        body.append(tag("div", story(service, told, group), id="story"))
         body.append(_what_if(told))
     elif wrong is None:
         body.append(
@@ -77,8 +82,8 @@ def explain_page(
     return Page("Explain", "explain", body, None, ("explain.js",))
 
 
-def story(service: Service, told: Explanation) -> Child:
-    """A decision, and everything that led to it."""
+def story(service: Service, told: Explanation, group: Collection[int]) -> Child:
+    """A decision, and everything that led to it; `group` are the lines of `group_lines`."""
     decision = told.decision
     return [
         tag(
@@ -96,7 +101,7 @@ def story(service: Service, told: Explanation) -> Child:
         tag("h2", "The rules that match"),
         _candidates(told),
         tag("h2", "The text"),
-        _text(told, service),
+        _text(told, group),
     ]
 
 
@@ -179,13 +184,12 @@ def _candidates(told: Explanation) -> Html:
     )
 
 
-def _text(told: Explanation, service: Service) -> Html:
+def _text(told: Explanation, group: Collection[int]) -> Html:
     if told.robots_txt is None:
         return tag("p", "There is no text.", class_="empty")
     lines = told.robots_txt.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     decided = told.decision.rule.line if told.decision.rule is not None else 0
     losing = {one.line for one in told.candidates} - {decided}
-    group = _group_lines(told, service, decided)
     first = max(0, min(decided - _SHOWN // 2, len(lines) - _SHOWN))
     shown = lines[first : first + _SHOWN]
     items = []
@@ -220,12 +224,15 @@ def _text(told: Explanation, service: Service) -> Html:
     )
 
 
-def _group_lines(told: Explanation, service: Service, decided: int) -> set[int]:
-    """The lines of the groups in which rules match, or that name the agent."""
+def group_lines(service: Service, told: Explanation) -> set[int]:
+    """The lines of the groups in which rules match, or that name the agent.
+
+    A text of half a megabyte takes a tenth of a second: call it from another thread.
+    """
     from gatekeeper.sidecar.routes.check import as_read  # noqa: PLC0415 - it imports this module
 
     text = as_read(service, (told.robots_txt or "").encode("utf-8", "replace"))
-    wanted = {one.line for one in told.candidates} | {decided}
+    wanted = {one.line for one in told.candidates}
     agent = told.decision.user_agent.lower()
     found: set[int] = set()
     for group in text.groups:
@@ -433,8 +440,6 @@ class Versions(NamedTuple):
 
     old: HistoryEntry
     new: HistoryEntry
-    old_text: RobotsTxt
-    new_text: RobotsTxt
     old_lines: list[str]
     new_lines: list[str]
     verdicts: list[tuple[str, bool, bool]]
