@@ -13,13 +13,15 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 import pytest
+from msgspec import structs
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.pages.html import shown, tag
 from gatekeeper.sidecar.pages.shell import ASSETS, asset, assets_hash
-from gatekeeper.sidecar.pages.sign_in import IDLE, LONGEST, Sessions
+from gatekeeper.sidecar.pages.sign_in import IDLE, LONGEST, Sessions, Visitor
 from gatekeeper.sidecar.pages.stories import line_changes
+from gatekeeper.sidecar.pages.views import overview_page
 from gatekeeper.sidecar.routes.pages import _inside
 from gatekeeper.sidecar.security import Admission, Token, Tokens
 from tests.internet import FakeInternet
@@ -363,6 +365,35 @@ async def test_the_pages_say_what_is_up(internet: FakeInternet) -> None:
         assert "/cart/3" in live
         _, wrong = await get(shop.base, "explain?url=nonsense")
         assert "Not a question" in wrong
+
+
+async def test_what_needs_a_look_comes_first(door: Any) -> None:
+    service = (await door()).service
+    seen = await service.operators.overview()
+    visitor = Visitor("olga", frozenset(Role), "word")
+    assert "Nothing needs a look." in str(overview_page(service, seen, visitor).body)
+    reload = structs.replace(seen.reload, ok=False, needs_restart=("server.port",))
+    wrong = structs.replace(
+        seen,
+        ready=False,
+        state="draining",
+        reload=reload,
+        fleet={"state": "lost", "members": 3},
+        oldest_wait=90.0,
+        overdue=2,
+        rates=seen.rates | {"robots_failed": 4.0},
+    )
+    text = str(overview_page(service, wrong, visitor).body)
+    for said in (
+        "Not ready: draining",
+        "The last reload failed",
+        "server.port",
+        "The store of the fleet is lost",
+        "Somebody waits for 1 min 30 s",
+        "2 leases are nearly over",
+        "4 robots.txt could not be had",
+    ):
+        assert said in text
 
 
 async def test_history_shows_what_changed_and_which_verdicts(

@@ -145,6 +145,8 @@ def _troubles(seen: Overview) -> Iterator[Child]:
     if seen.reload.needs_restart:
         names = ", ".join(seen.reload.needs_restart)
         yield [badge("warn", "A restart is needed"), " for ", tag("a", names, href="config")]
+    if seen.fleet is not None and seen.fleet.get("state") != "connected":
+        yield badge("bad", f"The store of the fleet is {seen.fleet.get('state')}")
     if blocked := states["blocked"]:
         yield [badge("bad", f"{number(blocked)} blocked"), " ", _hosts("blocked")]
     if paused := states["paused"]:
