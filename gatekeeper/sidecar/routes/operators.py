@@ -50,6 +50,8 @@ TICK: Final = 0.1
 """Seconds between two looks of a stream at the decisions."""
 MOST: Final = 250
 """Decisions that a stream tells in one look; what is more is counted as dropped."""
+_LATE: Final = 4.0
+"""Times as many it may tell where it looks so much later."""
 _SEARCHED: Final = 1000
 """Decisions that a stream with a filter looks at each time."""
 _SILENCE: Final = 10.0
@@ -267,6 +269,7 @@ class _EventStream:
         self._query = query
         self._dropped = 0
         self._said_at = 0.0
+        self._looked_at = service.clock.monotonic()
         self.restarted = False
         """What the client saw last was told by an earlier process."""
         prefix, _, number = last.partition("-")
@@ -293,21 +296,23 @@ class _EventStream:
     def look(self) -> bytes:
         """What is to be sent now; empty: nothing."""
         feed, query = self._feed, self._query
-        before, count = self._cursor, feed.count
+        before, count, now = self._cursor, feed.count, self._clock.monotonic()
+        # Where the loop is busy the looks are further apart, and each may tell more.
+        most = int(MOST * min(max(1.0, (now - self._looked_at) / TICK), _LATE))
+        self._looked_at = now
         parts: list[bytes] = []
         if count > before:
             self._cursor = count
-            seen = feed.since(before, _SEARCHED if query.narrow else MOST)
+            seen = feed.since(before, _SEARCHED if query.narrow else most)
             seen = [one for one in seen if one.number <= count]
             wanted = [one for one in seen if query.wants(one)] if query.narrow else seen
-            missed = count - before - len(seen) + max(0, len(wanted) - MOST)
+            missed = count - before - len(seen) + max(0, len(wanted) - most)
             if missed > 0:
                 self._dropped += missed
                 told = msgspec.json.encode(Dropped(now=missed, total=self._dropped))
                 parts.append(b"event: dropped\ndata: %b\n\n" % told)
-            parts += map(self._event, wanted[-MOST:])
-            self._state.told += len(wanted[-MOST:])
-        now = self._clock.monotonic()
+            parts += map(self._event, wanted[-most:])
+            self._state.told += len(wanted[-most:])
         if parts:
             self._said_at = now
         elif now - self._said_at >= _SILENCE:
