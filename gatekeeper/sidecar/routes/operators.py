@@ -50,8 +50,6 @@ TICK: Final = 0.1
 """Seconds between two looks of a stream at the decisions."""
 MOST: Final = 250
 """Decisions that a stream tells in one look; what is more is counted as dropped."""
-_LATE: Final = 4.0
-"""Times as many it may tell where it looks so much later."""
 _SEARCHED: Final = 1000
 """Decisions that a stream with a filter looks at each time."""
 _SILENCE: Final = 10.0
@@ -297,8 +295,8 @@ class _EventStream:
         """What is to be sent now; empty: nothing."""
         feed, query = self._feed, self._query
         before, count, now = self._cursor, feed.count, self._clock.monotonic()
-        # Where the loop is busy the looks are further apart, and each may tell more.
-        most = int(MOST * min(max(1.0, (now - self._looked_at) / TICK), _LATE))
+        # Where the loop is busy the looks are further apart, and each may tell up to four times as many.
+        most = int(MOST * min(max(1.0, (now - self._looked_at) / TICK), 4.0))
         self._looked_at = now
         parts: list[bytes] = []
         if count > before:
