@@ -308,7 +308,7 @@ class OperatorState:
             host_states=states,
             hosts_complete=complete,
             cache_share=max(0.0, 1.0 - fetches / total) if total else None,
-            fleet=_fleet(stats),
+            fleet=None if stats.fleet is None else msgspec.to_builtins(stats.fleet),
             reload=Reloads(
                 ok=metrics.last_reload_ok,
                 at=utc(metrics.last_reload_at),
@@ -342,15 +342,6 @@ def _host_of(origin: str) -> str:
     if authority.startswith("["):
         return authority.partition("]")[0] + "]"
     return authority.partition(":")[0]
-
-
-def _fleet(stats: object) -> dict[str, Any] | None:
-    """What the gate says of its fleet, where it is one of several."""
-    found = getattr(stats, "fleet", None)
-    if found is None:
-        return None
-    plain = msgspec.to_builtins(found)
-    return plain if isinstance(plain, dict) else {"state": str(plain)}
 
 
 def host_body(

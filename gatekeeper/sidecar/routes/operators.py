@@ -209,11 +209,6 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     """Since the stream was opened."""
 
 
-async def events(service: Service, call: Call) -> web.StreamResponse:
-    """Decisions as they are given, as server-sent events."""
-    return await stream_events(service, call)
-
-
 async def stream_events(service: Service, call: Call) -> web.StreamResponse:
     """Tell of decisions until the client leaves or the service drains.
 
@@ -295,7 +290,7 @@ class _EventStream:
         """What is to be sent now; empty: nothing."""
         feed, query = self._feed, self._query
         before, count, now = self._cursor, feed.count, self._clock.monotonic()
-        # Where the loop is busy the looks are further apart, and each may tell up to four times as many.
+        # Where the loop is busy the looks are further apart: each may tell up to four times more.
         most = int(MOST * min(max(1.0, (now - self._looked_at) / TICK), 4.0))
         self._looked_at = now
         parts: list[bytes] = []
@@ -454,7 +449,7 @@ ROUTES = (
     Route(
         "GET",
         "/v1/events",
-        events,
+        stream_events,
         "Decisions as they are given, as server-sent events.",
         query=EventQuery,
         answers={200: "text/event-stream"},
