@@ -258,6 +258,8 @@ class GuardedNames:
         self._guard: Guard | None = None
         self._deny: Callable[[str, str, str], Decision] | None = None
         self._resolver: AbstractResolver | None = None
+        self._own: str | None = None
+        """The gate's User-Agent, which is sent where a request has no name of its own."""
 
     async def addresses(self, gate: Any, host: str, port: int) -> list[tuple[str, int]]:
         """Address and port, in the order in which to try them. Raises AddressRefused where the
@@ -280,7 +282,8 @@ class GuardedNames:
     def denied(self, url: str, sent: str | None) -> Denied:
         """The error for what the guard refused, as everywhere: one word (T2)."""
         deny = self._deny or refused_request
-        return Denied(deny(url, sent or "", BLOCKED_NOTE))
+        name = self._own if sent is None or unnamed(sent) else sent
+        return Denied(deny(url, name or "", BLOCKED_NOTE))
 
     def refuse_url(self, gate: Any, url: str, sent: str | None) -> None:
         """Raise Denied for a URL whose text the guard refuses. A gate with a guard of its own
@@ -290,6 +293,7 @@ class GuardedNames:
             raise self.denied(url, sent)
 
     def _of(self, gate: Any) -> tuple[Guard, AbstractResolver]:
+        self._own = gate.user_agent
         if self._guard is None or self._resolver is None:
             inner = self._given
             if isinstance(gate, Gatekeeper):

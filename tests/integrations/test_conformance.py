@@ -221,6 +221,7 @@ async def test_a_private_address_is_refused(internet: FakeInternet, rig_on: Any)
         with pytest.raises(Denied, match="blocked") as caught:
             await rig.get(url)
         assert isinstance(caught.value, rig.base_error())
+        assert caught.value.decision.user_agent == "examplebot"  # not the library's default
     assert not internet.dialled("10.1.2.3")
 
 
