@@ -268,6 +268,8 @@ def judge(log: Iterable[Seen], manners: Mapping[str, Manners], *, wall: float) -
     answered = answers(requests)
     files = _files(requests)
     led = _led_to(requests, files)
+    # By any of its answers: that of the request in question may be lost.
+    elsewhere = {_url(request) for request in requests if 300 <= (request.status or 0) < 400}
     breaches: list[Breach] = []
     hosts: defaultdict[str, list[Seen]] = defaultdict(list)
     for request in requests:
@@ -279,7 +281,7 @@ def judge(log: Iterable[Seen], manners: Mapping[str, Manners], *, wall: float) -
         known = moment < request.at or (moment == request.at and not of_robots)
         before = hosts[request.host.partition(":")[0]]
         # Whether an earlier journey to a file elsewhere came to its end, no log can tell.
-        paced = known and not (of_robots and 300 <= (request.status or 0) < 400)
+        paced = known and not (of_robots and _url(request) in elsewhere)
         found = [*_pace(request, before, asked, paced, wall)]
         if not of_robots:
             found += _rules(request, asked, known, led.get(_url(request)), wall)

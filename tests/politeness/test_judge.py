@@ -165,6 +165,19 @@ def test_a_robots_txt_that_leads_elsewhere_is_answered_there() -> None:
     assert kinds(moved, Line(4.0, "/x")) == ["unasked"]
 
 
+def test_a_robots_txt_that_leads_elsewhere_need_not_have_been_read_by_who_asks_again() -> (
+    None
+):
+    slow, moved = Manners(delay=10.0), {"Location": "http://b.test/r.txt"}
+    first = Line(0.0, "/robots.txt", status=301, headers=moved)
+    there = Line(3.0, "/r.txt", host="b.test")
+    again = Line(5.0, "/robots.txt", status=301, headers=moved)
+    unanswered = Line(5.0, "/robots.txt", status=0)
+    for request in (again, unanswered):
+        assert kinds(first, there, request, a=slow) == []
+    assert kinds(first, there, Line(5.0, "/x"), a=slow) == ["early"]
+
+
 def test_what_a_robots_txt_leads_to_has_a_clock_and_needs_no_permission() -> None:
     moved = Line(0.0, "/robots.txt", status=301, headers={"Location": "/private/r.txt"})
     private = Manners(denied=("/private",))
