@@ -128,7 +128,7 @@ def _lines(answer: CheckedURL) -> list[str]:
     if decision.rule is not None:
         lines.append(f"       line {decision.rule.line}: {decision.rule.text}")
     else:
-        lines.append(f"       {_plain(decision)}")
+        lines.append(f"       {decision.reason.replace('_', ' ')}")
     if decision.note:
         lines.append(f"       {decision.note}")
     if decision.conflict:
@@ -139,10 +139,6 @@ def _lines(answer: CheckedURL) -> list[str]:
         lines.extend(f"       {text}" for text in _timing_lines(answer.timing))
     lines.append(f"       {_file(decision)}took {answer.took * 1000:.0f} ms, id {decision.id}")
     return lines
-
-
-def _plain(decision: Decision) -> str:
-    return decision.reason.replace("_", " ")
 
 
 def _file(decision: Decision) -> str:

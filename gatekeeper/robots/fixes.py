@@ -150,7 +150,7 @@ def _misspelt(text: str) -> list[str] | None:
     meant = spelling(text[slice(*parts.field)].lower())
     if meant is None or not _makes_sense(meant, text[slice(*parts.value)]):
         return None
-    return [text[: parts.field[0]] + _written(meant) + text[parts.field[1] :]]
+    return [text[: parts.field[0]] + meant.capitalize() + text[parts.field[1] :]]
 
 
 def _makes_sense(field: str, value: str) -> bool:
@@ -162,11 +162,6 @@ def _makes_sense(field: str, value: str) -> bool:
     if field == "crawl-delay":
         return timing.parse_crawl_delay(value) is not None
     return field == "sitemap" and signals.absolute_url(value) is not None
-
-
-def _written(field: str) -> str:
-    """As people write it: `User-agent`, `Disallow`."""
-    return field.capitalize()
 
 
 def _with_colon(text: str) -> list[str] | None:

@@ -165,9 +165,7 @@ def test_a_robots_txt_that_leads_elsewhere_is_answered_there() -> None:
     assert kinds(moved, Line(4.0, "/x")) == ["unasked"]
 
 
-def test_a_robots_txt_that_leads_elsewhere_need_not_have_been_read_by_who_asks_again() -> (
-    None
-):
+def test_a_robots_txt_that_leads_elsewhere_need_not_have_been_read_by_who_asks_again() -> None:
     slow, moved = Manners(delay=10.0), {"Location": "http://b.test/r.txt"}
     first = Line(0.0, "/robots.txt", status=301, headers=moved)
     there = Line(3.0, "/r.txt", host="b.test")
