@@ -256,8 +256,8 @@ async def test_created_is_the_time_of_the_clock(key_file: Path) -> None:
 # --- everything that leaves is signed --------------------------------------------------------
 
 
-def gate_config(key: Path, **settings: Any) -> Config:
-    identity = {"key": str(key), "directory": DIRECTORY}
+def gate_config(key: Path | None, **settings: Any) -> Config:
+    identity = {} if key is None else {"key": str(key), "directory": DIRECTORY}
     return Config.from_dict(
         {
             "guard": OPEN,
@@ -323,6 +323,25 @@ async def test_a_plain_session_and_one_of_others_are_signed(
     assert [request.path for request in internet.requests] == ["/robots.txt", "/a", "/b"]
     for request in internet.requests:
         verify(as_sent(request), public)
+
+
+async def test_a_session_beside_a_sidecar_signs_each_hop_by_the_signer_s_middleware(
+    internet: FakeInternet, key_file: Path
+) -> None:
+    """What a crawler does whose gate has no key."""
+    internet.site("a.test").robots("").redirect("/a", "http://b.test/b")
+    internet.site("b.test").robots("").page("/b")
+    async with Gatekeeper(AGENT, config=gate_config(None), resolver=internet.resolver) as gate:
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(resolver=internet.resolver),
+            middlewares=(gate.middleware, signer(key_file).middleware),
+        )
+        async with session, session.get("http://a.test/a") as response:
+            assert response.status == 200
+    pages = [one for one in internet.requests if one.path != "/robots.txt"]
+    assert [(one.host, one.path) for one in pages] == [("a.test", "/a"), ("b.test", "/b")]
+    for request in pages:
+        verify(as_sent(request), read_public(key_file))
 
 
 async def test_robots_txt_over_a_session_of_others_is_signed(
