@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -23,6 +24,11 @@ settings.register_profile(
 settings.load_profile("patient")
 
 __all__ = ["internet", "mocked", "speedups_on", "virtual_internet"]
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors: some tests wait for processes and browsers."""
+    return (os.cpu_count() or 1) + 1
 
 
 class _CompatResponse(ClientResponse):

@@ -289,7 +289,9 @@ async def test_a_block_that_an_answer_drew_is_in_force_and_written_when_there_is
         async with SqliteStorage(tmp_path / "state.db") as storage:
             kept = await storage.load_clock("quick.test")
             assert kept is not None
-            assert kept.failures == 1
+            # Failures are forgiven with time, and any time may have passed until there was room.
+            assert kept.refused_status == 429
+            assert kept.refused_at > 0
 
     await virtual_internet.drive(run())
 
