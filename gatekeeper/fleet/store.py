@@ -108,7 +108,8 @@ class Store:
         options |= {"db": int(database or 0), **_credentials(parts)}
         options |= {key: value for key, value in parse_qsl(parts.query) if key.startswith("ssl_")}
         alike = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout")}
-        return Sentinel(places, **alike).master_for(name, **options)
+        sentinels: Any = Sentinel  # redis-py says no types of it
+        return sentinels(places, **alike).master_for(name, **options)
 
     # --- connecting -------------------------------------------------------------------------
 
