@@ -104,8 +104,8 @@ def _even(options: Options) -> Table:
             f"{asked:,} questions of `allowed`, then as many of `check`, each about an origin "
             "drawn at random: URLs of its site, half of them aimed at its rules.",
             "Times of single questions are processor time of the loop's thread, less what reading "
-            "that clock takes; the mean is of the whole process. A stop is one step of the loop with "
-            "one question in it, timers and garbage collections included.",
+            "that clock takes; the mean is of the whole process. A stop is one step of the loop "
+            "with one question in it, timers and garbage collections included.",
             "memory: what the process grew by, resident, for each origin.",
         ),
         figures,
