@@ -21,14 +21,11 @@ import re
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
-from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, cast
 
-from cachetools import LRUCache
 from msgspec.structs import replace
 from scrapy import Request, Spider, signals
 from scrapy.core.scheduler import BaseScheduler
@@ -42,7 +39,6 @@ from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.request import request_from_dict
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, utc
 from gatekeeper.config import Config, as_config
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import (
@@ -55,6 +51,7 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.integrations.refusals import MAX_WAIT, RefusedTurn, queue_gate
 from gatekeeper.library_internals import wake_scrapy
 from gatekeeper.middleware import unnamed
 from gatekeeper.queue import PoliteQueue, Turn
@@ -65,11 +62,8 @@ __all__ = ["Addon", "PoliteMiddleware", "PoliteScheduler", "RobotParser"]
 
 _log = logging.getLogger(__name__)
 
-MAX_WAIT: Final = 600.0
-"""Seconds for which a deferred request is waited for, unless GATEKEEPER_MAX_WAIT says otherwise."""
 _STASHED: Final = 5.0
 """Seconds for which a turn is kept that the engine does not take: it is paused, or full."""
-_MOST_GIVEN_UP: Final = 20_000
 _ORDER: Final = 950
 """Nearer to the downloader than any middleware of Scrapy's: what it sees is what is sent."""
 
@@ -88,186 +82,6 @@ class Addon:
         # Whoever set it: the gate's answer counts, and each file is fetched once.
         priority = max(settings.getpriority("ROBOTSTXT_OBEY") or 0, 15)
         settings.set("ROBOTSTXT_OBEY", False, priority=priority)
-
-
-class _RefusedTurn:
-    """Stands for a lease where the URL is denied: the request goes on to the middleware, which
-    refuses it, so that its errback hears of it."""
-
-    def __init__(self, why: Decision | str, expires_at: datetime) -> None:
-        self.why = why
-        """The decision; or in words, for a host that nobody would wait for."""
-        self.expires_at = expires_at
-        self.data: Any = None
-
-    def enter(self) -> None:
-        """Nothing is held."""
-
-    def leave(self) -> None:
-        """Nothing is held."""
-
-    def give_back(self) -> None:
-        """Nothing is held."""
-
-
-class _Refusals:
-    """What the queue asks of its gate, where a refusal is a turn of its own."""
-
-    def __init__(self, clock: Clock, max_wait: float) -> None:
-        self.clock = clock
-        self._max_wait = max_wait
-
-    def refusal(self, decision: Decision | None) -> _RefusedTurn | None:
-        """For a denial, and for a deferral that lasts longer than anybody would wait."""
-        if decision is None or decision.verdict is Verdict.ALLOW:
-            return None
-        now = self.clock.wall()
-        if decision.verdict is Verdict.DEFER:
-            until = decision.retry_at
-            if until is not None and until.timestamp() - now <= self._max_wait:
-                return None
-        return _RefusedTurn(decision, utc(now + 3600.0))
-
-    def too_late(self, origin: str, until: float, why: str) -> _RefusedTurn | None:
-        """For a host whose next turn comes at that moment (wall seconds), if that is too late."""
-        now = self.clock.wall()
-        if until - now <= self._max_wait:
-            return None
-        text = f"{origin} may not be asked before {utc(until):%Y-%m-%dT%H:%M:%SZ}: {why}"
-        return _RefusedTurn(text, utc(now + 3600.0))
-
-    def reported(self, host: str) -> None:
-        """Something came of a request of the host."""
-
-
-class _NearGate(_Refusals):
-    """... of a gate in this process."""
-
-    def __init__(self, gate: Gatekeeper, max_wait: float) -> None:
-        self._inside = internals(gate)
-        super().__init__(self._inside.clock, max_wait)
-        self._given_up: LRUCache[str, Decision] = LRUCache(_MOST_GIVEN_UP)
-        """Origins whose file can't be had for long, and the same of their hosts."""
-        self._watched: dict[str, dict[Callable[[], object], Callable[[], None]]] = {}
-        """What is called when a host is due, and what undoes that."""
-
-    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """The decision, if it is known."""
-        return self._inside.peek(url, user_agent=user_agent)
-
-    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
-        """The decision, once the file is here, or is known not to come for long."""
-        decision = await self._inside.check(url, user_agent=user_agent)
-        if decision.verdict is not Verdict.DEFER or self.refusal(decision) is None:
-            return decision
-        self._given_up[decision.origin] = self._given_up[urls.parse(url).host] = decision
-        return replace(decision, verdict=Verdict.DENY)  # the queue would wait for its end
-
-    def take(self, url: str) -> Any:
-        """The turn, or the refusal, if it is known at a glance."""
-        lease = self._inside.take(url)
-        if lease is not None:
-            return lease
-        target = urls.parse(url)
-        if self._inside.robots_file(url) is None:
-            given_up = self.refusal(self._given_up.get(target.origin))
-            found = given_up or self.refusal(self._inside.peek(url))
-            if found is not None:
-                return found
-        return self._blocked(target)
-
-    def _blocked(self, target: urls.Target) -> _RefusedTurn | None:
-        held = self._inside.held(target.host)
-        if held is None or held[0] == inf:  # inf: the operator paused it, and will resume it
-            return None
-        return self.too_late(target.origin, self.clock.wall() + held[0], held[1])
-
-    async def acquire(self, url: str, **options: Any) -> Any:
-        """The turn, or the refusal."""
-        try:
-            return await self._inside.acquire(url, **options)
-        except Denied as error:
-            found = self.refusal(error.decision)
-            if found is None:
-                raise
-            return found
-
-    def when_due(
-        self, host: str, callback: Callable[[], object], *, priority: float = 0
-    ) -> Callable[[], None]:
-        """Call back when a turn of the host can be had, or nobody would wait for it."""
-        if self._hopeless(host):
-            callback()
-            return lambda: None
-        watched = self._watched.setdefault(host, {})
-
-        def due() -> None:
-            self._forget(host, due)
-            callback()
-
-        watched[due] = lambda: None
-        undo = self._inside.when_due(host, due, priority=priority)
-        if due in watched:
-            watched[due] = undo
-
-        def cancel() -> None:
-            self._forget(host, due)
-            undo()
-
-        return cancel
-
-    def _forget(self, host: str, due: Callable[[], object]) -> None:
-        watched = self._watched.get(host, {})
-        watched.pop(due, None)
-        if not watched:
-            self._watched.pop(host, None)
-
-    def _hopeless(self, host: str) -> bool:
-        held = self._inside.held(host)
-        blocked = held is not None and self._max_wait < held[0] < inf
-        return blocked or self.refusal(self._given_up.get(host)) is not None
-
-    def reported(self, host: str) -> None:
-        """Something came of a request: the host may be blocked for longer than anybody waits."""
-        if host in self._watched and self._hopeless(host):
-            for due, undo in list(self._watched[host].items()):
-                undo()
-                due()
-
-
-class _FarGate(_Refusals):
-    """... of a sidecar."""
-
-    at_a_glance = False
-
-    def __init__(self, gate: RemoteGatekeeper, max_wait: float) -> None:
-        super().__init__(gate.clock, max_wait)
-        self._gate = gate
-
-    async def look(self, url: str, **options: Any) -> Any:
-        """The turn, if it is now, or the refusal."""
-        return await self._or_refusal(url, self._gate.look(url, **options))
-
-    async def acquire(self, url: str, **options: Any) -> Any:
-        """The turn, or the refusal."""
-        return await self._or_refusal(url, self._gate.acquire(url, **options))
-
-    async def _or_refusal(self, url: str, asking: Coroutine[Any, Any, Any]) -> Any:
-        try:
-            return await asking
-        except LeaseTimeout as error:
-            found = None
-            if error.retry_at is not None:
-                origin = urls.parse(url).origin
-                found = self.too_late(origin, error.retry_at.timestamp(), "its next turn")
-            if found is None:
-                raise
-            return found
-        except Denied as error:
-            found = self.refusal(error.decision)
-            if found is None:
-                raise
-            return found
 
 
 def _unheard(_host: str) -> None:
@@ -393,7 +207,7 @@ class _Crawl:
         """End the turn's lease; the request itself is done when Scrapy has dropped it."""
         lease = turn.lease
         with suppress(StorageError):
-            if isinstance(lease, _RefusedTurn):
+            if isinstance(lease, RefusedTurn):
                 return
             lease.end() if sent else lease.give_back()
 
@@ -447,8 +261,7 @@ class PoliteScheduler(BaseScheduler):
         if (opening := self._filter.open()) is not None:
             await maybe_deferred_to_future(opening)
         gate = await self._crawl.open()
-        wait = self._crawl.max_wait
-        shown: Any = _NearGate(gate, wait) if isinstance(gate, Gatekeeper) else _FarGate(gate, wait)
+        shown: Any = queue_gate(gate, self._crawl.max_wait)
         keep = None
         if self._keeps:
             folder = Path(self._crawler.settings["JOBDIR"])
@@ -627,7 +440,7 @@ class PoliteMiddleware:
             lease = await self._acquire(request)
         else:
             lease = turn.lease
-            if isinstance(lease, _RefusedTurn):
+            if isinstance(lease, RefusedTurn):
                 raise crawl.refused(request, lease.why)
             try:
                 await self._judge(request)
