@@ -281,3 +281,14 @@ async def test_a_flood_of_interim_answers_costs_nobody_else_anything(
         assert (await page)[0] == 502
         assert (await check)[1]["verdict"] == "defer"
     assert answered
+
+
+async def test_what_a_page_answered_is_shown_with_its_host(
+    door: Any, site: Any, internet: FakeInternet
+) -> None:
+    site.on("/moved", redirect("http://b.test/page"))
+    internet.site("b.test").robots(OPEN).page("/page", "{}")
+    service = await door()
+    assert (await service.get("/v1/fetch?url=http://a.test/moved"))[0] == 200
+    told = [(await service.get(f"/v1/hosts/{host}"))[1] for host in ("a.test", "b.test")]
+    assert [host["last_status"] for host in told] == [302, 200]

@@ -176,6 +176,7 @@ async def _under(lease: Lease, service: Service, call: Call, url: str) -> web.St
     async with service.session.request(
         call.request.method, url, headers=asked, allow_redirects=False
     ) as page:
+        service.operators.feed.reported(lease.host, page.status)
         if page.status in _REDIRECTS and (location := page.headers.get("Location")):
             return _led_to(url, location)
         lease.ends_with(page.connection)
