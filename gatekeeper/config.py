@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import inspect
@@ -385,8 +384,12 @@ def without_credentials(url: str) -> str:
     >>> without_credentials("rediss://crawler:secret@redis.example:6380/0")
     'rediss://redis.example:6380/0'
     """
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    scheme, _, rest = url.partition("://")
+    place = rest.partition("#")[0].partition("?")[0]
+    if "@" not in place.partition("/")[0] or "@" in place.partition("/")[2]:
+        place = rest  # whatever stands before the last @ may be a password that was not escaped
+    shown = place.rpartition("@")[2].partition("#")[0].partition("?")[0]
+    return f"{scheme}://{shown}"
 
 
 def as_config(value: object) -> Config:

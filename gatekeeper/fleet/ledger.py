@@ -148,6 +148,8 @@ class RedisLedger:
         """Seconds since each one's sign of life, at our last one."""
         self._offset: tuple[float, float, float] | None = None
         """The store's clock minus ours: at least, at most, and when that was seen."""
+        self._complaint = ""
+        """What of the store's settings was logged last: once is enough."""
         self._failing_since: float | None = None
         self._lost_at: float | None = None
         self._quarantine_until = 0.0
@@ -192,7 +194,11 @@ class RedisLedger:
         loop = asyncio.get_running_loop()
         self._hearing = loop.create_task(self._hear())
         self._beating = loop.create_task(self._beat())
-        await self._join()
+        try:
+            await self._join()
+        except ConfigError:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Sign off. What we still hold runs out by itself."""
@@ -563,7 +569,9 @@ class RedisLedger:
                 _log.debug("%s", error)
                 self._failed()
             except ConfigError as error:
-                _log.error("%s", error)
+                level = logging.DEBUG if str(error) == self._complaint else logging.ERROR
+                _log.log(level, "%s", error)
+                self._complaint = str(error)
                 self._failed()
 
     async def _join(self) -> None:
@@ -617,7 +625,8 @@ class RedisLedger:
                     listener.lost(False)
             for listener in self._listeners.values():
                 if kind == "b":
-                    _, scope, seconds, reason, interval, interval_for = said
+                    # A later version may say more.
+                    _, scope, seconds, reason, interval, interval_for = said[:6]
                     listener.blocked(
                         Report(scope, seconds / 1e6, reason, interval / 1e6, interval_for / 1e6)
                     )

@@ -29,7 +29,11 @@ from typing import Final
 __all__ = ["BEAT", "CLAIM", "DECLARE", "FORMAT", "PUSHED", "READ", "RELEASE", "TURN"]
 
 FORMAT: Final = 1
-"""The version of what is written to the store. Members share a namespace with equal ones only."""
+"""The version of what is written to the store. Members share a namespace with equal ones only.
+
+Versions of gatekeeper whose format is equal work side by side, as in a rolling upgrade: each runs
+its own scripts, reads the fields and the beginnings of messages that it knows, and drops others. A
+change that is wrong where an older member drops it needs another format."""
 
 TURN: Final = """
 local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'floor')

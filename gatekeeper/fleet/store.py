@@ -21,7 +21,11 @@ __all__ = ["CALL_DEADLINE", "Store", "StoreIdentity"]
 
 CALL_DEADLINE = 2.0
 """Seconds that the store may take to answer."""
+SENTINEL_DEADLINE = 1.0
+"""Seconds that one Sentinel may take, before the next one is asked."""
 _OLDEST = (6, 2)
+_OPTIONS = frozenset({"db", "client_name", "sentinel_username", "sentinel_password"})
+"""What the query of a URL may say, beside `ssl_...`: the rest would undo deadlines and answers."""
 _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _LOOK, _SILENT = 0.25, 8
 """Seconds after which to look for new channels, and how often nothing may come before the
@@ -62,24 +66,25 @@ class Store:
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError, TimeoutError)
         self.where: str = without_credentials(url)
         self.config = config
-        parts = urlsplit(url)
-        if parts.scheme not in _SCHEMES:
-            raise ConfigError(
-                f"fleet.url: {self.where!r} begins with none of "
-                + ", ".join(f"{one}://" for one in _SCHEMES)
-            )
+        parts = _parts(url, self.where)
         self._sentinel = parts.scheme.endswith("+sentinel")
+        self._connect_deadline = CALL_DEADLINE
+        # A call that is repeated on a new connection would not know whose memory it meets.
+        once = Retry(NoBackoff(), 0)
         common: dict[str, Any] = {
             "socket_timeout": CALL_DEADLINE,
             "socket_connect_timeout": CALL_DEADLINE,
             "protocol": 2,
-            # A call that is repeated on a new connection would not know whose memory it meets.
-            "retry": Retry(NoBackoff(), 0),
+            "retry": once,
         }
+        self._closing: list[Any] = []
+        """Sentinels."""
         self._client = self._made(url, parts, {**common, "redis_connect_func": self._connected})
         self._messages = self._made(url, parts, {**common, "socket_timeout": None})
         self._connecting = self._any_memory = any_memory
-        self._checked = False
+        self._starting = False
+        self._checked = ""
+        """The run of the server whose settings were looked at."""
         self._hashes: dict[str, str] = {}
         self.identity: StoreIdentity = StoreIdentity("", "")
 
@@ -96,20 +101,35 @@ class Store:
         from redis.asyncio.sentinel import Sentinel  # noqa: PLC0415
 
         _, _, hosts = parts.netloc.rpartition("@")
-        places = []
-        for one in hosts.split(","):
-            host, _, port = one.rpartition(":") if ":" in one else (one, "", "26379")
-            places.append((host.strip("[]"), int(port)))
+        places = [_place(one) for one in hosts.split(",")]
         name, _, database = parts.path.lstrip("/").partition("/")
         if not name or not all(host for host, _ in places):
             raise ValueError("write redis+sentinel://host:port,host:port/name of the master")
+        # What the query says is read as redis-py reads it, of the store and of its Sentinels.
+        query: dict[str, Any] = dict(
+            self._redis.connection.parse_url(f"redis://x/{database}?{parts.query}")
+        )
+        secure = {key: value for key, value in query.items() if key.startswith("ssl_")}
         if parts.scheme == "rediss+sentinel":
-            options["ssl"] = True
-        options |= {"db": int(database or 0), **_credentials(parts)}
-        options |= {key: value for key, value in parse_qsl(parts.query) if key.startswith("ssl_")}
-        alike = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout")}
-        sentinels: Any = Sentinel  # redis-py says no types of it
-        return sentinels(places, **alike).master_for(name, **options)
+            secure["ssl"] = True
+        own = {key: value for key, value in query.items() if key in ("db", "client_name")}
+        asked = {
+            **{
+                key: query[f"sentinel_{key}"]
+                for key in ("username", "password")
+                if f"sentinel_{key}" in query
+            },
+            **secure,
+            "retry": options["retry"],
+            "protocol": 2,
+            "socket_timeout": SENTINEL_DEADLINE,
+            "socket_connect_timeout": SENTINEL_DEADLINE,
+        }
+        self._connect_deadline = CALL_DEADLINE + len(places) * SENTINEL_DEADLINE
+        kind: Any = Sentinel  # redis-py says no types of it
+        sentinels = kind(places, sentinel_kwargs=asked)
+        self._closing += sentinels.sentinels
+        return sentinels.master_for(name, **{**options, **_credentials(parts), **secure, **own})
 
     # --- connecting -------------------------------------------------------------------------
 
@@ -122,10 +142,17 @@ class Store:
     async def _within(self) -> AsyncIterator[None]:
         """A call, with its deadline; whatever it raises is a LedgerLost."""
         try:
-            async with asyncio.timeout(CALL_DEADLINE):
+            async with asyncio.timeout(
+                self._connect_deadline if self._connecting else CALL_DEADLINE
+            ):
                 yield
         except self._errors as error:
             await self._drop()
+            if self._starting and _lets_nobody_in(error):
+                raise ConfigError(
+                    f"fleet.url: {self.where}: {_said(error)}: name a user and a password in it, "
+                    "with the rights that docs/fleet.md lists"
+                ) from error
             raise LedgerLost(f"{self.where}: {_said(error)}") from error
         except asyncio.CancelledError:
             await self._drop()  # its answer is not to be taken for that of the next call
@@ -138,26 +165,23 @@ class Store:
 
     async def connect(self, *, starting: bool = False) -> StoreIdentity:
         """Connect anew, and see whose memory it is. Raises ConfigError where the server's settings
-        can't keep a promise; `starting`, also where it lets nobody in."""
+        can't keep a promise; `starting`, also where it lets nobody in, now or by a later call."""
         await self._drop()
-        self._connecting = True
+        self._connecting, self._starting = True, starting
         try:
             async with self._within():
                 info = await self._client.info()
-        except LedgerLost as error:
-            if starting and isinstance(error.__cause__, self._redis.AuthenticationError):
-                raise ConfigError(f"fleet.url: {error}: name user and password in it") from error
-            raise
         finally:
             self._connecting = False
         role = info.get("role", "master")
         if role != "master":
             raise LedgerLost(f"{self.where} is a replica, which takes no writes")
-        if not self._checked:
+        identity = StoreIdentity(info.get("run_id", ""), info.get("master_replid", ""))
+        if self._checked != identity.run:
             await self._check(info)
-            self._checked = True
-        self.identity = StoreIdentity(info.get("run_id", ""), info.get("master_replid", ""))
-        return self.identity
+            self._checked = identity.run
+        self.identity = identity
+        return identity
 
     async def _check(self, info: dict[str, Any]) -> None:
         version = str(info.get("redis_version", "0"))
@@ -173,11 +197,14 @@ class Store:
             )
         replicated = self._sentinel or int(info.get("connected_slaves", 0)) > 0
         if replicated and not self.config.allow_lost_writes and await self._loses_writes():
-            raise ConfigError(
+            said = (
                 f"fleet.url: {self.where} has replicas but min-replicas-to-write 0, so that a "
                 "failover forgets grants: set min-replicas-to-write 1 and min-replicas-max-lag, or "
                 "fleet.allow_lost_writes = true (docs/fleet.md says what that costs)"
             )
+            if not self._checked:
+                raise ConfigError(said)
+            _log.warning("%s", said)  # after a failover it is too late to refuse
 
     async def _loses_writes(self) -> bool:
         try:
@@ -262,7 +289,8 @@ class Store:
                 wanted.update(new)
                 async with asyncio.timeout(CALL_DEADLINE):
                     await pubsub.subscribe(*new)
-            message = await pubsub.get_message(timeout=_LOOK)
+            async with asyncio.timeout(CALL_DEADLINE + _LOOK):  # it may connect anew by itself
+                message = await pubsub.get_message(timeout=_LOOK)
             if message is None:
                 silent += 1
                 if silent == _SILENT:
@@ -280,10 +308,46 @@ class Store:
 
     async def close(self) -> None:
         """Close every connection."""
-        for client in (self._client, self._messages):
-            with suppress(*self._errors):
+        clients = (self._client, self._messages, *self._closing)
+        await asyncio.gather(*(self._close(client) for client in clients))
+
+    async def _close(self, client: Any) -> None:
+        with suppress(*self._errors):
+            async with asyncio.timeout(CALL_DEADLINE):
                 await client.aclose()
                 await client.connection_pool.disconnect(inuse_connections=True)
+
+
+def _parts(url: str, where: str) -> SplitResult:
+    """The parts of a store's URL. Raises ConfigError for one that would be misread."""
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES:
+        raise ConfigError(
+            f"fleet.url: {where!r} begins with none of "
+            + ", ".join(f"{one}://" for one in _SCHEMES)
+        )
+    if "@" in (parts.path if "@" in parts.netloc else url):
+        raise ConfigError(
+            f"fleet.url: {where!r}: write /, ?, # and @ in user and password as %2F, %3F, %23, %40"
+        )
+    for name, _ in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in _OPTIONS and not name.startswith("ssl_"):
+            raise ConfigError(
+                f"fleet.url: {where!r}: the option {name!r} can't be set: what can is "
+                f"{', '.join(sorted(_OPTIONS))} and ssl_..."
+            )
+    database = parts.path.rpartition("/")[2] if parts.scheme != "unix" else ""
+    if parts.scheme.endswith("+sentinel") and parts.path.count("/") < 2:
+        database = ""
+    if database and not database.isdecimal():
+        raise ConfigError(f"fleet.url: {where!r}: {database!r} is no number of a database")
+    return parts
+
+
+def _place(text: str) -> tuple[str, int]:
+    """Host and port of a Sentinel."""
+    parts = urlsplit(f"//{text}")
+    return parts.hostname or "", parts.port or 26379
 
 
 def _credentials(parts: SplitResult) -> dict[str, str]:
@@ -295,6 +359,13 @@ def _credentials(parts: SplitResult) -> dict[str, str]:
     return found
 
 
+def _lets_nobody_in(error: Exception) -> bool:
+    """Is it about a user, a password or their rights?"""
+    words = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password", "uthentication")
+    return any(one in str(error) for one in (*words, "no permissions", "can't run this command"))
+
+
 def _said(error: Exception) -> str:
-    """What an error says; never the arguments of a command, which it does not hold."""
-    return str(error) or type(error).__name__
+    """What an error says; not the connections of Sentinels that it may list, nor arguments of a
+    command, which it does not hold."""
+    return str(error).partition(" : <")[0] or type(error).__name__

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.fleet.server import BINARY, Server
+from tests.fleet.server import BINARY, Server, free_port
 from tests.internet import FakeInternet
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
@@ -78,3 +79,39 @@ async def test_two_sidecars_share_a_host_and_say_when_their_store_is_away(
     store.start()
     await until_201(one, page)
     assert (await one.get("/readyz"))[0] == 200
+
+
+async def test_no_door_shows_the_password_of_the_store(
+    door: Open, page: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In no log line, answer or page: of a store that lets us in, and that is lost afterwards."""
+    caplog.set_level(logging.DEBUG)
+    server = Server(port=free_port())
+    server.start()
+    try:
+        server.ask("ACL", "SETUSER", "crawler", "on", ">s3cr3t", "~*", "&*", "+@all")
+        url = f"redis://crawler:s3cr3t@127.0.0.1:{server.port}/0"
+        one = await door(fleet={"url": url, "hold": 1.0})
+        shown = [await everything(one)]
+        server.kill()
+        for _ in range(200):
+            status, said = await one.get("/readyz")
+            if status == 503:
+                break
+            await asyncio.sleep(0.05)
+        assert "fleet" in said["detail"]
+        shown += [str(said), str(await one.post("/v1/leases", {"url": page, "wait": 0}))]
+        shown += [await everything(one), caplog.text]
+    finally:
+        server.close()
+    assert f"127.0.0.1:{server.port}" in shown[0]  # the page of the configuration is among them
+    for text in shown:
+        assert "s3cr3t" not in text
+
+
+async def everything(door: Any) -> str:
+    texts = []
+    for path in ("/readyz", "/v1/config", "/ui/config", "/ui/", "/metrics", "/v1/overview"):
+        async with door.session.get(door.base + path) as response:
+            texts.append(await response.text())
+    return "\n".join(texts)

@@ -411,6 +411,8 @@ def masked(value: Any) -> Any:
     if isinstance(value, str) and "://" in value:
         scheme, _, rest = value.partition("://")
         authority, slash, path = rest.partition("/")
+        if "@" in path.partition("?")[0] and ":" in authority:
+            authority, path = "***@", path.rpartition("@")[2]  # a password with a slash in it
         path = path.partition("?")[0] + ("?***" if "?" in path else "")
         if "@" in authority:
             authority = "***@" + authority.rpartition("@")[2]

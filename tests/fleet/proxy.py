@@ -1,0 +1,80 @@
+"""A proxy in front of a store that passes on, drops, delays, or closes one half."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Literal
+
+__all__ = ["Proxy"]
+
+How = Literal["pass", "drop", "delay", "half-close", "swallow replies"]
+
+
+class Proxy:
+    """Listens on loopback; `how` says what happens to bytes from now on."""
+
+    def __init__(self, path: str) -> None:
+        """`path`: the store's unix socket."""
+        self.path = path
+        self.how: How = "pass"
+        self.delay = 0.2
+        self.rewrite: tuple[bytes, bytes] | None = None
+        """Of equal length: what the store says, and what arrives in its place."""
+        self.connections = 0
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            there, back = await asyncio.open_unix_connection(self.path)
+        except OSError:
+            writer.close()
+            return
+        self._writers |= {writer, back}
+        for way in (self._pass(reader, back, asks=True), self._pass(there, writer, asks=False)):
+            task = asyncio.create_task(way)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, asks: bool
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                if self.how == "drop" or (self.how == "swallow replies" and not asks):
+                    continue
+                if self.rewrite is not None and not asks:
+                    data = data.replace(*self.rewrite)
+                if self.how == "delay":
+                    await asyncio.sleep(self.delay)
+                writer.write(data)
+                await writer.drain()
+                if self.how == "half-close" and asks:
+                    writer.write_eof()  # the store hears no more, and answers what it heard
+        writer.close()
+        self._writers.discard(writer)
+
+    def cut(self) -> None:
+        """Every connection is reset."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def close(self) -> None:
+        self.cut()
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

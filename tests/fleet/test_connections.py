@@ -1,0 +1,460 @@
+"""How a store is reached, each way against a real server; what is shown of it; deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time as wall
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis.asyncio as redis
+import trustme
+
+from gatekeeper.config import FleetConfig, without_credentials
+from gatekeeper.errors import ConfigError, LedgerLost
+from gatekeeper.fleet import RedisLedger
+from gatekeeper.fleet import ledger as ledger_module
+from gatekeeper.fleet import store as store_module
+from gatekeeper.fleet.scripts import FORMAT
+from gatekeeper.fleet.store import Store
+from gatekeeper.pacing.ledger import Report
+from gatekeeper.sidecar.routes.operators import masked
+from tests.fleet.proxy import Proxy
+from tests.fleet.server import BINARY, Replicated, Server, free_port
+from tests.pacing.ledger_rules import Listener, granted, take
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
+
+SECRET = "p@ss/w?rd#1"
+ESCAPED = "p%40ss%2Fw%3Frd%231"
+Started = Callable[..., Server]
+Works = Callable[..., Awaitable[RedisLedger]]
+
+
+def rights_documented() -> list[str]:
+    text = (Path(__file__).parents[2] / "docs/fleet.md").read_text(encoding="utf-8")
+    return re.findall(r"\+[@\w|]+", text.partition("An ACL user needs `")[2].partition("`")[0])
+
+
+@pytest.fixture
+def started() -> Iterator[Started]:
+    made: list[Server] = []
+
+    def build(*options: str, port: int = 0) -> Server:
+        server = Server(*options, port=port)
+        made.append(server)
+        server.start()
+        return server
+
+    yield build
+    for server in made:
+        server.close()
+
+
+@pytest.fixture
+async def works() -> AsyncIterator[Works]:
+    """Join by that URL, and take, tell and end a lease; the ledger."""
+    made: list[RedisLedger] = []
+
+    async def try_it(url: str, **settings: object) -> RedisLedger:
+        ledger = RedisLedger(url, config=FleetConfig(hold=1.0, **settings))  # type: ignore[arg-type]
+        made.append(ledger)
+        listener = Listener()
+        ledger.listen("a", listener)
+        await ledger.open()
+        # The quarantine of an empty store, which nobody needs here.
+        await ledger._store.run("HDEL", "{gatekeeper}:epoch", "until", "floor")
+        assert await granted(ledger, "a:1", "h")
+        await ledger.head(["a:1"])
+        assert not await granted(ledger, "a:2", "h")
+        async with asyncio.timeout(5.0):
+            while not ledger.hearing:
+                await asyncio.sleep(0.01)
+            await ledger.pause(["h"])
+            while not listener.pauses:
+                await asyncio.sleep(0.01)
+        return ledger
+
+    yield try_it
+    for ledger in made:
+        await ledger.close()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...]]:
+    """The authority's file, and the options of a server whose certificate is from it."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    pair = authority.issue_cert("127.0.0.1")
+    pair.private_key_pem.write_to_path(folder / "key.pem")
+    for blob in pair.cert_chain_pems:
+        blob.write_to_path(folder / "cert.pem", append=True)
+    return folder / "ca.pem", (
+        *("--tls-cert-file", str(folder / "cert.pem"), "--tls-key-file", str(folder / "key.pem")),
+        *("--tls-ca-cert-file", str(folder / "ca.pem"), "--tls-auth-clients", "no"),
+    )
+
+
+async def test_over_tls_and_not_past_a_certificate_that_nobody_knows(
+    started: Started, works: Works, certificates: tuple[Path, tuple[str, ...]]
+) -> None:
+    authority, options = certificates
+    port = free_port()
+    started("--tls-port", str(port), *options)
+    url = f"rediss://127.0.0.1:{port}/0"
+    await works(f"{url}?ssl_ca_certs={authority}")
+    stranger = Store(url, FleetConfig())
+    with pytest.raises(LedgerLost, match="CERTIFICATE_VERIFY_FAILED"):
+        await stranger.connect()
+    await stranger.close()
+
+
+async def test_with_the_rights_that_the_documents_list_and_a_database_of_its_own(
+    started: Started, works: Works, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = started(port=free_port())
+    server.ask(
+        *("ACL", "SETUSER", "crawler", "on", f">{SECRET}", "~{gatekeeper}:*", "&{gatekeeper}:*"),
+        *rights_documented(),
+    )
+    place = f"127.0.0.1:{server.port}/3"
+    ledger = await works(f"redis://crawler:{ESCAPED}@{place}")
+    assert b"db3:keys=" in server.ask("INFO", "keyspace")
+    assert SECRET not in repr(ledger.config)
+    for user in (f"crawler:{SECRET[:3]}", "nobody:" + ESCAPED):
+        stranger = RedisLedger(f"redis://{user}@{place}")
+        with pytest.raises(ConfigError, match=r"fleet\.url: redis://127.*name a user") as refused:
+            await stranger.open()
+        assert SECRET not in str(refused.value)
+    server.ask("ACL", "SETUSER", "weak", "on", f">{SECRET}", "~*", "&*", "+@read")
+    stranger = RedisLedger(f"redis://weak:{ESCAPED}@{place}")
+    with pytest.raises(ConfigError, match=r"docs/fleet\.md"):
+        await stranger.open()
+    assert SECRET not in caplog.text
+    assert ESCAPED not in caplog.text
+
+
+async def test_over_a_unix_socket_with_a_database(started: Started, works: Works) -> None:
+    server = started()
+    await works(f"{server.url}?db=5")
+    assert b"db5:keys=" in server.ask("INFO", "keyspace")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://u:secret@h:1/0", "redis://h:1/0"),
+        ("redis://u:a/secret@h:1/0", "redis://h:1/0"),
+        ("redis://u:a?secret@h:1/0", "redis://h:1/0"),
+        ("redis://u:a#secret@h:1/0", "redis://h:1/0"),
+        ("redis://u:a@b/secret@h:1/0", "redis://h:1/0"),
+        ("redis://:secret@h/0?ssl_ca_certs=/x", "redis://h/0"),
+        ("redis://h/0?sentinel_password=secret", "redis://h/0"),
+        ("unix://:secret@/run/s?db=1", "unix:///run/s"),
+        ("redis+sentinel://u:secret@h:1,g:2/m/0", "redis+sentinel://h:1,g:2/m/0"),
+    ],
+)
+def test_no_password_is_shown_however_it_is_written(url: str, shown: str) -> None:
+    assert without_credentials(url) == shown
+    assert "secret" not in str(masked(url))
+    assert "secret" not in repr(FleetConfig(url=url))
+    said = None
+    try:
+        where = Store(url, FleetConfig()).where
+    except ConfigError as error:
+        said, where = error, str(error)
+    assert "secret" not in where
+    assert said is None or said.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://h", "begins with none of redis://"),
+        ("redis://u:a/b@h:1/0", "%2F"),
+        ("redis://h/zero", "'zero' is no number of a database"),
+        ("redis://h/0?socket_timeout=600", "'socket_timeout' can't be set"),
+        ("redis://h/0?decode_responses=1", "'decode_responses' can't be set"),
+        ("redis://h:port/0", "can't be used"),
+        ("redis+sentinel://h:1/", "name of the master"),
+        ("redis+sentinel://h:1/m/zero", "'zero' is no number"),
+    ],
+)
+def test_a_url_that_would_be_misread_is_refused(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=r"fleet\.url") as refused:
+        Store(url, FleetConfig())
+    assert said in str(refused.value)
+
+
+# --- Sentinels --------------------------------------------------------------------------------
+
+
+async def test_sentinels_name_the_master_also_when_some_are_away_and_after_a_failover(
+    works: Works, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first Sentinel accepts and never answers, the second one refuses."""
+    pair = Replicated()
+    hung = Server(port=free_port())
+    try:
+        pair.start()
+        hung.start()
+        hung.stop()
+        places = f"127.0.0.1:{hung.port},127.0.0.1:{free_port()}"
+        url = pair.url.replace("://", f"://{places},")
+        with pytest.raises(ConfigError, match="min-replicas-to-write 1"):
+            await works(url)
+        pair.master.ask("CONFIG", "SET", "min-replicas-to-write", "1")
+        monkeypatch.setattr(store_module, "SENTINEL_DEADLINE", 0.2)
+        ledger = await works(url)
+        epochs = ledger.stats().epochs
+        pair.master.kill()
+        pair.sentinels[0].ask("SENTINEL", "FAILOVER", "store")
+        async with asyncio.timeout(20.0):
+            while True:
+                try:
+                    answers = [await take(ledger, "a:3", "x"), await take(ledger, "a:2", "h")]
+                    break
+                except LedgerLost:
+                    await asyncio.sleep(0.05)
+        assert ledger.stats().epochs == epochs + 1
+        assert answers
+        warned = [one for one in caplog.messages if "min-replicas-to-write 0" in one]
+        assert len(warned) == 1  # of the replica, when it is too late to refuse
+    finally:
+        hung.close()
+        pair.close()
+
+
+async def test_sentinels_and_their_master_over_tls_with_a_password_each(
+    started: Started, works: Works, certificates: tuple[Path, tuple[str, ...]]
+) -> None:
+    authority, options = certificates
+    master, watch = free_port(), Server(port=0)
+    started("--tls-port", str(master), "--tls-replication", "yes", *options)
+    port = free_port()
+    pairs = zip(options[::2], options[1::2], strict=True)
+    secure = [f"{name.removeprefix('--')} {value}" for name, value in pairs]
+    try:
+        watch.start_sentinel(
+            master, f"tls-port {port}", "tls-replication yes", "requirepass watch", *secure
+        )
+        place = f"rediss+sentinel://127.0.0.1:{port}/store/0?ssl_ca_certs={authority}"
+        async with asyncio.timeout(5.0):
+            while True:
+                store = Store(
+                    f"{place}&sentinel_password=watch", FleetConfig(allow_lost_writes=True)
+                )
+                try:
+                    assert (await store.connect(starting=True)).run
+                    break
+                except LedgerLost:  # the Sentinel has not asked its master yet
+                    await asyncio.sleep(0.05)
+                finally:
+                    await store.close()
+        stranger = Store(place, FleetConfig(allow_lost_writes=True))
+        with pytest.raises(LedgerLost, match=r"No master found for 'store'$"):
+            await stranger.connect()
+        await stranger.close()
+    finally:
+        watch.close()
+
+
+async def test_a_replica_is_no_store() -> None:
+    pair = Replicated(sentinels=0)
+    try:
+        pair.start()
+        store = Store(pair.replica.url, FleetConfig())
+        with pytest.raises(LedgerLost, match="is a replica"):
+            await store.connect()
+        await store.close()
+    finally:
+        pair.close()
+
+
+# --- what is refused at the start ----------------------------------------------------------------
+
+
+async def refused(url: str, **settings: object) -> str:
+    """What the member that can't start says."""
+    ledger = RedisLedger(url, config=FleetConfig(**settings))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as error:
+        await ledger.open()
+    assert not [task for task in asyncio.all_tasks() if "RedisLedger" in repr(task)]
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "policy", ["allkeys-lru", "volatile-ttl", "allkeys-random", "volatile-lfu"]
+)
+async def test_a_store_that_may_evict_is_refused(server: Server, policy: str) -> None:
+    """Also a policy for keys with an end alone: each of ours has one."""
+    server.ask("CONFIG", "SET", "maxmemory-policy", policy)
+    try:
+        said = await refused(server.url)
+    finally:
+        server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    assert f"maxmemory-policy {policy}" in said
+    assert "set maxmemory-policy noeviction" in said
+
+
+@pytest.mark.parametrize(("version", "right"), [("6.0", False), ("5.9", False), ("6.2", True)])
+async def test_a_version_that_is_too_old_is_refused(
+    server: Server, version: str, right: bool
+) -> None:
+    proxy = Proxy(str(server.socket))
+    await proxy.open()
+    found = re.search(rb"redis_version:\d\.\d", server.ask("INFO", "server"))
+    assert found is not None
+    proxy.rewrite = (found[0], f"redis_version:{version}".encode())
+    try:
+        if right:
+            store = Store(proxy.url, FleetConfig())
+            assert (await store.connect(starting=True)).run
+            await store.close()
+        else:
+            said = await refused(proxy.url)
+            assert f"is version {version}" in said
+            assert "Redis 6.2 or any Valkey is needed" in said
+    finally:
+        await proxy.close()
+
+
+async def test_replicas_that_may_miss_the_last_writes_are_refused_unless_that_is_wanted() -> None:
+    pair = Replicated(sentinels=0)
+    try:
+        pair.start()
+        said = await refused(pair.master.url)
+        assert "set min-replicas-to-write 1" in said
+        assert "fleet.allow_lost_writes = true" in said
+        for settings, least in (({"allow_lost_writes": True}, "0"), ({}, "1")):
+            pair.master.ask("CONFIG", "SET", "min-replicas-to-write", least)
+            store = Store(pair.master.url, FleetConfig(**settings))  # type: ignore[arg-type]
+            assert (await store.connect(starting=True)).run
+            await store.close()
+    finally:
+        pair.close()
+
+
+async def test_a_namespace_of_another_format_is_refused(server: Server) -> None:
+    """Also where the epoch is to begin anew: what is there is not ours to judge."""
+    server.ask("HSET", "{gatekeeper}:epoch", "id", "x", "server", "y", "format", str(FORMAT + 1))
+    said = await refused(server.url)
+    assert f"has format {FORMAT + 1}" in said
+    assert "fleet.namespace" in said
+    assert "choose another namespace" in said
+    assert b"x" in server.ask("HGET", "{gatekeeper}:epoch", "id")
+
+
+async def test_a_later_version_of_an_equal_format_may_say_more(
+    server: Server, works: Works, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What follows in a message, and messages of another kind, are dropped."""
+    ledger = await works(server.url)
+    listener = ledger._listeners["a"]
+    encoded = msgspec.msgpack.encode
+    async with redis.Redis(unix_socket_path=str(server.socket), protocol=2) as client:
+        for said in (
+            ["new", 1, 2],
+            ["b", "h", 5_000_000, "429", 0, 0, {"more": 1}],
+            ["p", "h", 1, 2],
+        ):
+            await client.publish("{gatekeeper}:all", encoded(said))
+    async with asyncio.timeout(5.0):
+        while not listener.reports or len(listener.pauses) < 2:
+            await asyncio.sleep(0.01)
+    assert listener.reports == [Report("h", 5.0, "429")]
+    assert not [one for one in caplog.messages if "can't be read" in one]
+
+
+# --- deadlines --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
+    monkeypatch.setattr(store_module, "CALL_DEADLINE", 0.1)
+    monkeypatch.setattr(store_module, "_LOOK", 0.01)
+    monkeypatch.setattr(ledger_module, "BEAT_EVERY", 0.1)
+    return 0.1
+
+
+async def test_a_server_that_accepts_and_never_answers_holds_nobody(
+    started: Started, works: Works, impatient: float
+) -> None:
+    server = started()
+    ledger = await works(server.url)
+    server.stop()
+    try:
+        async with asyncio.timeout(5.0):
+            with pytest.raises(LedgerLost):
+                await take(ledger, "a:9", "x")
+            while ledger.hearing:  # the other connection as well
+                await asyncio.sleep(0.01)
+            begun = wall.monotonic()
+            await asyncio.gather(
+                *(take(ledger, f"a:{n}", "x") for n in range(50)), return_exceptions=True
+            )
+            # All of them wait for one flight, and not one after the other.
+            assert wall.monotonic() - begun < 2.0
+            newcomer = RedisLedger(server.url, config=FleetConfig(hold=1.0))
+            await newcomer.open()
+            assert newcomer.state == "lost"
+            await newcomer.close()
+    finally:
+        server.go_on()
+    async with asyncio.timeout(5.0):
+        while not ledger.hearing or ledger.state != "connected":
+            await asyncio.sleep(0.01)
+
+
+async def gather_one(call: Coroutine[object, object, object]) -> object:
+    (found,) = await asyncio.gather(call, return_exceptions=True)
+    return found
+
+
+@pytest.mark.parametrize("how", ["drop", "swallow replies", "half-close"])
+async def test_a_wire_that_breaks_in_any_way_is_found_out(
+    started: Started, works: Works, impatient: float, how: str
+) -> None:
+    server = started()
+    proxy = Proxy(str(server.socket))
+    await proxy.open()
+    try:
+        ledger = await works(proxy.url)
+        epochs = ledger.stats().epochs
+        proxy.how = how  # type: ignore[assignment]
+        async with asyncio.timeout(5.0):
+            if how == "half-close":  # the store answers what it heard, and hears no more
+                await asyncio.gather(
+                    *(take(ledger, f"a:{n}", "x") for n in (4, 5)), return_exceptions=True
+                )
+            found = [await gather_one(take(ledger, f"a:{n}", f"y{n}")) for n in range(6, 10)]
+            assert any(isinstance(one, LedgerLost) for one in found)
+            proxy.how = "pass"
+            while not ledger.hearing or ledger.state != "connected":
+                await asyncio.sleep(0.01)
+        assert await granted(ledger, "a:20", "z")
+        assert not await granted(ledger, "a:21", "h")
+        assert ledger.stats().epochs == epochs
+    finally:
+        proxy.cut()
+        await ledger.close()
+        await proxy.close()
+
+
+async def test_closing_does_not_wait_for_a_store_that_is_away(
+    started: Started, works: Works, impatient: float
+) -> None:
+    server = started()
+    ledger = await works(server.url)
+    server.stop()
+    try:
+        async with asyncio.timeout(2.0):
+            await ledger.close()
+    finally:
+        server.go_on()
