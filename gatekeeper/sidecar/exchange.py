@@ -38,6 +38,7 @@ __all__ = [
     "FORWARD_AUTH",
     "JSON",
     "METHODS",
+    "OCTETS",
     "SANDBOXED",
     "Call",
     "Handler",
@@ -124,16 +125,21 @@ class Route:
     """A method and a path with all that is known of it.
 
     `query` and `body` are the structs that requests are read into, `answers` the body
-    of each status that is not a problem document (None: no body, a str: a media type).
+    of each status that is not a problem document (None: no body, a str: a media type), `events`
+    the data of each kind of server-sent event.
     """
 
     method: str
     path: str
     handler: Handler
     summary: str
+    operation: str = ""
+    """Its name in `/openapi.json`, from which generated clients name what calls it; empty for
+    what is none of their business."""
     query: type | None = None
     body: type | None = None
     answers: Mapping[int, Any] = field(default_factory=dict)
+    events: Mapping[str, type] = field(default_factory=dict)
     problems: tuple[int, ...] = ()
     body_required: bool = True
     needs: frozenset[Role] = frozenset({Role.ADMIN})
@@ -308,6 +314,8 @@ def retry_after(seconds: float) -> str:
 
 
 JSON = "application/json"
+OCTETS = "application/octet-stream"
+"""In `/openapi.json`: whatever a site sends, under the site's own Content-Type."""
 BODY_TIMEOUT = 20.0
 """Seconds that a request's body may take (T9: slow-loris)."""
 _JSON_HEADERS = {"Content-Type": JSON, "Server": "gatekeeper"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -21,6 +22,73 @@ SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 )
 def test_a_body_may_be_too_slow(operation: dict[str, Any]) -> None:
     assert "408" in operation["responses"]
+
+
+OPERATIONS: list[dict[str, Any]] = [one for path in PATHS.values() for one in path.values()]
+
+
+def test_every_operation_has_a_name_and_a_tag() -> None:
+    names = [one["operationId"] for one in OPERATIONS]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch("[a-z]+[A-Z][A-Za-z]+", name) for name in names), names
+    tags = [tag["name"] for tag in DOCUMENT["tags"]]
+    assert {tag for one in OPERATIONS for tag in one["tags"]} == set(tags)
+
+
+def test_every_endpoint_is_told_of() -> None:
+    """Those of the contract: a route that is left out here is left out of every client."""
+    wanted = {
+        *("get /v1/check", "post /v1/check", "get /v1/explain", "post /v1/explain"),
+        *("get /v1/robots", "get /v1/history", "get /v1/fetch", "get /v1/leases"),
+        *("post /v1/leases", "post /v1/leases/{id}/renew", "post /v1/leases/{id}/report"),
+        *("delete /v1/leases/{id}", "post /v1/leases/{id}/drop", "get /v1/hosts"),
+        *("get /v1/hosts/{host}", "post /v1/hosts/{host}/pause", "post /v1/hosts/{host}/resume"),
+        *("post /v1/hosts/{host}/refresh", "post /v1/hosts/{host}/block", "get /v1/overview"),
+        *("get /v1/decisions/{id}", "get /v1/events", "get /v1/series", "get /v1/config"),
+        *("post /v1/admin/reload", "get /healthz", "get /readyz", "get /metrics"),
+        *("get /openapi.json", "get /"),
+    }
+    assert {f"{method} {path}" for path in PATHS for method in PATHS[path]} == wanted
+
+
+def test_links_lead_to_operations_and_name_their_parameters() -> None:
+    by_name = {one["operationId"]: one for one in OPERATIONS}
+    found = [
+        link
+        for one in OPERATIONS
+        for answer in one["responses"].values()
+        for link in answer.get("links", {}).values()
+    ]
+    assert {"renewLease", "reportLease", "giveBackLease"} <= {one["operationId"] for one in found}
+    for link in found:
+        parameters = {one["name"] for one in by_name[link["operationId"]]["parameters"]}
+        assert link["parameters"].keys() <= parameters
+
+
+def test_queries_are_parameters_and_no_schemas() -> None:
+    assert not [name for name in SCHEMAS if name.endswith("Query")]
+    hosts = {one["name"]: one["schema"] for one in PATHS["/v1/hosts"]["get"]["parameters"]}
+    assert {"any", "free", "paused"} < set(hosts["state"]["enum"])
+    assert hosts["state"]["default"] == "any"
+
+
+def test_what_is_streamed_has_schemas_as_well() -> None:
+    assert {"DecisionEvent", "Dropped"} < SCHEMAS.keys()
+    assert "`DecisionEvent`" in PATHS["/v1/events"]["get"]["description"]
+
+
+def test_errors_are_problems_and_say_when_to_ask_again() -> None:
+    for one in OPERATIONS:
+        for status, answer in one["responses"].items():
+            if status.isdecimal() and int(status) >= 400:
+                assert "application/problem+json" in answer["content"]
+            if status in ("429", "503"):
+                assert "Retry-After" in answer["headers"]
+
+
+def test_a_fetched_page_may_have_any_status_of_its_site() -> None:
+    answers = PATHS["/v1/fetch"]["get"]["responses"]
+    assert {next(iter(one["content"])) for one in answers.values()} == {"application/octet-stream"}
 
 
 def test_a_fetched_page_has_the_sites_status_and_our_headers() -> None:

@@ -212,12 +212,21 @@ async def test_a_check_token_takes_no_lease_on_the_short_road_either(
 
 
 async def test_the_contract_says_which_role_each_operation_needs(door: Any) -> None:
-    _, contract = await (await door()).get("/openapi.json")
+    sidecar = with_tokens(await door())
+    bearer = {"Authorization": f"Bearer {BARE}"}
+    _, contract = await sidecar.get("/openapi.json", headers=bearer)
     for route in SHOWN:
         told = contract["paths"][route.path][route.method.lower()]["security"]
-        assert told == [{}, *({"token": [role]} for role in sorted(route.needs))]
+        assert told == [{"token": [role]} for role in sorted(route.needs)]
     scheme = contract["components"]["securitySchemes"]["token"]
     assert all(f"`{role}`" in scheme["description"] for role in Role)
+
+
+async def test_the_contract_names_no_token_where_none_is_asked_for(door: Any) -> None:
+    _, contract = await (await door()).get("/openapi.json")
+    assert "securitySchemes" not in contract["components"]
+    operations = [one for path in contract["paths"].values() for one in path.values()]
+    assert not [one["operationId"] for one in operations if "security" in one]
 
 
 @pytest.mark.parametrize("form", ["json", "text"])

@@ -16,7 +16,7 @@ from gatekeeper.decision import Decision
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.gate.leases import Lease, refuse
 from gatekeeper.robots.signals import parse_challenges
-from gatekeeper.sidecar.exchange import CRAWL, SANDBOXED, Call, Problem, Route, read_query
+from gatekeeper.sidecar.exchange import CRAWL, OCTETS, SANDBOXED, Call, Problem, Route, read_query
 from gatekeeper.sidecar.waiting import WantedLease
 
 if TYPE_CHECKING:
@@ -278,8 +278,9 @@ ROUTES = (
         "/v1/fetch",
         fetch,
         "The page itself, fetched politely.",
+        operation="fetchPage",
         query=FetchQuery,
-        answers={200: "*/*"},
+        answers={200: OCTETS},
         headers=(*_SAID, "Content-Location", *_ANSWERED, *_TOLD, "WWW-Authenticate"),
         relays=True,
         needs=CRAWL,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http
+import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,6 +15,7 @@ from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.exchange import (
     ANY,
     CHECK,
+    OCTETS,
     Call,
     Nothing,
     Problem,
@@ -55,6 +58,7 @@ _HEALTH = (
         "/healthz",
         healthz,
         "Is the process alive, and who is it?",
+        operation="isAlive",
         answers={200: Alive},
         probe=True,
     ),
@@ -63,6 +67,7 @@ _HEALTH = (
         "/readyz",
         readyz,
         "Does it take questions?",
+        operation="isReady",
         answers={200: Health},
         problems=(503,),
         probe=True,
@@ -102,7 +107,8 @@ async def index(service: Service, call: Call) -> web.StreamResponse:
 
 async def openapi_json(service: Service, call: Call) -> web.StreamResponse:
     """The contract for programs, from the same structs that answer."""
-    return json_response(document(service.router.routes, version=service.version))
+    tokens = bool(service.admission.tokens)
+    return json_response(document(service.router.routes, version=service.version, tokens=tokens))
 
 
 async def prometheus(service: Service, call: Call) -> web.StreamResponse:
@@ -112,10 +118,33 @@ async def prometheus(service: Service, call: Call) -> web.StreamResponse:
 
 _DOCS = (
     # It looks by itself who asks: a browser without a token is led to where it can sign in.
-    Route("GET", "/", index, "This list.", answers={200: Index}, problems=(401, 403), probe=True),
-    Route("GET", "/openapi.json", openapi_json, "The contract.", answers={200: dict}, needs=CHECK),
     Route(
-        "GET", "/metrics", prometheus, "For Prometheus.", answers={200: "text/plain"}, needs=CHECK
+        "GET",
+        "/",
+        index,
+        "This list.",
+        operation="listEndpoints",
+        answers={200: Index},
+        problems=(401, 403),
+        probe=True,
+    ),
+    Route(
+        "GET",
+        "/openapi.json",
+        openapi_json,
+        "The contract.",
+        operation="getContract",
+        answers={200: dict[str, Any]},
+        needs=CHECK,
+    ),
+    Route(
+        "GET",
+        "/metrics",
+        prometheus,
+        "For Prometheus.",
+        operation="getMetrics",
+        answers={200: "text/plain"},
+        needs=CHECK,
     ),
 )
 
@@ -138,6 +167,7 @@ _ADMIN = (
         "/v1/admin/reload",
         reload_config,
         "Read the configuration again.",
+        operation="reloadConfiguration",
         body=Nothing,
         answers={200: Reloaded},
         problems=(400, 409, 413, 415),
@@ -153,16 +183,79 @@ ROUTES = (*_ADMIN, *_HEALTH, *_DOCS)
 _REF = "#/components/schemas/{name}"
 _ALWAYS = (401, 403, 429, 500)
 """Credentials, the bounds of a client, and internal errors."""
+_WITH_RETRY_AFTER = frozenset({429, 503})
+_BINARY = {"type": "string", "format": "binary"}
+"""A body of octets, in the form that generators of clients know."""
 
 _ROLES = (
     "A token of server.token_file, if there is one. It has roles: `check` asks about URLs; "
     "`crawl` takes leases and fetches pages, and `admin` sees and controls hosts and the service, "
     "and both may do what `check` may. Each operation names the roles of which one is needed."
 )
+_TAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "questions": (
+        "May a URL be fetched, and why?",
+        ("/v1/check", "/v1/explain", "/v1/robots", "/v1/history"),
+    ),
+    "leases": ("Turns at hosts: the right to send one request each.", ("/v1/leases",)),
+    "pages": ("Pages fetched by the service itself.", ("/v1/fetch",)),
+    "hosts": ("When each host is due, and how it is held back.", ("/v1/hosts",)),
+    "operators": (
+        "What happens now, and what happened lately.",
+        ("/v1/overview", "/v1/decisions", "/v1/events", "/v1/series", "/v1/config", "/v1/admin"),
+    ),
+    "service": ("The service itself.", ("/",)),
+}
+"""What each is about, and how its paths begin."""
+_PARAMETERS = {
+    "host": "The name of a host, or its address.",
+    "id": "As an earlier answer named it.",
+}
+_LEASE_LINKS = {
+    operation: {
+        "operationId": operation,
+        "parameters": {"id": "$response.body#/id"},
+        "description": text,
+    }
+    for operation, text in (
+        ("renewLease", "Hold it longer."),
+        ("reportLease", "Say what came of the request; that ends the lease."),
+        ("giveBackLease", "Give it back unused."),
+    )
+}
+_LINKS: Mapping[str, Mapping[str, Any]] = {
+    "acquireLease": _LEASE_LINKS,
+    "renewLease": _LEASE_LINKS,
+    "listLeases": {
+        "dropLease": {
+            "operationId": "dropLease",
+            "parameters": {"id": "$response.body#/leases/0/id"},
+            "description": "Take the first of them away.",
+        }
+    },
+    "listHosts": {
+        "getHost": {
+            "operationId": "getHost",
+            "parameters": {"host": "$response.body#/hosts/0/host"},
+            "description": "Every clock of the first of them.",
+        }
+    },
+    "checkUrl": {
+        "getDecision": {
+            "operationId": "getDecision",
+            "parameters": {"id": "$response.body#/id"},
+            "description": "Who asked for it, and when.",
+        }
+    },
+}
+"""Of the good answer of each operation: what may be asked next."""
 
 
-def document(routes: Iterable[Route], *, version: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of every route that is neither a catch-all nor a page."""
+def document(routes: Iterable[Route], *, version: str, tokens: bool = False) -> dict[str, Any]:
+    """An OpenAPI 3.1 document of every route that is neither a catch-all nor a page.
+
+    `tokens`: whether the service asks for them. Where it does not, no operation names any.
+    """
     shown = [route for route in routes if route.method != ANY and not for_people(route)]
     kinds = sorted(_structs(shown), key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
@@ -171,7 +264,8 @@ def document(routes: Iterable[Route], *, version: str) -> dict[str, Any]:
     names = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in shown:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, names)
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, names, tokens)
+    schemes = {"token": {"type": "http", "scheme": "bearer", "description": _ROLES}}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -180,13 +274,13 @@ def document(routes: Iterable[Route], *, version: str) -> dict[str, Any]:
             "description": "Ask first, then wait your turn.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
+        "servers": [
+            {"url": "/", "description": "Where this document came from."},
+            {"url": "http://127.0.0.1:8750", "description": "Where `gatekeeper serve` listens."},
+        ],
+        "tags": [{"name": name, "description": text} for name, (text, _) in _TAGS.items()],
         "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {
-                "token": {"type": "http", "scheme": "bearer", "description": _ROLES}
-            },
-        },
+        "components": {"schemas": components} | ({"securitySchemes": schemes} if tokens else {}),
     }
 
 
@@ -196,11 +290,16 @@ def for_people(route: Route) -> bool:
 
 
 def _structs(routes: Iterable[Route]) -> set[type]:
+    """What stands in a body; queries are parameters."""
     found: set[type] = {ProblemDocument}
     for route in routes:
-        candidates = (route.query, route.body, *route.answers.values())
+        candidates = (route.body, *route.answers.values(), *route.events.values())
         found.update(kind for kind in candidates if isinstance(kind, type))
     return found
+
+
+def _tag(route: Route) -> str:
+    return next(name for name, (_, begins) in _TAGS.items() if route.path.startswith(begins))
 
 
 def _say_times(kind: msgspec.inspect.Type, components: dict[str, Any]) -> None:
@@ -228,16 +327,17 @@ def _may_be_time(kind: msgspec.inspect.Type) -> bool:
     )
 
 
-def _operation(route: Route, names: dict[type, Any]) -> dict[str, Any]:
+def _operation(route: Route, names: dict[type, Any], tokens: bool) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "operationId": f"{route.method.lower()}{re.sub(r'[^a-zA-Z0-9]+', '_', route.path)}",
+        "operationId": route.operation,
+        "tags": [_tag(route)],
         "summary": route.summary,
+        "description": _description(route),
         "parameters": [*_path_parameters(route), *_query_parameters(route.query)],
         "responses": _responses(route, names),
     }
-    if not route.probe:
-        # Where no tokens are set, none is asked for. One that is needs one of these roles.
-        operation["security"] = [{}, *({"token": [role]} for role in sorted(route.needs))]
+    if tokens and not route.probe:
+        operation["security"] = [{"token": [role]} for role in sorted(route.needs)]
     if route.body is not None:
         operation["requestBody"] = {
             "required": route.body_required,
@@ -246,9 +346,22 @@ def _operation(route: Route, names: dict[type, Any]) -> dict[str, Any]:
     return operation
 
 
+def _description(route: Route) -> str:
+    text = inspect.getdoc(route.handler) or route.summary
+    for event, kind in route.events.items():
+        text += f"\n\nThe data of an event `{event}` is a `{kind.__name__}` in JSON."
+    return text
+
+
 def _path_parameters(route: Route) -> list[dict[str, Any]]:
     return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": _PARAMETERS[name],
+            "schema": {"type": "string"},
+        }
         for name in re.findall(r"\{(\w+)\}", route.path)
     ]
 
@@ -266,9 +379,14 @@ def _query_parameters(kind: type | None) -> list[dict[str, Any]]:
 
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter's schema without null: a query string has no way to say it."""
+    """A parameter's schema without null, since a query string has no way to say it; several lists
+    of words become one."""
     choices = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
-    rest = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
+    rest = {key: value for key, value in schema.items() if key != "anyOf"}
+    if rest.get("default", "") is None:
+        del rest["default"]
+    if choices and all(one.keys() == {"enum"} for one in choices):
+        choices = [{"enum": sorted(word for one in choices for word in one["enum"])}]
     if len(choices) == 1:
         return {**rest, **choices[0]}
     return {**rest, "anyOf": choices} if choices else rest
@@ -278,15 +396,21 @@ def _responses(route: Route, names: dict[type, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, kind in route.answers.items():
         answer: dict[str, Any] = {"description": route.summary}
-        if isinstance(kind, str):
-            answer["content"] = {kind: {}}
+        if kind == OCTETS:
+            answer["content"] = {kind: {"schema": _BINARY}}
+        elif isinstance(kind, str):
+            answer["content"] = {kind: {"schema": {"type": "string"}}}
         elif kind is not None:
-            answer["content"] = {"application/json": {"schema": names[kind]}}
+            answer["content"] = {
+                "application/json": {"schema": names.get(kind, {"type": "object"})}
+            }
+        if status == route.status and (links := _LINKS.get(route.operation)):
+            answer["links"] = links
         responses[str(status)] = answer
     if route.relays:
         responses["default"] = {
-            "description": "What the site answered, with the site's own status.",
-            "content": {"*/*": {}},
+            "description": "What the site answered, with the site's own status and Content-Type.",
+            "content": {OCTETS: {"schema": _BINARY}},
         }
     for answer in responses.values():
         if route.headers:
@@ -295,8 +419,25 @@ def _responses(route: Route, names: dict[type, Any]) -> dict[str, Any]:
     if route.body is not None:
         problems.add(408)  # a body that is too long on its way
     for status in sorted(problems):
-        responses[str(status)] = {
-            "description": "A problem document (RFC 9457).",
-            "content": {"application/problem+json": {"schema": names[ProblemDocument]}},
-        }
+        responses[str(status)] = _problem(status, names)
+        if route.relays:
+            # The site may have answered so: then the body is the site's.
+            content = responses[str(status)]["content"]
+            responses[str(status)]["content"] = {OCTETS: {"schema": _BINARY}, **content}
     return responses
+
+
+def _problem(status: int, names: dict[type, Any]) -> dict[str, Any]:
+    phrase = http.HTTPStatus(status).phrase
+    answer: dict[str, Any] = {
+        "description": f"{phrase}: a problem document (RFC 9457).",
+        "content": {"application/problem+json": {"schema": names[ProblemDocument]}},
+    }
+    if status in _WITH_RETRY_AFTER:
+        answer["headers"] = {
+            "Retry-After": {
+                "description": "Whole seconds, at least 1.",
+                "schema": {"type": "integer", "minimum": 1},
+            }
+        }
+    return answer
