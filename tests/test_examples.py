@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -156,13 +157,89 @@ async def test_curl_asks_a_sidecar(
     assert internet.sites["127.0.0.1"].paths == ["/robots.txt", "/a"]
 
 
-_RUN_ELSEWHERE = {"robots-txt.yml": "tests/documents/test_lint_page.py"}
+MODULES = EXAMPLES / "typescript" / "node_modules"
+
+
+@pytest.mark.skipif(
+    not (MODULES / ".bin" / "openapi-typescript").exists(),
+    reason="npm's packages are not installed: npm install --prefix examples/typescript",
+)
+async def test_typescript_asks_a_sidecar_with_generated_types(
+    internet: FakeInternet, base: str, config: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "typescript"
+    shutil.copytree(
+        MODULES.parent, folder, ignore=shutil.ignore_patterns("node_modules", "*.js", "schema.d.ts")
+    )
+    (folder / "node_modules").symlink_to(MODULES)
+    urls = [f"{base}/a", f"{base}/private", f"{base}/busy", f"{base}/b"]
+    scripts = json.loads((folder / "package.json").read_text(encoding="utf-8"))["scripts"]
+    path = f"{folder / 'node_modules' / '.bin'}:{os.environ['PATH']}"  # as `npm run` does
+    async with sidecar(config) as url:
+        for name, given in (("types", ()), ("build", ()), ("crawl", urls)):
+            command = f'cd "$0" && {scripts[name]} "$@"'
+            code, output = await run(
+                *("sh", "-c", command, str(folder), *given), GATEKEEPER_URL=url, PATH=path
+            )
+            assert code == 0, output
+            assert "warn" not in output.lower()
+
+    first, *rest = output.splitlines()
+    assert first == "4 URLs, 1 denied"
+    assert dict(line.split(" ", 1) for line in rest) == {
+        urls[0]: "200, 9 bytes",
+        urls[1]: "denied (rule)",
+        urls[2]: "429, 0 bytes",
+        urls[3]: "200, 10 bytes",
+    }
+    assert "/private" not in internet.sites["127.0.0.1"].paths
+    assert min(gaps(internet)) >= INTERVAL * 0.95
+
+
+@pytest.mark.skipif(CURL is None, reason="curl is not installed")
+async def test_the_shell_crawls_through_a_sidecar(
+    internet: FakeInternet,
+    base: str,
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GATEKEEPER_USER_AGENT", "examplebot/1.0")  # the sidecar's, which fetches
+    pages, listed = tmp_path / "pages", tmp_path / "urls"
+    busy = Page(status=429, headers={"Retry-After": "1"})
+    internet.sites["127.0.0.1"].on("/once", busy, Page("at last"))
+    urls = [f"{base}/a", f"{base}/private", f"{base}/once", f"{base}/b"]
+    listed.write_text("".join(f"{one}\n" for one in urls), encoding="utf-8")
+    script = str(EXAMPLES / "sidecar_shell.sh")
+    async with sidecar(config) as url:
+        code, output = await run(
+            "sh", "-c", 'sh "$0" "$1" <"$2"', script, str(pages), str(listed), GATEKEEPER_URL=url
+        )
+
+    assert code == 0, output
+    said = dict(line.split(" ", 1) for line in output.splitlines())
+    assert said == {
+        urls[0]: "200",
+        urls[1]: "403 Forbidden",
+        urls[2]: "429",  # the site's own answer, which is told as it came
+        urls[3]: "200",  # after the host's block, which the sidecar said the end of
+    }
+    assert (pages / "1").read_text(encoding="utf-8") == "the first"
+    assert (pages / "4").read_text(encoding="utf-8") == "the second"
+    assert internet.sites["127.0.0.1"].paths == ["/robots.txt", "/a", "/once", "/b"]
+
+
+_RUN_ELSEWHERE = {
+    "nginx": "tests/sidecar/test_neighbours.py",
+    "robots-txt.yml": "tests/documents/test_lint_page.py",
+}
 
 
 def test_every_example_is_listed_and_run() -> None:
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     here = Path(__file__).read_text(encoding="utf-8")
-    for path in EXAMPLES.glob("*.*"):
-        if path.name != "README.md":
-            assert f"({path.name})" in listed
-            assert f'"{path.name}"' in here or path.name in _RUN_ELSEWHERE
+    for path in EXAMPLES.iterdir():
+        if path.name == "README.md":
+            continue
+        assert f"({path.name}{'/' if path.is_dir() else ''})" in listed
+        assert f'"{path.name}"' in here or path.name in _RUN_ELSEWHERE

@@ -72,6 +72,19 @@ def test_queries_are_parameters_and_no_schemas() -> None:
     assert hosts["state"]["default"] == "any"
 
 
+def test_a_field_is_required_where_it_is_always_there() -> None:
+    wanted, lease = SCHEMAS["LeaseRequestBody"], SCHEMAS["LeaseBody"]
+    assert wanted["required"] == ["url"]
+    assert wanted["properties"]["ttl"]["description"] == "60.0 unless given."
+    assert set(lease["required"]) == lease["properties"].keys()
+    assert set(SCHEMAS["Decision"]["required"]) == SCHEMAS["Decision"]["properties"].keys()
+    assert "decision" not in SCHEMAS["ProblemDocument"]["required"]
+    # Generators take a field that has one for a field that is there.
+    assert not [
+        s for s in SCHEMAS.values() for p in s.get("properties", {}).values() if "default" in p
+    ]
+
+
 def test_what_is_streamed_has_schemas_as_well() -> None:
     assert {"DecisionEvent", "Dropped"} < SCHEMAS.keys()
     assert "`DecisionEvent`" in PATHS["/v1/events"]["get"]["description"]

@@ -259,8 +259,9 @@ def document(routes: Iterable[Route], *, version: str, tokens: bool = False) -> 
     shown = [route for route in routes if route.method != ANY and not for_people(route)]
     kinds = sorted(_structs(shown), key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    bodies = {route.body for route in shown if route.body is not None}
     for kind in kinds:
-        _say_times(msgspec.inspect.type_info(kind), components)
+        _refine(msgspec.inspect.type_info(kind), components, bodies)
     names = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in shown:
@@ -302,23 +303,41 @@ def _tag(route: Route) -> str:
     return next(name for name, (_, begins) in _TAGS.items() if route.path.startswith(begins))
 
 
-def _say_times(kind: msgspec.inspect.Type, components: dict[str, Any]) -> None:
-    """Say `date-time` where msgspec, which reads times without a zone too, says `string`."""
+def _refine(kind: msgspec.inspect.Type, components: dict[str, Any], bodies: set[type]) -> None:
+    """Say of the structs in a type what msgspec does not: which times are times, and which fields
+    are always there.
+
+    A `default` is left out: generators take a field that has one for a field that is there. Of a
+    request that is wrong, and its description says it instead; in an answer every field is written.
+    """
     if isinstance(kind, msgspec.inspect.StructType):
-        properties = components[kind.cls.__name__]["properties"]
+        schema = components[kind.cls.__name__]
+        properties = schema["properties"]
         for field in kind.fields:
-            schema = properties[field.encode_name]
-            if isinstance(field.type, msgspec.inspect.DateTimeType):
-                schema["format"] = "date-time"
-            for one in schema.get("anyOf", ()):
-                if one == {"type": "string"} and _may_be_time(field.type):
-                    one["format"] = "date-time"
-            _say_times(field.type, components)
+            default = _refine_field(field, properties[field.encode_name])
+            if kind.cls in bodies and default not in (None, ""):
+                properties[field.encode_name]["description"] = f"{default} unless given."
+            _refine(field.type, components, bodies)
+        if kind.cls not in bodies and not kind.cls.__struct_config__.omit_defaults:
+            schema["required"] = list(properties)
     elif isinstance(kind, msgspec.inspect.UnionType):
-        for one_type in kind.types:
-            _say_times(one_type, components)
+        for one in kind.types:
+            _refine(one, components, bodies)
     elif isinstance(kind, msgspec.inspect.ListType | msgspec.inspect.VarTupleType):
-        _say_times(kind.item_type, components)
+        _refine(kind.item_type, components, bodies)
+    elif isinstance(kind, msgspec.inspect.DictType):
+        _refine(kind.value_type, components, bodies)
+
+
+def _refine_field(field: msgspec.inspect.Field, schema: dict[str, Any]) -> Any:
+    """The default that was taken out, or None."""
+    if isinstance(field.type, msgspec.inspect.DateTimeType):
+        schema["format"] = "date-time"
+    for one in schema.get("anyOf", ()):
+        # msgspec, which reads times without a zone too, says `string`.
+        if one == {"type": "string"} and _may_be_time(field.type):
+            one["format"] = "date-time"
+    return schema.pop("default", None)
 
 
 def _may_be_time(kind: msgspec.inspect.Type) -> bool:
