@@ -28,7 +28,14 @@ from yarl import URL
 
 from gatekeeper.clock import Clock, SharedTimer
 from gatekeeper.config import Config, FetchConfig, PacingConfig
-from gatekeeper.errors import GateClosed, InvalidURL, LeaseTimeout, LedgerLost, StorageError
+from gatekeeper.errors import (
+    GateClosed,
+    HoldLapsed,
+    InvalidURL,
+    LeaseTimeout,
+    LedgerLost,
+    StorageError,
+)
 from gatekeeper.fetching.guard import FirstDial, GuardedConnector, connecting, dialling
 from gatekeeper.fetching.limits import HostTurns, RetrievalDeadline, Slots, watching
 from gatekeeper.fetching.outcomes import (
@@ -540,6 +547,7 @@ async def _body_of(
 _ACCEPT: Final = "text/plain, text/*;q=0.9, */*;q=0.1"
 _ENCODING: Final = "gzip, deflate"  # no other: the cap stands on decoded octets
 _RATE_LIMIT: Final = type(ETAG)("RateLimit")
+_MOST_LAPSED = 3
 _PATH: Final = "/robots.txt"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _MAX_VALIDATOR: Final = 1_024
@@ -570,12 +578,9 @@ class Fetcher:
         signer: Signer | None = None,
     ) -> None:
         self._session, self._signer = session, signer
-        self._config = config.fetch
-        self._clock = clock
-        self._rng = rng
+        self._config, self._clock, self._rng = config.fetch, clock, rng
         self._take_turn = take_turn or HostTurns(clock, config.pacing.default_interval)
-        self._refuse = refuse
-        self._known = known
+        self._refuse, self._known = refuse, known
         self._slots = Slots(
             clock, config.fetch.max_concurrent, max_in_flight=config.pacing.max_in_flight
         )
@@ -648,9 +653,7 @@ class _Redirects:
     )
 
     def __init__(self, fetcher: Fetcher, origin: str, validators: Validators | None) -> None:
-        self._fetcher = fetcher
-        self._origin = origin
-        self._validators = validators
+        self._fetcher, self._origin, self._validators = fetcher, origin, validators
         self._target: Target = parse(origin + _PATH)
         self._hops: list[str] = []
         self._start = self._target.url
@@ -661,9 +664,14 @@ class _Redirects:
         """Seconds that the latest reply asks to wait."""
 
     async def run(self) -> Retrieval:
+        lapsed = 0
         while True:
-            reply = await self._ask()
-            reply = self._not_modified(reply)
+            try:
+                reply = self._not_modified(await self._ask())
+            except HoldLapsed:  # nothing was sent: in another turn, but not for ever
+                if (lapsed := lapsed + 1) > _MOST_LAPSED:
+                    raise
+                continue
             if reply.outcome.row.retry and not self._retried:
                 self._retried = True
                 if reply.outcome is Outcome.BAD_ENCODING:
@@ -684,9 +692,8 @@ class _Redirects:
                 target, self._own_headers(url), self._watch, first_hop=not self._hops
             )
             headers = reply.headers
-            self._wait = None
-            if RETRY_AFTER in headers or _RATE_LIMIT in headers:
-                self._wait = fetcher._wait_of(headers)
+            told = RETRY_AFTER in headers or _RATE_LIMIT in headers
+            self._wait = fetcher._wait_of(headers) if told else None
             turn.report(status=reply.status, elapsed=reply.elapsed, retry_after=self._wait)
         return reply
 

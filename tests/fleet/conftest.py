@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.clock import SystemClock
+from gatekeeper.clock import SystemClock, Timer
 from gatekeeper.config import FleetConfig
 from gatekeeper.fleet import RedisLedger, scripts
 from gatekeeper.fleet import ledger as ledger_module
@@ -30,6 +30,9 @@ class ShiftedClock(SystemClock):
 
     def monotonic(self) -> float:  # type: ignore[override]
         return SystemClock.monotonic() + self.by
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
+        return super().call_at(when - self.by, callback, *args)
 
 
 class FleetTime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 __all__ = ["Proxy"]
@@ -14,11 +15,15 @@ How = Literal["pass", "drop", "delay", "half-close", "swallow replies"]
 class Proxy:
     """Listens on loopback; `how` says what happens to bytes from now on."""
 
-    def __init__(self, path: str) -> None:
-        """`path`: the store's unix socket."""
-        self.path = path
+    def __init__(self, target: str | int) -> None:
+        """`target`: a unix socket, or a port of loopback."""
+        self.target = target
+        self.first: list[Callable[[], Awaitable[None]]] = []
+        """Awaited before the next connections are passed on, one each."""
         self.how: How = "pass"
         self.delay = 0.2
+        self.swallowed = 0
+        """Replies that did not arrive."""
         self.rewrite: tuple[bytes, bytes] | None = None
         """Of equal length: what the store says, and what arrives in its place."""
         self.connections = 0
@@ -27,9 +32,14 @@ class Proxy:
         self._server: asyncio.Server | None = None
 
     @property
-    def url(self) -> str:
+    def port(self) -> int:
         assert self._server is not None
-        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        """Of a store."""
+        return f"redis://127.0.0.1:{self.port}/0"
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -37,7 +47,12 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
-            there, back = await asyncio.open_unix_connection(self.path)
+            if self.first:
+                await self.first.pop(0)()
+            if isinstance(self.target, int):
+                there, back = await asyncio.open_connection("127.0.0.1", self.target)
+            else:
+                there, back = await asyncio.open_unix_connection(self.target)
         except OSError:
             writer.close()
             return
@@ -53,6 +68,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
                 if self.how == "drop" or (self.how == "swallow replies" and not asks):
+                    self.swallowed += not asks
                     continue
                 if self.rewrite is not None and not asks:
                     data = data.replace(*self.rewrite)

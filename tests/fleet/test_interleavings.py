@@ -1,0 +1,251 @@
+"""Orders of events that a rule was made for, each over a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gatekeeper.config import FleetConfig
+from gatekeeper.errors import LedgerLost
+from gatekeeper.fleet import RedisLedger
+from gatekeeper.pacing.ledger import End, Granted, NotBefore, Report, ScopeClock, ScopeRequest
+from tests.fleet.conftest import FleetTime, Join
+from tests.fleet.proxy import Proxy
+from tests.fleet.server import Replicated
+from tests.fleet.test_epochs import HOLD, Knowing, again
+from tests.pacing.ledger_rules import Listener, asks, granted, listen, near, take, wait_of
+
+
+class Failover:
+    """Two members behind a wire that leads to the master, and to its replica once that is lost."""
+
+    def __init__(self, pair: Replicated, wire: Proxy, time: FleetTime) -> None:
+        self.pair, self.wire, self.time = pair, wire, time
+        self.members: list[RedisLedger] = []
+
+    async def join(self, listener: Listener) -> RedisLedger:
+        config = FleetConfig(allow_lost_writes=True)
+        ledger = RedisLedger(self.wire.url, clock=self.time.clock, config=config)
+        ledger.listen("ab"[len(self.members)], listener)
+        self.members.append(ledger)
+        await ledger.open()
+        return ledger
+
+    def cut_off(self) -> None:
+        """The replica gets no further writes."""
+        self.pair.replica.ask("REPLICAOF", "NO", "ONE")
+
+    def promote(self) -> None:
+        self.pair.master.kill()
+        self.time.server = self.pair.replica
+        self.wire.target = str(self.pair.replica.socket)
+        self.wire.cut()
+
+    def silence(self, member: RedisLedger) -> None:
+        for task in (member._beating, member._hearing):
+            assert task is not None
+            task.cancel()
+
+
+@pytest.fixture
+async def failover(time: FleetTime) -> AsyncIterator[Failover]:
+    pair = Replicated(sentinels=0)
+    pair.start()
+    wire = Proxy(str(pair.master.socket))
+    await wire.open()
+    made = Failover(pair, wire, FleetTime(pair.master, time.clock))
+    yield made
+    for member in made.members:
+        await member.close()
+    await wire.close()
+    pair.close()
+
+
+async def replicated(failover: Failover) -> None:
+    """Everything so far is on the replica."""
+    async with asyncio.timeout(5.0):
+        while failover.pair.master.ask("WAIT", "1", "1000") != b":1\r\n":
+            await asyncio.sleep(0.01)
+
+
+async def hears(ledger: RedisLedger) -> None:
+    """Until then it is sent to ask again each second."""
+    async with asyncio.timeout(5.0):
+        while not ledger.hearing:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_replica_is_promoted_without_the_last_write_but_with_the_epoch_key(
+    failover: Failover,
+) -> None:
+    """The key alone would say that nothing happened."""
+    one = await failover.join(Knowing(ScopeClock("known", 5.0, 60.0)))
+    other = await failover.join(Knowing())
+    await failover.time.tick(1000.0)
+    for member in (one, other):
+        async with member._using:
+            await member._sign()
+    assert await granted(one, "a:1", "before")
+    await replicated(failover)
+    epoch = failover.pair.replica.ask("HGET", "{gatekeeper}:epoch", "id")
+    failover.cut_off()
+    assert await granted(one, "a:2", "h")  # the last write
+    failover.promote()
+    assert failover.pair.replica.ask("HGET", "{gatekeeper}:epoch", "id") == epoch
+    # The one that knows nothing of it comes first, and has to wait for the other.
+    assert (await again(other, "b:1", "h")).seconds > 1.0
+    assert failover.pair.replica.ask("HGET", "{gatekeeper}:epoch", "id") != epoch
+    await again(one, "a:3", "h")
+    assert await granted(other, "b:2", "free")
+    for host in ("h", "before"):
+        assert not await granted(other, f"b:{host}", host)
+    await hears(other)
+    assert near(await wait_of(other, "b:4", "known"), 55.0, 2.0)
+
+
+async def test_a_replica_is_promoted_and_the_one_that_wrote_last_is_gone(
+    failover: Failover,
+) -> None:
+    one, other = await failover.join(Knowing()), await failover.join(Knowing())
+    await failover.time.tick(1000.0)
+    for member in (one, other):
+        async with member._using:
+            await member._sign()
+    await replicated(failover)
+    failover.cut_off()
+    assert await granted(one, "a:1", "h", interval=60.0)
+    failover.silence(one)
+    failover.promote()
+    left = (await again(other, "b:1", "h", 60.0)).seconds
+    assert left > 1.5 * HOLD - 2.0
+    await failover.time.tick(left)
+    await hears(other)
+    # Its hold is over, and what the site asks for counts from the end of it.
+    assert near(await wait_of(other, "b:1", "h", interval=60.0), 50.0, 2.0)
+    assert await granted(other, "b:2", "x", interval=0.0)
+
+
+async def test_a_stopped_members_grant_over_a_flushall_is_older_than_its_hold(
+    join: Join, time: FleetTime
+) -> None:
+    """What it was granted and has not sent is thrown away before the others may start."""
+    one, stopped = await join(), await join()
+    sent = time.clock.monotonic()
+    answer = await take(stopped, "s:1", "h")
+    assert isinstance(answer, Granted)
+    good_until = sent + answer.seconds
+    await one._sign()
+    for task in (stopped._beating, stopped._hearing):
+        assert task is not None
+        task.cancel()
+    time.server.ask("FLUSHALL")
+    for _ in range(20):  # whenever somebody is let in, that grant is stale
+        found = await again_or_granted(one, "a:1", "h")
+        if isinstance(found, Granted):
+            break
+        await time.tick(min(found.seconds, 2.0))
+    else:
+        raise AssertionError("nobody is ever let in")
+    assert time.clock.monotonic() >= good_until
+    # It goes on, and its old token is worth nothing: it asks as everybody does.
+    async with stopped._using:
+        with pytest.raises(LedgerLost):
+            await stopped._sign()
+        await stopped._recover()
+    assert isinstance(await take(stopped, "s:2", "h"), NotBefore)
+
+
+async def again_or_granted(ledger: RedisLedger, token: str, host: str) -> Granted | NotBefore:
+    for _ in range(3):
+        try:
+            return await take(ledger, token, host)
+        except LedgerLost:
+            continue
+    raise AssertionError("it does not come back")
+
+
+@pytest.mark.parametrize("left", [0.5, 5.0, 19.0])
+async def test_a_hold_runs_out_unheaded_with_an_interval_longer_than_what_is_left(
+    join: Join, time: FleetTime, left: float
+) -> None:
+    """It may have been sent at its very end: the interval counts from there, also the longer one
+    of somebody who asks later, and one that an answer taught meanwhile."""
+    ledger = await join()
+    assert await granted(ledger, "a:1", "h", interval=1.0)
+    await time.tick(HOLD - left)
+    assert near(await wait_of(ledger, "b:1", "h", interval=60.0), max(left, 60.0 - HOLD + left), 1)
+    await ledger.block([Report("h", 0.0, "slow down", 90.0, 600.0)])
+    await time.tick(left + 0.01)
+    assert near(await wait_of(ledger, "b:1", "h", interval=60.0), 90.0, 1.0)
+    await ledger.end([End("b:1", "undone")])
+    await time.tick(88.0)
+    assert not await granted(ledger, "c:1", "h", interval=1.0)
+    await time.tick(2.5)
+    assert await granted(ledger, "c:1", "h", interval=1.0)
+
+
+@pytest.mark.parametrize("block_first", [True, False])
+async def test_a_429_and_the_free_slot_in_either_order(join: Join, block_first: bool) -> None:
+    """Told in one turn of the loop, nobody starts between the two."""
+    one, other = await join(), await join()
+    listener = Listener()
+    await listen(other, "b", listener)
+    assert await granted(one, "a:1", "h", interval=0.0)
+    assert not await granted(other, "b:1", "h", interval=0.0)
+    calls = [one.block([Report("h", 30.0, "429")]), one.end([End("a:1")])]
+    asking = other.take([asks("b:1", "h", interval=0.0)])
+    answers = await asyncio.gather(*(calls if block_first else reversed(calls)), asking)
+    (answer,) = answers[-1]
+    assert isinstance(answer, NotBefore)
+    await listener.heard()
+    # The one that waits is told of the end of the block, and not before of a slot.
+    assert all(seconds > 29.0 for _, seconds in listener.opened_for)
+    assert near(await wait_of(other, "b:1", "h", interval=0.0), 30.0, 1.0)
+
+
+async def test_two_slots_and_a_block_between_grant_and_send(join: Join) -> None:
+    """The second one hears of it before it could know from an answer."""
+    one, other = await join(), await join()
+    two = ScopeRequest("h", 0.0, 2)
+    first, second = Listener(), Listener()
+    await listen(one, "a", first)
+    await listen(other, "b", second)
+    assert await granted(one, "a:1", two)
+    assert await granted(other, "b:1", two)
+    await one.end([End("a:1", "sent", (Report("h", 30.0, "429"),))])
+    async with asyncio.timeout(5.0):
+        while not second.reports:
+            await asyncio.sleep(0.005)
+    assert second.reports == [Report("h", 30.0, "429")]
+    # It was not sent: undone, the slot is free, and the block holds.
+    await other.end([End("b:1", "undone")])
+    assert near(await wait_of(other, "b:2", two), 30.0, 1.0)
+
+
+async def test_a_lost_reply_over_a_wire_that_swallows_it(time: FleetTime, join: Join) -> None:
+    """The grant was made; asked again under the same token it is the same one, and a second
+    member is not let in."""
+    other = await join()
+    wire = Proxy(str(time.server.socket))
+    await wire.open()
+    ledger = RedisLedger(wire.url, clock=time.clock)
+    await ledger.open()
+    try:
+        wire.how = "swallow replies"
+        call = asyncio.create_task(take(ledger, "a:1", "h"))
+        async with asyncio.timeout(5.0):
+            while wire.swallowed == 0:
+                await asyncio.sleep(0.005)
+        wire.how = "pass"
+        wire.cut()
+        with pytest.raises(LedgerLost):
+            await call
+        assert not await granted(other, "b:1", "h")
+        assert await granted(ledger, "a:1", "h")
+        await ledger.end([End("a:1", "undone")])
+        assert await granted(other, "b:1", "h")
+    finally:
+        await ledger.close()
+        await wire.close()
