@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
@@ -148,14 +149,20 @@ class GateInternals:
         return self._gate._open.leases.take(url, None)
 
     def when_due(
-        self, host: str, callback: Callable[[], object], *, priority: float = 0
+        self,
+        host: str,
+        callback: Callable[[], object],
+        *,
+        priority: float = 0,
+        longest: float = math.inf,
     ) -> Callable[[], None]:
-        """Call back once when a turn of the host can be had; returns what undoes it.
+        """Call back once when a turn of the host can be had, or it is blocked for more than
+        `longest` seconds; returns what undoes it.
 
         Takes no turn. The callback is called from within the scheduler, perhaps at once:
         it must be short and must not raise.
         """
-        return self._scheduler.when_due(host, callback, priority=priority)
+        return self._scheduler.when_due(host, callback, priority=priority, longest=longest)
 
     # -- files and leases ------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class _Refusals:
         return RefusedTurn(text, utc(now + 3600.0))
 
     def reported(self, host: str) -> None:
-        """Something came of a request of the host."""
+        """Nothing need be done: the scheduler tells whom a block outlasts."""
 
 
 class NearGate(_Refusals):
@@ -87,8 +87,6 @@ class NearGate(_Refusals):
         super().__init__(self._inside.clock, max_wait)
         self._given_up: LRUCache[str, Decision] = LRUCache(_MOST_GIVEN_UP)
         """Origins whose file can't be had for long, and the same of their hosts."""
-        self._watched: dict[str, dict[Callable[[], object], Callable[[], None]]] = {}
-        """What is called when a host is due, and what undoes that."""
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         """The decision, if it is known."""
@@ -121,12 +119,17 @@ class NearGate(_Refusals):
             return None
         return self.too_late(target.origin, self.clock.wall() + held[0], held[1])
 
-    async def acquire(self, url: str, **options: Any) -> Any:
+    async def acquire(self, url: str, *, timeout: float, **options: Any) -> Any:
         """The turn, or the refusal."""
         try:
-            return await self._inside.acquire(url, **options)
+            return await self._inside.acquire(url, timeout=min(timeout, self._max_wait), **options)
         except Denied as error:
             found = self.refusal(error.decision)
+            if found is None:
+                raise
+            return found
+        except LeaseTimeout:
+            found = self._blocked(urls.parse(url))
             if found is None:
                 raise
             return found
@@ -135,43 +138,10 @@ class NearGate(_Refusals):
         self, host: str, callback: Callable[[], object], *, priority: float = 0
     ) -> Callable[[], None]:
         """Call back when a turn of the host can be had, or nobody would wait for it."""
-        if self._hopeless(host):
+        if self.refusal(self._given_up.get(host)) is not None:
             callback()
             return lambda: None
-        watched = self._watched.setdefault(host, {})
-
-        def due() -> None:
-            self._forget(host, due)
-            callback()
-
-        watched[due] = lambda: None
-        undo = self._inside.when_due(host, due, priority=priority)
-        if due in watched:
-            watched[due] = undo
-
-        def cancel() -> None:
-            self._forget(host, due)
-            undo()
-
-        return cancel
-
-    def _forget(self, host: str, due: Callable[[], object]) -> None:
-        watched = self._watched.get(host, {})
-        watched.pop(due, None)
-        if not watched:
-            self._watched.pop(host, None)
-
-    def _hopeless(self, host: str) -> bool:
-        held = self._inside.held(host)
-        blocked = held is not None and self._max_wait < held[0] < inf
-        return blocked or self.refusal(self._given_up.get(host)) is not None
-
-    def reported(self, host: str) -> None:
-        """Something came of a request: the host may be blocked for longer than anybody waits."""
-        if host in self._watched and self._hopeless(host):
-            for due, undo in list(self._watched[host].items()):
-                undo()
-                due()
+        return self._inside.when_due(host, callback, priority=priority, longest=self._max_wait)
 
 
 class FarGate(_Refusals):

@@ -21,7 +21,6 @@ import re
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, cast
@@ -84,10 +83,6 @@ class Addon:
         settings.set("ROBOTSTXT_OBEY", False, priority=priority)
 
 
-def _unheard(_host: str) -> None:
-    """Nobody waits for the host."""
-
-
 class _Crawl:
     """The gate of one crawl, and the turns that its requests have; shared by both components."""
 
@@ -101,8 +96,6 @@ class _Crawl:
         """Of requests that were given out and are under way."""
         self.max_wait = self.settings.getfloat("GATEKEEPER_MAX_WAIT", MAX_WAIT)
         self.gate: Gatekeeper | RemoteGatekeeper | None = None
-        self.reported: Callable[[str], object] = _unheard
-        """Told of the host of each request that came to its end."""
         self._opening: asyncio.Future[Gatekeeper | RemoteGatekeeper] | None = None
         crawler.signals.connect(self.close, signal=signals.spider_closed)
 
@@ -268,7 +261,6 @@ class PoliteScheduler(BaseScheduler):
             folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before the crawl
             keep = folder / "gatekeeper-queue.sqlite"
         self._loop = asyncio.get_running_loop()
-        self._crawl.reported = shown.reported
         self._queue = PoliteQueue(shown, keep=keep)
         if self._queue.qsize():
             _log.info("Resuming crawl (%d requests scheduled)", self._queue.qsize())
@@ -515,7 +507,6 @@ class PoliteMiddleware:
             _log.error("what came of %s could not be kept: %s", lease.url, error)
         finally:
             lease.end()
-        self._crawl.reported(lease.host)
 
     def _give_back(self, request: Request) -> None:
         turn = self._crawl.turns.get(request)

@@ -601,8 +601,7 @@ class Engine:
             self._on_idle()
 
     def next_due(self) -> float:
-        """The moment at which a queue falls due, inf if none does by itself."""
-        # Where there is no room the end of a lease is what it takes.
+        """The moment at which a queue falls due; inf: none does before the end of a lease."""
         return INF if self.behind else self.queues.next_due()
 
     def freed(self, grant: Grant, now: float) -> None:
@@ -794,6 +793,7 @@ class Engine:
             scope.history = scope.derived = None
 
     def _blocked(self, scope: Scope, now: float) -> None:
+        self.queues.blocked(scope, now)
         if self.remote is not None:
             self.remote.report(report_of(scope, now))
         if self.keeper is not None:

@@ -62,7 +62,7 @@ _order = itertools.count()
 
 
 class Waiter:
-    """Somebody who waits for a lease of one host. The engine calls the four methods."""
+    """Somebody who waits for a lease of one host. The engine calls the five methods."""
 
     __slots__ = ("away", "gone", "priority", "stays", "ttl", "url")
 
@@ -89,6 +89,10 @@ class Waiter:
     def deliver(self, grant: Any) -> None:
         """Take the `Grant`."""
         raise NotImplementedError
+
+    def outlasted(self, until: float, now: float) -> bool:
+        """Does a block that lasts until then leave it nothing to wait for?"""
+        return False
 
     def refuse(self, error: Exception) -> None:
         """There will be no lease."""
@@ -288,6 +292,7 @@ class Queues:
         self._limit, self._limit_of = 0, -INF
         self._crowded = 1024
         """Entries at which stale ones are swept out."""
+        self._outlasted: dict[Waiter, None] = {}
         self._near: list[tuple[float, int]] = []
         """Exact moments of queues whose hint came up, less than a microsecond early."""
 
@@ -334,6 +339,31 @@ class Queues:
             return False  # elsewhere, whoever takes the queue out sees who is left
         self.look_again(scope, now)
         return True
+
+    def blocked(self, scope: Scope, now: float) -> None:
+        """A block of the scope has begun: whom it outlasts need not wait for its end to know."""
+        queue: ScopeQueue | None = scope.queue
+        if queue is not None:
+            for one in (queue, *(queue.parked or ())):
+                self._outlast(one, scope, now)
+
+    def _outlast(self, queue: ScopeQueue, blocked: Scope, now: float) -> None:
+        until = -INF if blocked.history is None else blocked.history.blocked_until
+        for waiter in queue.everybody() if until > now else ():
+            if not (waiter.gone or waiter.away) and waiter.outlasted(until, now):
+                self._outlasted[waiter] = None
+        if self._outlasted:
+            self.timer.set_no_later(now)
+
+    @property
+    def any_outlasted(self) -> bool:
+        """Would `pop_outlasted` find somebody?"""
+        return bool(self._outlasted)
+
+    def pop_outlasted(self, most: int) -> list[Waiter]:
+        """Whom a block leaves nothing to wait for, at most so many at once; some have left."""
+        told = self._outlasted
+        return [told.popitem()[0] for _ in range(min(most, len(told)))]
 
     def away(self, queue: ScopeQueue, waiter: Waiter) -> None:
         """The waiter goes to fetch robots.txt and keeps its place."""
@@ -515,6 +545,7 @@ class Queues:
         theirs.parked.append(queue)
         queue.parked_in = theirs
         queue.place = _PARKED
+        self._outlast(queue, other, now)
         self.look_again(other, now)
 
     def unpark(self, queue: ScopeQueue) -> ScopeQueue | None:

@@ -30,8 +30,6 @@ from gatekeeper.pacing.scopes import (
     DURABLE,
     INF,
     LONGEST,
-    NO_RATE,
-    UNKNOWN,
     RobotsInterval,
     Scope,
     learn,
@@ -47,8 +45,10 @@ from gatekeeper.pacing.waiting import (
     Need,
     Refetch,
     TaskWaiter,
+    asked_for_robots,
     explain,
     needs,
+    state_of,
 )
 from gatekeeper.storage.base import Storage
 
@@ -62,7 +62,6 @@ HOUSEKEEPING = 30.0
 """Seconds between two looks at the wall clock, where clocks outlive the process."""
 ROUND_TRIP = 2.0  # seconds that a ledger may take to answer one who does not wait
 _MAX_REFETCHES = 5
-_EARLIER = "the clock of an earlier run"
 
 
 class PacingStats(msgspec.Struct, frozen=True):
@@ -217,14 +216,19 @@ class Scheduler:
             now = self._clock.monotonic()
             engine.expire(now)
             for waiter in self._deadlines.over(now, AT_ONCE):
-                if not waiter.away:  # those who fetch have a deadline of their own
-                    self._queues.leave(waiter.scope, waiter, now)
-                    waiter.refuse(self._late(waiter))
+                self._refuse_late(waiter, now)
+            for outlasted in self._queues.pop_outlasted(AT_ONCE):
+                if isinstance(outlasted, TaskWaiter):
+                    self._refuse_late(outlasted, now)
+                elif isinstance(outlasted, DueWatch) and not outlasted.gone:
+                    self._queues.leave(outlasted.scope, outlasted, now)
+                    outlasted.offer()
             engine.run(now)
             if self._memory.promises is not None:
                 self._memory.promises.check_wall(now)
         finally:
-            self._timer.set(min(engine.next_due(), engine.leases.next(), self._deadlines.next()))
+            moments = engine.next_due(), engine.leases.next(), self._deadlines.next()
+            self._timer.set(now if self._queues.any_outlasted else min(moments))
             self._set_housekeeping()
 
     def _set_housekeeping(self) -> None:
@@ -250,8 +254,7 @@ class Scheduler:
             return
         waiter = queue.first()
         if isinstance(waiter, TaskWaiter) and waiter.at_once:
-            self._queues.leave(waiter.scope, waiter, now)
-            waiter.refuse(self._late(waiter))
+            self._refuse_late(waiter, now)
 
     def _heard(self, clock: ScopeClock) -> None:
         """What others brought about holds here as well, and is kept: the ledger may forget it."""
@@ -263,6 +266,7 @@ class Scheduler:
             scope.interval = max(scope.interval, min(clock.interval, LONGEST))
         if blocked := clock.blocked > 0:
             scope.past().block(now + clock.blocked, clock.reason)
+            self._queues.blocked(scope, now)
         if self._memory.promises is not None and (blocked or scope.clock_at() > now + DURABLE):
             self._memory.promises.remember(scope, now)
 
@@ -272,6 +276,7 @@ class Scheduler:
         if scope is None:
             return
         learn(scope, report, now := self._clock.monotonic(), self._pacing)
+        self._queues.blocked(scope, now)
         if self._memory.promises is not None:
             self._memory.promises.remember(scope, now)
         self._queues.look_again(scope, now)
@@ -375,7 +380,7 @@ class Scheduler:
         """
         scope = await self._memory.load_host(host, scopes)
         self._engine.counters.robots += 1
-        admit = partial(_asked_for_robots, scope, asked)
+        admit = partial(asked_for_robots, scope, asked)
         grant = await self.acquire(
             url, host, priority=ROBOTS, timeout=timeout, admit=admit, ttl=ttl
         )
@@ -398,9 +403,15 @@ class Scheduler:
         return self._engine.hold(scope, url, self._clock.monotonic(), seconds)
 
     def when_due(
-        self, host: str, callback: Callable[[], object], *, priority: float = 0
+        self,
+        host: str,
+        callback: Callable[[], object],
+        *,
+        priority: float = 0,
+        longest: float = INF,
     ) -> Callable[[], None]:
-        """Call back once, when a lease of `host` could be had; returns what undoes it.
+        """Call back once, when a lease of `host` could be had, or a block of it lasts for more
+        than `longest` seconds; returns what undoes it.
 
         No lease is taken. The call comes from within the scheduler, perhaps before this
         returns: it must be short and must not raise. Raises LeaseTimeout where there is no
@@ -408,19 +419,20 @@ class Scheduler:
         """
         self._memory.admit(host)
         scope = self._memory.host(host)
-        watch = DueWatch(callback, priority)
+        watch = DueWatch(scope, callback, priority, longest)
         now = self._clock.monotonic()
         self._engine.take(
             "", host, None, now, admit=watch.offer
         )  # nobody waits: no queue is needed
+        if not watch.told and (held := self.held(host)) and longest < held[0] < INF:
+            watch.offer()
         if not watch.told:
             self._queues.join(scope, watch, now)
             self._engine.run(now)
 
         def cancel() -> None:
-            now = self._clock.monotonic()
-            if self._queues.leave(scope, watch, now):
-                self._engine.run(now)
+            if self._queues.leave(scope, watch, self._clock.monotonic()):
+                self._engine.run(self._clock.monotonic())
 
         return cancel
 
@@ -455,6 +467,7 @@ class Scheduler:
             raise
 
     def _set_deadline(self, waiter: TaskWaiter, end: float) -> None:
+        waiter.end = end
         self._deadlines.add(end, waiter, self._queues.waiting)
         self._timer.set_no_later(end)
 
@@ -472,6 +485,8 @@ class Scheduler:
                 if isinstance(error, LeaseTimeout):
                     raise
                 raise self._late(waiter) from error
+        if waiter.scope.promised_at() > end:  # the file's answer may have blocked the host
+            raise self._late(waiter)
         now = self._clock.monotonic()
         self._queues.back(waiter.scope, waiter, now)
         self._engine.run(now)
@@ -497,16 +512,21 @@ class Scheduler:
         if self._queues.leave(waiter.scope, waiter, now):
             self._engine.run(now)
 
+    def _refuse_late(self, waiter: TaskWaiter, now: float) -> None:
+        if not (waiter.gone or waiter.away):  # those who fetch have a deadline of their own
+            self._queues.leave(waiter.scope, waiter, now)
+            waiter.refuse(self._late(waiter))
+
     def _late(self, waiter: TaskWaiter) -> LeaseTimeout:
         """What is raised where its time was over, or can't be enough; it is counted."""
         self._engine.counters.timeouts += 1
-        left = waiter.scope.promised_at() - self._clock.monotonic()
-        known = left > 0
+        scopes = (waiter.scope, *waiter.scope.shared)
+        left = max(one.promised_at() for one in scopes) - self._clock.monotonic()
         return LeaseTimeout(
             waiter.url,
             f"{waiter.url}: no turn of {waiter.scope.name} in time"
-            + (f"; the next is due in {left:.1f} s" if known else ""),
-            retry_at=utc(self._clock.wall() + left) if known else None,
+            + (f"; the next is due in {left:.1f} s" if left > 0 else ""),
+            retry_at=utc(self._clock.wall() + left) if left > 0 else None,
         )
 
     async def _dry(
@@ -567,6 +587,7 @@ class Scheduler:
         until = now + (until_wall - self._clock.wall())
         if until > now:
             scope.past().block(until, reason)
+            self._queues.blocked(scope, now)
         elif scope.history is not None:
             scope.history.unblock()
         if self._remote is not None:
@@ -768,33 +789,12 @@ class Scheduler:
 
     def host_states(self) -> Counter[str]:
         """How many scopes are paused, blocked, waited for or idle. It looks at every one and
-        changes nothing, so that it may be called from another thread.
-        """
+        changes nothing, so that it may be called from another thread."""
         now = self._clock.monotonic()
-        return Counter(_state_of(scope, now) for scope in list(self._memory.scopes.values()))
+        return Counter(state_of(scope, now) for scope in list(self._memory.scopes.values()))
 
 
 def check_moment(host: str, until_wall: float) -> None:
     """Raise ConfigError if a block of the host can't end then."""
     if isnan(until_wall):
         raise ConfigError(f"block of {host}: until={until_wall!r} is no moment; give seconds")
-
-
-def _asked_for_robots(scope: Scope, asked: RobotsInterval | None) -> RobotsInterval:
-    """The interval of a robots.txt. Where nothing is known of the text, that of an earlier run's
-    clock: its text was read, and not on disk yet when the run was killed."""
-    if asked is None or asked is NO_RATE or asked is UNKNOWN:
-        if scope.asked.source == _EARLIER:
-            return scope.asked
-        if scope.derived is None and DURABLE < scope.interval < LONGEST:
-            return RobotsInterval(scope.interval, _EARLIER)
-    return scope.asked if asked is None else asked
-
-
-def _state_of(scope: Scope, now: float) -> str:
-    history = scope.history
-    if history is not None and history.paused:
-        return "paused"
-    if history is not None and history.blocked_until > now:
-        return "blocked"
-    return "idle" if scope.queue is None else "waiting"

@@ -27,7 +27,19 @@ from gatekeeper.errors import GateClosed
 from gatekeeper.pacing.engine import Grant
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import PASSED, Offer, Waiter
-from gatekeeper.pacing.scopes import INF, REFUSED, Interval, Scope, ScopeHistory, interval_for
+from gatekeeper.pacing.scopes import (
+    DURABLE,
+    INF,
+    LONGEST,
+    NO_RATE,
+    REFUSED,
+    UNKNOWN,
+    Interval,
+    RobotsInterval,
+    Scope,
+    ScopeHistory,
+    interval_for,
+)
 
 __all__ = [
     "AT_ONCE",
@@ -41,9 +53,13 @@ __all__ = [
     "Need",
     "Refetch",
     "TaskWaiter",
+    "asked_for_robots",
     "explain",
     "needs",
+    "state_of",
 ]
+
+_EARLIER = "the clock of an earlier run"
 
 _LET_IN = 50
 """Tasks let in, or taken out at once, during one iteration of the loop."""
@@ -61,7 +77,7 @@ Refetch = Callable[[], Awaitable[object]]
 class TaskWaiter(Waiter):
     """A task in `Scheduler.acquire`. What it learns is kept until the task runs again."""
 
-    __slots__ = ("admit", "at_once", "error", "future", "grant", "scope")
+    __slots__ = ("admit", "at_once", "end", "error", "future", "grant", "scope")
 
     def __init__(
         self, scope: Scope, url: str, priority: float, ttl: float | None, admit: Admit
@@ -72,6 +88,8 @@ class TaskWaiter(Waiter):
         self.ttl = ttl
         self.gone = self.away = self.stays = False
         self.at_once: bool = False
+        self.end: float = INF
+        """The moment at which it gives up."""
         self.scope: Scope = scope
         self.admit: Admit = admit
         self.grant: Grant | None = None
@@ -94,6 +112,10 @@ class TaskWaiter(Waiter):
         self.error = error
         self._wake()
 
+    def outlasted(self, until: float, now: float) -> bool:
+        """Does it give up before then?"""
+        return self.end < until
+
     def send_away(self) -> None:
         """Wake the task; it fetches and comes back."""
         self._wake()
@@ -106,11 +128,16 @@ class TaskWaiter(Waiter):
 class DueWatch(Waiter):
     """Somebody who wants to know when a host is due, and takes no lease."""
 
-    __slots__ = ("callback", "told")
+    __slots__ = ("callback", "longest", "scope", "told")
 
-    def __init__(self, callback: Callable[[], object], priority: float = 0.0) -> None:
+    def __init__(
+        self, scope: Scope, callback: Callable[[], object], priority: float, longest: float
+    ) -> None:
         super().__init__("", priority)
+        self.scope: Scope = scope
         self.callback: Callable[[], object] = callback
+        self.longest: float = longest
+        """Seconds: a block that lasts longer is told as well."""
         self.told: bool = False
 
     def offer(self) -> Offer:
@@ -118,6 +145,10 @@ class DueWatch(Waiter):
         self.told = True
         self.callback()
         return PASSED
+
+    def outlasted(self, until: float, now: float) -> bool:
+        """Is that further off than it cares to wait?"""
+        return until - now > self.longest
 
     def deliver(self, grant: Grant) -> None:  # pragma: no cover - it never takes a lease
         """Never called."""
@@ -380,3 +411,24 @@ def needs(memory: ScopeMemory, host: str, near: Iterable[str] = ()) -> list[Need
     found = [Need(one.name, one.slots(), one.interval > 0) for one in (*known, *beside)]
     found.append(Need(EVERYTHING, pacing.max_in_flight, False))
     return found
+
+
+def asked_for_robots(scope: Scope, asked: RobotsInterval | None) -> RobotsInterval:
+    """The interval of a robots.txt. Where nothing is known of the text, that of an earlier run's
+    clock: its text was read, and not on disk yet when the run was killed."""
+    if asked is None or asked is NO_RATE or asked is UNKNOWN:
+        if scope.asked.source == _EARLIER:
+            return scope.asked
+        if scope.derived is None and DURABLE < scope.interval < LONGEST:
+            return RobotsInterval(scope.interval, _EARLIER)
+    return scope.asked if asked is None else asked
+
+
+def state_of(scope: Scope, now: float) -> str:
+    """In one word: "paused", "blocked", "waiting" (somebody waits for it) or "idle"."""
+    history = scope.history
+    if history is not None and history.paused:
+        return "paused"
+    if history is not None and history.blocked_until > now:
+        return "blocked"
+    return "idle" if scope.queue is None else "waiting"

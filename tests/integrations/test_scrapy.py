@@ -8,13 +8,18 @@ import os
 import signal
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gatekeeper import Config, PoliteQueue, speedups
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import PacingConfig
 from gatekeeper.identity import new_key
+from gatekeeper.testing import ScriptedGate, drive
 from tests.conformance.conftest import short, sidecar_on
 from tests.documents.blocks import SITE
 from tests.internet import FakeInternet, Hold, Page, Reset, redirect
@@ -224,10 +229,9 @@ async def test_a_429_holds_that_host_alone_and_a_503_file_is_given_up_in_the_end
     internet.site("c.test").robots("").on("/1", long).page("/2")
     internet.site("b.test").robots("").page("/1").page("/2")
     internet.site("down.test").robots(Page("", status=503, headers={"Retry-After": "7200"}))
-    hosts = "ab" if where else "abc"  # a sidecar is asked for half a minute before it says so
     run = await scrapy.run(
         [
-            *(scrapy.url(host, path) for host in hosts for path in ("/1", "/2")),
+            *(scrapy.url(host, path) for host in "abc" for path in ("/1", "/2")),
             scrapy.url("down"),
         ],
         HTTPERROR_ALLOW_ALL=True,
@@ -235,9 +239,8 @@ async def test_a_429_holds_that_host_alone_and_a_503_file_is_given_up_in_the_end
     )
     assert run.code == 0, run.log
     assert site.gaps()[-1] >= 2.0
-    assert len(run.got()) == 2 * len(hosts) - ("c" in hosts)
-    if "c" in hosts:  # blocked for two hours
-        assert run.failed()[scrapy.url("c", "/2")][0] == "IgnoreRequest"
+    assert len(run.got()) == 5
+    assert run.failed()[scrapy.url("c", "/2")][0] == "IgnoreRequest"  # blocked for two hours
     kind, text = run.failed()[scrapy.url("down")]
     assert kind == "IgnoreRequest"
     assert text.startswith("Deferred")
@@ -485,3 +488,46 @@ async def test_every_hop_is_signed(scrapy: Scrapy, tmp_path: Path) -> None:
     for request in asked:
         assert len(request.headers.getall("Signature")) == 1
         verify(as_sent(request), public)
+
+
+@pytest.fixture(params=["with speedups", "without"])
+def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether turns are had at a glance."""
+    monkeypatch.setattr(speedups, "ON", request.param == "with speedups")
+    return request.param == "with speedups"
+
+
+@pytest.mark.parametrize("asked_by", ["the queue", "another"])
+@pytest.mark.parametrize("already_waits", [True, False])
+async def test_a_long_block_refuses_at_once_who_waits_for_the_host(
+    quick: bool, already_waits: bool, asked_by: str
+) -> None:
+    """Whoever drew it, and whether the next request is in the scheduler yet or not."""
+    from gatekeeper.integrations.refusals import RefusedTurn, queue_gate
+
+    clock = VirtualClock()
+    pacing = PacingConfig(default_interval=0.0)
+    async with ScriptedGate(clock=clock, config=Config(pacing=pacing)) as gate:
+        await gate.check("http://c.test/")
+        async with PoliteQueue(queue_gate(gate, 600.0)) as queue:
+            if asked_by == "another":
+                lease = await gate.acquire("http://c.test/file", owned=False)
+            await queue.put("http://c.test/1")
+            await queue.put("http://c.test/2")
+            if asked_by == "the queue":
+                turn = await queue.get()
+                lease = turn.lease
+            waiting = asyncio.create_task(queue.get())
+            await clock.settle()
+            if already_waits:
+                for _ in range(3):
+                    with suppress(asyncio.QueueEmpty):
+                        queue.get_nowait()
+                    await clock.elapse(0.05)
+            assert not waiting.done()
+            lease.report(status=503, elapsed=0.1, retry_after="7200")
+            lease.end()
+            refused = await drive(clock, waiting, limit=1.0)
+            assert isinstance(refused.lease, RefusedTurn)
+            assert "may not be asked before" in str(refused.lease.why)
+            refused.done()

@@ -13,6 +13,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule
 from gatekeeper.errors import GateClosed, LeaseTimeout
 from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.ledger import Report, ScopeClock
 from gatekeeper.pacing.queues import REFETCH
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval
@@ -747,3 +748,92 @@ async def test_of_few_leases_such_hosts_may_have_all(make: Make, clock: VirtualC
         visitor.ask(f"silent{number}", f"silent{number}.example", hold=None)
     await clock.settle()
     assert len(visitor.names) == 16
+
+
+async def test_a_block_is_told_at_once_to_whom_it_outlasts(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    """It is in vain to wait: so it is before one joins, and so it is when the block comes later."""
+    visitor.ask("first", hold=None)
+    visitor.ask("brief", timeout=600.0)
+    visitor.ask("patient", timeout=10_000.0)
+    visitor.ask("for ever")
+    await clock.elapse(5.0)
+    visitor.grants["first"].report(503, retry_after=7200)
+    visitor.grants["first"].release()
+    await clock.elapse(0.0)
+    assert visitor.tasks["brief"].done()
+    error = visitor.tasks["brief"].exception()
+    assert isinstance(error, LeaseTimeout)
+    assert error.retry_at is not None
+    assert error.retry_at.timestamp() == pytest.approx(clock.wall() + 7200.0)
+    assert visitor.scheduler.stats().timeouts == 1
+    assert visitor.scheduler.stats().waiting == 2
+    await clock.elapse(7300.0)
+    assert visitor.names == ["first", "patient", "for ever"]
+
+
+@pytest.mark.parametrize("how", ["operator", "ledger", "pushed", "domain"])
+async def test_whoever_brings_a_block_about_those_it_outlasts_are_told(
+    make: Make, clock: VirtualClock, how: str
+) -> None:
+    config = Config(
+        group=(GroupRule("both", interval=1.0),),
+        host=(HostRule(match="*.example", group="both"),) if how == "domain" else (),
+    )
+    visitor = Visitor(scheduler := await make(config), clock)
+    visitor.ask("first", B if how == "domain" else A, hold=None)
+    await clock.settle()
+    visitor.ask("second", timeout=600.0)
+    told: list[str] = []
+    scheduler.when_due(A, lambda: told.append("brief"), longest=600.0)
+    scheduler.when_due(A, lambda: told.append("patient"), longest=10_000.0)
+    undo = scheduler.when_due(A, lambda: told.append("undone"), longest=600.0)
+    await clock.elapse(5.0)
+    assert told == []
+    undo()
+    if how == "operator":
+        scheduler.block(A, clock.wall() + 7200.0)
+    elif how == "ledger":
+        scheduler._heard(ScopeClock(A, 5.0, 1.0, 7200.0, "503"))
+    elif how == "pushed":
+        scheduler._reported(Report(A, 7200.0, "503"))
+    else:
+        [shared] = [name for name in scheduler.hosts() if name not in (A, B)]
+        scheduler.block(shared, clock.wall() + 7200.0)
+    visitor.grants["first"].release()
+    await clock.elapse(0.0 if how != "domain" else 1.0)
+    assert isinstance(visitor.tasks["second"].exception(), LeaseTimeout)
+    assert told == ["brief"]
+    # What begins to wait now is told as soon, and what is ready to wait is not.
+    scheduler.when_due(A, lambda: told.append("later"), longest=600.0)
+    await clock.elapse(1.0)
+    assert told == ["brief", "later"]
+    await clock.elapse(7300.0)
+    assert told == ["brief", "later", "patient"]
+
+
+async def test_a_block_that_comes_while_the_file_is_fetched_is_told_after_it(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    async def refetch() -> None:
+        await clock.sleep(2.0)
+        visitor.scheduler.block(A, clock.wall() + 7200.0)
+
+    visitor.ask("first", admit=lambda: REFETCH, refetch=refetch, timeout=600.0)
+    await clock.elapse(2.0)
+    assert isinstance(visitor.tasks["first"].exception(), LeaseTimeout)
+
+
+async def test_many_whom_blocks_outlast_are_told_once_each(make: Make, clock: VirtualClock) -> None:
+    visitor = Visitor(scheduler := await make(), clock)
+    visitor.ask("first", hold=None)
+    for number in range(2500):
+        visitor.ask(f"{number}", timeout=600.0)
+    await clock.settle()
+    for _ in range(3):  # it is told of more than once before they are
+        scheduler.block(A, clock.wall() + 7200.0)
+    await clock.elapse(0.0)
+    assert scheduler.stats().timeouts == 2500
+    assert scheduler.stats().waiting == 0
+    assert all(task.done() for name, task in visitor.tasks.items() if name != "first")

@@ -112,6 +112,23 @@ async def test_t15_a_client_that_waits_for_one_host_delays_nobody_at_another(
     await asking.finish()
 
 
+async def test_a_long_block_ends_the_polls_that_it_outlasts_at_once(clients: Any) -> None:
+    asking = await clients()
+    first = await asking.take()
+    for client in ("A", "A", "B"):
+        await asking.poll(client, wait=60.0)
+    asking.leases.report(first, LeaseReport(status=503, retry_after=7200.0))
+    while not all(task.done() for task in asking.tasks):  # no time passes: the next is asked
+        await settled()
+
+    for error in await asking.finish():
+        assert isinstance(error, LeaseTimeout)
+        assert error.retry_at is not None
+        left = error.retry_at.timestamp() - asking.service.clock.wall()
+        assert left == pytest.approx(7200.0, abs=30.0)
+    assert asking.order == []
+
+
 async def test_the_priority_orders_the_polls_of_one_client_and_not_those_of_others(
     clients: Any,
 ) -> None:
