@@ -37,7 +37,7 @@ from gatekeeper.errors import (
     StorageError,
 )
 from gatekeeper.fetching.guard import FirstDial, GuardedConnector, connecting, dialling
-from gatekeeper.fetching.limits import HostTurns, RetrievalDeadline, Slots, watching
+from gatekeeper.fetching.limits import RetrievalDeadline, Slots, watching
 from gatekeeper.fetching.outcomes import (
     ANSWERED,
     Known,
@@ -558,9 +558,8 @@ class Fetcher:
     """Retrieves robots.txt files; keeps nothing of them.
 
     `session` lends its connections alone: no cookies, default headers or middlewares.
-    `take_turn(url)` gives the turn of the URL's host (default: one request at a time for a
-    host, `pacing.default_interval` apart). `refuse(url)` is the guard's word about a redirect:
-    None, or what is wrong. `known(origin)` is what is fresh about another origin to whose
+    `take_turn(url)` gives the turn of the URL's host. `refuse(url)` is the guard's word about a
+    redirect: None, or what is wrong. `known(origin)` is what is fresh about another origin to whose
     /robots.txt a redirect leads.
     """
 
@@ -572,14 +571,14 @@ class Fetcher:
         config: Config,
         clock: Clock,
         rng: random.Random,
-        take_turn: TakeTurn | None = None,
+        take_turn: TakeTurn,
         refuse: Refuse | None = None,
         known: Known | None = None,
         signer: Signer | None = None,
     ) -> None:
         self._session, self._signer = session, signer
         self._config, self._clock, self._rng = config.fetch, clock, rng
-        self._take_turn = take_turn or HostTurns(clock, config.pacing.default_interval)
+        self._take_turn = take_turn
         self._refuse, self._known = refuse, known
         self._slots = Slots(
             clock, config.fetch.max_concurrent, max_in_flight=config.pacing.max_in_flight

@@ -17,11 +17,9 @@ from typing import Final, Self
 from gatekeeper.clock import Clock, Deadline, SharedTimer
 from gatekeeper.config import FetchConfig, PacingConfig
 from gatekeeper.fetching.outcomes import ANSWERED, UNKNOWN_ORIGIN, HostTurn, precedence
-from gatekeeper.urls import parse
 
 __all__ = [
     "SLOW_FACTOR",
-    "HostTurns",
     "PlaceQueue",
     "RetrievalDeadline",
     "Slot",
@@ -175,72 +173,12 @@ class RetrievalDeadline:
             self._deadline.fire()
 
 
-_SWEEP_FROM: Final = 10_000
 _PATIENCE: Final = 0.25
 _IN_ONE_ITERATION: Final = 4
 """Retrievals that begin, and that go on the network, during one iteration of the loop; those of
 origins that answered before are not counted."""
 SLOW_FACTOR: Final = 19
 """Places in the slow lane for each in the fast one."""
-
-
-class _Silent:
-    """A turn that makes nothing of a report."""
-
-    def report(
-        self,
-        *,
-        status: int | None = None,
-        elapsed: float | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        """Heard."""
-
-
-class _Host:
-    __slots__ = ("lock", "next_at", "users")
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.next_at = 0.0
-        self.users = 0
-
-
-class HostTurns:
-    """One request at a time for each host, and an interval between the end and the next."""
-
-    def __init__(self, clock: Clock, interval: float) -> None:
-        self._clock = clock
-        self._interval = interval
-        self._hosts: dict[str, _Host] = {}
-
-    @asynccontextmanager
-    async def __call__(self, url: str) -> AsyncIterator[HostTurn]:
-        """Wait for the turn of the URL's host; it ends with the block."""
-        name = parse(url).host
-        host = self._hosts.get(name)
-        if host is None:
-            self._sweep()
-            host = self._hosts[name] = _Host()
-        host.users += 1
-        try:
-            async with host.lock:
-                wait = host.next_at - self._clock.monotonic()
-                if wait > 0:
-                    await self._clock.sleep(wait)
-                try:
-                    yield _Silent()
-                finally:
-                    host.next_at = self._clock.monotonic() + self._interval
-        finally:
-            host.users -= 1
-
-    def _sweep(self) -> None:
-        """Drop hosts that nobody waits for; never a clock that lies in the future."""
-        if len(self._hosts) < _SWEEP_FROM:
-            return
-        now = self._clock.monotonic()
-        self._hosts = {n: h for n, h in self._hosts.items() if h.users or h.next_at > now}
 
 
 class PlaceQueue:

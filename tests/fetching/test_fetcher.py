@@ -16,6 +16,7 @@ from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators
 from tests.fetching.conftest import Asker
+from tests.fetching.turns import HostTurns
 from tests.internet import (
     Bomb,
     BrokenChunk,
@@ -627,6 +628,11 @@ async def test_a_closed_session_is_our_own_matter(net: FakeInternet, ask: Asker)
     session = net.session()
     await session.close()
     fetcher = Fetcher(
-        session, user_agent="x", config=Config(), clock=net.clock, rng=random.Random(1)
+        session,
+        user_agent="x",
+        config=Config(),
+        clock=net.clock,
+        rng=random.Random(1),
+        take_turn=HostTurns(net.clock, 1.0),
     )
     assert (await fetcher.fetch(A)).outcome is Outcome.OURS

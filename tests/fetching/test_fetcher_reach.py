@@ -13,6 +13,7 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
+from tests.fetching.turns import HostTurns
 from tests.internet import Fail, FakeInternet
 from tests.politeness.dead import Dials
 
@@ -42,6 +43,7 @@ async def fetching(
                 config=Config(),
                 clock=net.clock,
                 rng=random.Random(1),
+                take_turn=HostTurns(net.clock, 1.0),
             ),
             lent,
         )

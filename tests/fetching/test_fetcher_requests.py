@@ -14,6 +14,7 @@ from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher, _url_of
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.urls import parse
+from tests.fetching.turns import HostTurns
 from tests.internet import FakeInternet, Page
 
 RULES = "User-agent: *\nDisallow: /private\n"
@@ -21,7 +22,12 @@ RULES = "User-agent: *\nDisallow: /private\n"
 
 def fetcher_of(net: FakeInternet, session: aiohttp.ClientSession) -> Fetcher:
     return Fetcher(
-        session, user_agent="testbot", config=Config(), clock=net.clock, rng=random.Random(1)
+        session,
+        user_agent="testbot",
+        config=Config(),
+        clock=net.clock,
+        rng=random.Random(1),
+        take_turn=HostTurns(net.clock, 1.0),
     )
 
 

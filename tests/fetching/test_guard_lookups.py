@@ -18,6 +18,7 @@ from gatekeeper.config import Config, FetchConfig
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import SystemResolver, system_resolver
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
+from tests.fetching.turns import HostTurns
 
 ANSWER = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))]
 
@@ -128,6 +129,7 @@ async def test_who_waits_for_a_thread_is_not_held_to_have_timed_out(names: NameS
             config=Config(fetch=FetchConfig(connect_timeout=10.0)),
             clock=clock,
             rng=random.Random(1),
+            take_turn=HostTurns(clock, 1.0),
         )
         silent = asyncio.create_task(fetcher.fetch("http://silent0.test"))
         await names.until(lambda: names.asked)

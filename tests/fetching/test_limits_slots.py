@@ -5,47 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.fetching.limits import SLOW_FACTOR, HostTurns, Slots
+from gatekeeper.fetching.limits import SLOW_FACTOR, Slots
 from gatekeeper.fetching.outcomes import ANSWERED, FAILED, UNKNOWN_ORIGIN, precedence
-
-
-async def test_one_request_at_a_time_for_a_host_and_an_interval_between() -> None:
-    clock = VirtualClock()
-    turns = HostTurns(clock, 2.0)
-    starts: list[float] = []
-
-    async def one() -> None:
-        async with turns("https://a.test/robots.txt"):
-            starts.append(clock.monotonic())
-            await clock.sleep(1.0)
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(3):
-            group.create_task(one())
-        await clock.elapse(20.0)
-    assert starts == [0.0, 3.0, 6.0]
-
-
-async def test_hosts_do_not_wait_for_each_other() -> None:
-    clock = VirtualClock()
-    turns = HostTurns(clock, 2.0)
-    async with turns("http://a.test/"), turns("http://b.test/"):
-        assert clock.monotonic() == 0.0
-
-
-async def test_scheme_and_port_share_the_hosts_turn() -> None:
-    clock = VirtualClock()
-    turns = HostTurns(clock, 2.0)
-    async with turns("http://a.test/robots.txt"):
-        pass
-    waiting = asyncio.create_task(_once(turns, "https://a.test:8443/robots.txt", clock))
-    await clock.elapse(5.0)
-    assert await waiting == 2.0
-
-
-async def _once(turns: HostTurns, url: str, clock: VirtualClock) -> float:
-    async with turns(url):
-        return clock.monotonic()
+from tests.fetching.turns import HostTurns
 
 
 async def _hold(slots: Slots, until: asyncio.Event) -> None:

@@ -12,6 +12,7 @@ from gatekeeper.clock import SystemClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
+from tests.fetching.turns import HostTurns
 
 URL = "https://a.test/robots.txt"
 
@@ -20,7 +21,12 @@ async def fetch() -> Retrieval:
     config = Config.from_dict({"pacing": {"default_interval": 0}})
     async with aiohttp.ClientSession() as session:
         fetcher = Fetcher(
-            session, user_agent="bot", config=config, clock=SystemClock(), rng=random.Random(1)
+            session,
+            user_agent="bot",
+            config=config,
+            clock=SystemClock(),
+            rng=random.Random(1),
+            take_turn=HostTurns(SystemClock(), 1.0),
         )
         return await fetcher.fetch("https://a.test")
 

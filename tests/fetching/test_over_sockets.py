@@ -14,6 +14,7 @@ from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.fetcher import Fetcher
 from tests.fetching.directories import DAY
+from tests.fetching.turns import HostTurns
 from tests.internet import Conditional, FakeInternet, Page, Reset, redirect
 
 RULES = "User-agent: *\nDisallow: /private\n"
@@ -29,6 +30,7 @@ async def directory_on(net: FakeInternet, **sections: Any) -> AsyncIterator[Dire
             config=config,
             clock=net.clock,
             rng=random.Random(1),
+            take_turn=HostTurns(net.clock, config.pacing.default_interval),
             known=lambda origin: directory.known(origin),  # noqa: PLW0108 - it is made below
         )
         directory = Directory(fetcher, config=config, clock=net.clock, rng=random.Random(2))
@@ -101,7 +103,7 @@ async def test_the_targets_record_is_consulted_and_filled(virtual_internet: Fake
         assert own.current.hops == ()
 
 
-async def test_the_default_turns_keep_a_host_its_interval(virtual_internet: FakeInternet) -> None:
+async def test_each_request_of_a_retrieval_takes_a_turn(virtual_internet: FakeInternet) -> None:
     net = virtual_internet
     site = net.site("a.test").on("/robots.txt", redirect("/r"))
     site.on("/r", Reset(), Page(RULES))

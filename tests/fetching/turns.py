@@ -1,0 +1,62 @@
+"""Turns by host for a `Fetcher` by itself, where a gate would ask its scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gatekeeper.clock import Clock
+from gatekeeper.fetching.outcomes import HostTurn
+from gatekeeper.urls import parse
+
+
+class _Silent:
+    """A turn that makes nothing of a report."""
+
+    def report(
+        self,
+        *,
+        status: int | None = None,
+        elapsed: float | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        """Heard."""
+
+
+class _Host:
+    __slots__ = ("lock", "next_at", "users")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.next_at = 0.0
+        self.users = 0
+
+
+class HostTurns:
+    """One request at a time for each host, and an interval between the end and the next."""
+
+    def __init__(self, clock: Clock, interval: float) -> None:
+        self._clock = clock
+        self._interval = interval
+        self._hosts: dict[str, _Host] = {}
+
+    @asynccontextmanager
+    async def __call__(self, url: str) -> AsyncIterator[HostTurn]:
+        """Wait for the turn of the URL's host; it ends with the block."""
+        name = parse(url).host
+        host = self._hosts.get(name)
+        if host is None:
+            host = self._hosts[name] = _Host()
+        host.users += 1
+        try:
+            async with host.lock:
+                wait = host.next_at - self._clock.monotonic()
+                if wait > 0:
+                    await self._clock.sleep(wait)
+                try:
+                    yield _Silent()
+                finally:
+                    host.next_at = self._clock.monotonic() + self._interval
+        finally:
+            host.users -= 1
