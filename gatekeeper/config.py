@@ -169,6 +169,10 @@ class PacingConfig(_Section, frozen=True):
     """Least time between two requests to one IP address; None: no such scope."""
     domain_interval: Seconds | None = None
     """Least time between two requests to one registered domain; None: no such scope."""
+    max_pages_per_day: Count | None = None
+    """Leases for pages of one host in 24 hours from the first one; None: no bound."""
+    max_bytes_per_day: Size | None = None
+    """Bytes of its responses in that time; None: no bound."""
     dry_run: bool = False
 
 
@@ -292,6 +296,8 @@ class HostRule(_Section, frozen=True):
     robots: Literal["obey", "allow", "deny"] = "obey"
     interval: Seconds | None = None
     concurrency: Count | None = None
+    max_pages_per_day: Count | None = None
+    max_bytes_per_day: Size | None = None
     reason: str | None = None
     group: str | None = None
     """Hosts with the same group share one clock, beside their own."""

@@ -173,6 +173,9 @@ class Reason(StrEnum):
     FLEET = "fleet"
     """defer: the store that the fleet shares can't be reached, or was just found again, so nobody
     knows whose turn it is; see to the store, and it goes on by itself."""
+    BUDGET = "budget"
+    """defer: the host was asked for as many pages or bytes today as max_pages_per_day or
+    max_bytes_per_day allow; go on when the next day begins, or raise them."""
     CLOSING = "closing"
     """defer: for a lease that a closing gate can't give any more; nothing answers so today."""
 

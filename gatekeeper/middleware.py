@@ -46,6 +46,7 @@ __all__ = [
     "Unentered",
     "Unlimited",
     "adopt",
+    "counting_bytes",
     "enter_detached",
     "gate_middleware",
     "gate_middleware_with",
@@ -91,6 +92,13 @@ class HeldLease(Protocol):
     @property
     def user_agent(self) -> str | None:
         """The name that it was asked for under, as it was given; None: the gate's own."""
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Has its host a budget for which the bytes of the response count?"""
+
+    def received(self, size: int) -> None:
+        """So many bytes of the response came; for those that no report tells of."""
 
     def claim(self, url: str) -> bool:
         """Take the lease for a request to `url`; true for the first matching claim."""
@@ -553,6 +561,8 @@ def _until_free(
     connection = response.connection
     counted = connection is not None and response.status != _SWITCHING
     stop = own.stop if counted else None
+    if lease.counts_bytes:
+        stop = counting_bytes(lease, response, stop)
     if in_block:
         lease.lasts_with(connection, stop)
     else:
@@ -561,6 +571,21 @@ def _until_free(
         own.watch(response)  # it may close the connection, so it comes last
     else:
         own.stop()
+
+
+def counting_bytes(
+    lease: HeldLease, response: ClientResponse, then: Callable[[], None] | None = None
+) -> Callable[[], None]:
+    """What counts the bytes of the body, as they were decoded, once the connection is free, and
+    calls `then`."""
+    content = response.content  # not the response: that ends its connection when it is dropped
+
+    def count() -> None:
+        if then is not None:
+            then()
+        lease.received(content.total_bytes)
+
+    return count
 
 
 class _Offered(dict[tuple[str | None, str], str]):

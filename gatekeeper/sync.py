@@ -551,6 +551,15 @@ class SyncLease:
             )
         )
 
+    @property
+    def counts_bytes(self) -> bool:
+        """Has its host a budget for which the bytes of the response count?"""
+        return bool(self._lease.counts_bytes)
+
+    def received(self, size: int) -> None:
+        """So many bytes of the response came; for those that no report tells of."""
+        self._do(lambda: self._lease.received(size))
+
     def renew(self, seconds: float) -> None:
         """Put the end `seconds` from now."""
         self._do(lambda: self._lease.renew(seconds))

@@ -38,6 +38,7 @@ from gatekeeper.pacing.ledger import (
     NotBefore,
     Report,
     ScopeClock,
+    ScopeRequest,
     TakeRequest,
     micros,
 )
@@ -284,9 +285,10 @@ class RedisLedger:
         """Free the slots: reports first, so that nobody starts between the two."""
         reports = dict.fromkeys(report for end in ends for report in end.reports)
         operations = [*map(_report, reports)]
-        for token, outcome, _ in ends:
+        for token, outcome, _, size in ends:
             if (one := self._held.get(token)) is not None:
-                operations.append(("e", token, _OUTCOMES[outcome], one.scopes))
+                told = (size,) if size else ()
+                operations.append(("e", token, _OUTCOMES[outcome], one.scopes, *told))
         await self._tell(1, operations)
         for end in ends:
             self._held.pop(end.token, None)
@@ -314,15 +316,12 @@ class RedisLedger:
     def _answer(self, request: TakeRequest, answer: Any) -> Granted | NotBefore:
         if answer[0] == 1:
             self._held[request.token].granted = True
-            return Granted(request.token, self.config.hold)
+            return Granted(request.token, self.config.hold, tuple(map(_heard_of, answer[1])))
         seconds = answer[1] / 1e6
         if answer[0] == 2:
             self._quarantine_until = self._clock.monotonic() + seconds
             return NotBefore(seconds)
-        clocks = tuple(
-            ScopeClock(name, None if age is False else age / 1e6, *_seconds(rest))
-            for name, age, *rest in answer[2]
-        )
+        clocks = tuple(map(_heard_of, answer[2]))
         # Whoever is told when a scope comes free has to be within hearing.
         return NotBefore(seconds if self.hearing else min(seconds, _POLL), clocks)
 
@@ -408,15 +407,13 @@ class RedisLedger:
         packed: list[tuple[Any, ...]] = []
         for kind, *rest in operations:
             if kind == "t":
-                asked = [
-                    (place(one.scope), micros(one.interval), one.slots, int(one.guess))
-                    for one in rest[1]
-                ]
-                packed.append((kind, rest[0], asked))
+                packed.append((kind, rest[0], [(place(one.scope), *_asks(one)) for one in rest[1]]))
             elif kind in "hr":
                 packed.append((kind, rest[0], [place(scope) for scope in rest[1]], *rest[2:]))
             elif kind == "e":
-                packed.append((kind, rest[0], rest[1], [place(scope) for scope in rest[2]]))
+                packed.append(
+                    (kind, rest[0], rest[1], [place(scope) for scope in rest[2]], *rest[3:])
+                )
             else:
                 packed.append((kind, place(rest[0]), *rest[1:]))
         hold, lapse = micros(self.config.hold), micros(LAPSE)
@@ -669,12 +666,21 @@ def _report(report: Report) -> tuple[Any, ...]:
 def _clock(clock: ScopeClock) -> tuple[Any, ...]:
     age = -1 if clock.age is None else max(0, int(clock.age * 1e6))
     blocked = micros(clock.blocked)
-    return ("c", clock.scope, age, micros(clock.interval), blocked, clock.reason, int(clock.paused))
+    day = () if clock.day is None else (max(0, int(clock.day * 1e6)), clock.pages, clock.bytes)
+    paused = int(clock.paused)
+    return ("c", clock.scope, age, micros(clock.interval), blocked, clock.reason, paused, *day)
 
 
-def _seconds(rest: list[Any]) -> tuple[float, float, str, bool]:
-    interval, blocked, reason, paused = rest
-    return interval / 1e6, blocked / 1e6, reason, bool(paused)
+def _asks(one: ScopeRequest) -> tuple[int, ...]:
+    return (micros(one.interval), one.slots, int(one.guess), *(one.budget or ()))
+
+
+def _heard_of(told: list[Any]) -> ScopeClock:
+    name, age, interval, blocked, reason, paused, *rest = told
+    age = None if age is False else age / 1e6
+    day, *used = rest or (False,)
+    day = None if day is False else day / 1e6
+    return ScopeClock(name, age, interval / 1e6, blocked / 1e6, reason, bool(paused), day, *used)
 
 
 def _batches(operations: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:

@@ -13,7 +13,8 @@ i, g   the interval in force since then, and whether it is a guess
 u, l   until when it is blocked, and the length of that block; r: the reason
 p      paused
 n, m   an interval that an answer taught, and until when it is kept to
-h      holds: {token, end, headed, start, and basis, interval and guess before}
+d      the first page of the day, where there is a budget; q, z: pages and bytes since then
+h      holds: {token, end, headed, start, basis, interval and guess before, 1 for a counted page}
 t      tickets: {token, interval, slots, guess, due}
 e      the epoch in which it was written
 =====  ==========================================================================================
@@ -46,6 +47,7 @@ local quarantine = tonumber(E[2]) or 0
 local floor = tonumber(E[3]) or -1
 local NEVER = 9007199254740992
 local HOUR = 3600000000
+local DAY = 24 * HOUR
 local cut = #prefix + 3
 local records, touched = {}, {}
 local raw = #KEYS > 1 and redis.call('MGET', unpack(KEYS, 2)) or {}
@@ -70,17 +72,19 @@ local function settle(r)
     if one[5] + lapse > now then tickets[#tickets + 1] = one end
   end
   r.t = tickets
+  if r.d and now >= r.d + DAY then r.d, r.q, r.z = nil, 0, 0 end
 end
 
 -- The server's clock may be another one since: nothing lies further ahead than it is long.
 local function of_this_epoch(r)
   if r.b and r.b > now then r.b = now end
+  if r.d and r.d > now then r.d = now end
   for _, one in ipairs(r.h) do
     one[2] = math.min(one[2], now + hold)
     one[4] = math.min(one[4], now)
   end
   r.u = math.min(r.u, now + r.l)
-  r.m = math.min(r.m, now + 24 * HOUR)
+  r.m = math.min(r.m, now + DAY)
   r.t = {}
   r.e = epoch
 end
@@ -93,6 +97,7 @@ local function load(i)
   r.i, r.g = r.i or 0, r.g or 0
   r.u, r.l, r.p = r.u or 0, r.l or 0, r.p or 0
   r.n, r.m, r.h, r.t = r.n or 0, r.m or 0, r.h or {}, r.t or {}
+  r.q, r.z = r.q or 0, r.z or 0
   if r.e ~= epoch then of_this_epoch(r) end
   settle(r)
   records[i] = r
@@ -201,6 +206,36 @@ local function wait(token, asked, found)
   return {0, math.min(ask_at - now, HOUR), clocks}
 end
 
+local function count(r, pages, bytes)
+  r.d, r.q, r.z = r.d or now, r.q + pages, r.z + bytes
+end
+
+local function used(i)
+  local r = load(i)
+  return {name(i), false, 0, 0, '', 0, r.d and now - r.d or false, r.q, r.z}
+end
+
+local function granted(asked)
+  local told = {}
+  for _, one in ipairs(asked) do
+    if one[5] then told[#told + 1] = used(one[1]) end
+  end
+  return {1, told}
+end
+
+-- A page of a host whose budget is spent waits in no scope.
+local function spent(token, asked)
+  for _, one in ipairs(asked) do
+    local r, pages, bytes = load(one[1]), one[5], one[6]
+    if pages and r.d and ((pages > 0 and r.q >= pages) or (bytes > 0 and r.z >= bytes)) then
+      for _, other in ipairs(asked) do
+        if leave(load(other[1]), token) then tell_first(load(other[1])) end
+      end
+      return {0, math.min(r.d + DAY - now, HOUR), {used(one[1])}}
+    end
+  end
+end
+
 local function take(token, asked)
   local held = true
   for _, one in ipairs(asked) do
@@ -211,9 +246,11 @@ local function take(token, asked)
       local _, mine = find(load(one[1]).h, token)
       mine[2] = now + hold
     end
-    return {1}
+    return granted(asked)
   end
   if quarantine > now then return {2, quarantine - now} end
+  local refusal = spent(token, asked)
+  if refusal then return refusal end
   local found, open = {}, true
   for k, one in ipairs(asked) do
     local moment, open_ended = due(load(one[1]), token, one[2], one[3], one[4])
@@ -223,12 +260,13 @@ local function take(token, asked)
   if not open then return wait(token, asked, found) end
   for _, one in ipairs(asked) do
     local r = load(one[1])
-    r.h[#r.h + 1] = {token, now + hold, 0, now, r.b or -1, r.i, r.g}
+    r.h[#r.h + 1] = {token, now + hold, 0, now, r.b or -1, r.i, r.g, one[5] and 1}
     r.b, r.i, r.g = now, one[2], one[4]
+    if one[5] then count(r, 1, 0) end
     leave(r, token)
     tell_first(r)
   end
-  return {1}
+  return granted(asked)
 end
 
 local answers = {}
@@ -244,7 +282,7 @@ local act = {
     end
   end,
   e = function(op)
-    for _, i in ipairs(op[4]) do
+    for k, i in ipairs(op[4]) do
       local r = load(i)
       local place, mine = find(r.h, op[2])
       if mine then table.remove(r.h, place) end
@@ -254,6 +292,9 @@ local act = {
         r.b, r.i, r.g = mine[5], mine[6], mine[7]
         if r.b < 0 then r.b = nil end
       end
+      if op[3] ~= 0 then
+        if mine and mine[8] then r.q = math.max(0, r.q - 1) end
+      elseif op[5] and k == 1 then count(r, 0, op[5]) end  -- the host's own scope
       leave(r, op[2])
       tell_first(r)
     end
@@ -301,6 +342,10 @@ local act = {
     end
     if op[5] > 0 and now + op[5] > r.u then r.u, r.l, r.r = now + op[5], op[5], op[6] end
     if op[7] == 1 then r.p = 1 end
+    if op[8] then
+      r.d = math.max(r.d or 0, now - op[8])
+      r.q, r.z = math.max(r.q, op[9]), math.max(r.z, op[10])
+    end
   end,
 }
 for _, op in ipairs(ops) do act[op[1]](op) end
@@ -310,6 +355,7 @@ for i in pairs(touched) do
   local last = math.max(r.u, r.m)
   if r.b then last = math.max(last, r.b + r.i) end
   for _, one in ipairs(r.h) do last = math.max(last, one[2] + r.i) end
+  if r.d then last = math.max(last, r.d + DAY) end
   if not r.b and last <= now and #r.h == 0 and #r.t == 0 and r.p == 0 then
     if raw[i] then redis.call('DEL', KEYS[i + 1]) end
   else
@@ -319,6 +365,7 @@ for i in pairs(touched) do
     if r.u > now then kept.u, kept.l, kept.r = r.u, r.l, r.r end
     if r.p > 0 then kept.p = 1 end
     if r.m > now then kept.n, kept.m = r.n, r.m end
+    if r.d then kept.d, kept.q, kept.z = r.d, r.q, r.z end
     if #r.h > 0 then kept.h = r.h end
     if #r.t > 0 then kept.t = r.t end
     -- It outlives each promise in it by a minute: an interval that is asked for later and is

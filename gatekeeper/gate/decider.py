@@ -488,6 +488,13 @@ class Decider:
         decision = self._simple(Verdict.DEFER, Reason.FLEET, raw, target, agent, note=why)
         return replace(decision, retry_at=utc(moment.wall_time + _AFTER_A_LOSS))
 
+    def budget_spent(
+        self, raw: str, target: Target, agent: str, why: str, seconds: float, moment: Moment
+    ) -> Decision:
+        """DEFER: no page of the host for so many seconds, by what the operator gives it a day."""
+        decision = self._simple(Verdict.DEFER, Reason.BUDGET, raw, target, agent, note=why)
+        return replace(decision, retry_at=utc(moment.wall_time + seconds))
+
     def what_if(
         self, raw: str, target: Target, agent: str, policy: Policy, row: OutcomeRow, wall: float
     ) -> Decision:

@@ -42,10 +42,11 @@ from gatekeeper.middleware import (
     open_leases,
     wrong_report,
 )
+from gatekeeper.pacing.budgets import BudgetSpent
 from gatekeeper.pacing.engine import Grant
 from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.waiting import EVERYTHING, Entrance
+from gatekeeper.pacing.waiting import EVERYTHING, Entrance, received
 from gatekeeper.url_cache import url_of
 from gatekeeper.urls import Target
 
@@ -247,6 +248,8 @@ class Lease(msgspec.Struct, eq=False):
             wrong = wrong_report(status, elapsed, retry_after, size)
             if wrong is not None:
                 raise wrong
+            if size and not self._grant.reported:
+                received(self._grant, size)
         grant = self._grant
         if grant.reported:
             return
@@ -264,6 +267,15 @@ class Lease(msgspec.Struct, eq=False):
         grant.report(status, elapsed, retry_after, size, rate_limit=rate_limit, now=now)
         if status is None and elapsed is not None and self._head_at is None:
             self._manager.uplink.unanswered(self)
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Has its host a budget for which the bytes of the response count?"""
+        return self._grant.scope.settings.budget is not None
+
+    def received(self, size: int) -> None:
+        """So many bytes of the response came; for those that no report tells of."""
+        received(self._grant, size)
 
     def _note(self, status: int) -> None:
         # A lease had at once is of an origin whose file is fresh: nothing to be learnt there.
@@ -555,6 +567,8 @@ class LeaseManager:
         except LedgerLost as error:
             lost = self.questions.ledger_lost(url, target, user_agent, str(error))
             raise Deferred(lost) from error
+        except BudgetSpent as spent:
+            raise Deferred(self.questions.budget_spent(url, target, user_agent, spent)) from spent
         except asyncio.CancelledError as error:
             error.__traceback__ = None  # the task keeps the error, and that what stood here
             if waiting is not None:
@@ -670,6 +684,8 @@ class LeaseManager:
         # Else the file waits for the end of the host's block, as this lease will.
         if (why := self._scheduler.unkept(target.host)) is not None:
             refuse(self.questions.unkept(url, target, user_agent, why))
+        if (spent := self._scheduler.budget_spent(target.host)) is not None:
+            raise spent
         return decision
 
     async def _decide_within(

@@ -27,6 +27,7 @@ from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.fleet import FleetStats
 from gatekeeper.gate.decider import ON_THE_WAY, Decider
 from gatekeeper.middleware import inherited, refuse_one_text
+from gatekeeper.pacing.budgets import BudgetSpent
 from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.scheduler import PacingStats
 from gatekeeper.pacing.scopes import NO_RATE
@@ -153,6 +154,13 @@ class GateQuestions:
     def ledger_lost(self, url: str, target: Target, user_agent: str | None, why: str) -> Decision:
         """DEFER, since the ledger that a fleet shares can't be asked."""
         return self._decider.ledger_lost(url, target, self.token(user_agent), why, self.moment())
+
+    def budget_spent(
+        self, url: str, target: Target, user_agent: str | None, spent: BudgetSpent
+    ) -> Decision:
+        """DEFER, since the host was asked for enough today."""
+        why, agent = str(spent), self.token(user_agent)
+        return self._decider.budget_spent(url, target, agent, why, spent.seconds, self.moment())
 
     # --- many URLs ----------------------------------------------------------------------
 

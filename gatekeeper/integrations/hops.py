@@ -105,7 +105,7 @@ class HopErrors:
 class BodyInUse:
     """What a response's body is read from, for its lease: in use until it is freed or dropped."""
 
-    __slots__ = ("__weakref__", "_call", "_call_later", "_callbacks", "closed")
+    __slots__ = ("__weakref__", "_call", "_call_later", "_callbacks", "_size", "closed")
 
     def __init__(self, call: Call, call_later: Call) -> None:
         """Both call in the gate's loop; `call_later` from any thread, not before this returns."""
@@ -114,6 +114,16 @@ class BodyInUse:
         self._callbacks: list[Callable[[], object]] = []
         self.closed: bool = False
         """Nothing travels on it any more."""
+        self._size = [0]
+
+    def came(self, size: int) -> None:
+        """So many bytes more were read of it."""
+        self._size[0] += size
+
+    def counting(self, received: Callable[[int], object]) -> Callable[[], object]:
+        """What tells how many came, without keeping this."""
+        size = self._size
+        return lambda: received(size[0])
 
     def add_callback(self, callback: Callable[[], object], /) -> None:
         """Have that called, in the gate's loop, once it is free, or dropped."""
@@ -166,7 +176,9 @@ class Hop:
         self._lease.answered(
             status, retry_after=headers.get("Retry-After"), rate_limit=headers.get("RateLimit")
         )
-        body = BodyInUse(self._call, self._call_later)
+        lease, body = self._lease, BodyInUse(self._call, self._call_later)
+        if lease.counts_bytes:
+            body.add_callback(body.counting(lease.received))
         if self._adopted:
             self._lease.lasts_with(body)
         else:

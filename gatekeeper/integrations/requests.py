@@ -279,17 +279,22 @@ def _lease_body(response: requests.Response, hop: Hop) -> BodyInUse:
         return body
     release, close = raw.release_conn, raw.close
 
+    def free() -> None:
+        if not body.closed:
+            body.came(raw.tell())  # as they came, before they are decoded
+        body.free()
+
     def release_conn() -> None:
         try:
             release()
         finally:
-            body.free()
+            free()
 
     def close_raw() -> None:
         try:
             close()
         finally:
-            body.free()
+            free()
 
     # urllib3 calls these two itself, where a body was read to its end as where it is given up.
     raw.release_conn, raw.close = release_conn, close_raw

@@ -40,6 +40,7 @@ class LeasedAsyncStream:
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for part in self._inner:
+            self._body.came(len(part))
             yield part
 
     async def aclose(self) -> None:
@@ -58,7 +59,9 @@ class LeasedStream:
         self._body = body
 
     def __iter__(self) -> Iterator[bytes]:
-        yield from self._inner
+        for part in self._inner:
+            self._body.came(len(part))
+            yield part
 
     def close(self) -> None:
         """Close it; httpx does so itself where the body was read to its end."""
@@ -133,6 +136,7 @@ class _Library:
     def _leased(self, hop: Any, response: Any) -> Any:
         body = hop.answered(response.status_code, response.headers)
         if response.is_closed:  # it was made with all its body
+            body.came(len(response.content))
             body.free()
             return response
         self._bodies.add(body)

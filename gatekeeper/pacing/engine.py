@@ -102,6 +102,7 @@ class Grant(msgspec.Struct, eq=False):
     """A weak reference, see `hold_while`."""
     hold: Any = None  # a `Hold`, where a ledger beyond this process granted it
     unproven: bool = False  # it counts among the engine's `unproven`
+    counted: bool = False  # a page of the host's budget
 
     def __repr__(self) -> str:
         state = "open" if self.open else "ended"
@@ -268,6 +269,8 @@ class Grant(msgspec.Struct, eq=False):
         """No request was sent, and none will be: no head is awaited."""
         self.told = self.reported = True
         self._end_hold(outcome)
+        if self.counted:
+            self.scope.count(self.start_at, pages=-1)
         for scope in (self.scope, *self.others):
             scope.unheaded -= 1
         self.engine.left_unproven(self, self.engine.now())
@@ -369,6 +372,7 @@ class Engine:
         self.learns_latency: bool = pacing.latency_factor > 0
         self._in_turn_only = pacing.dry_run or self.remote is not None
         """No lease is had without a wait: a dry run counts, and the ledger books, each start."""
+        self.budgeted: bool = self._memory.rules.budgeted
         self._jitter = pacing.jitter
         self._ttl = pacing.lease_ttl
         self.unproven.adjust(pacing.max_in_flight)
@@ -475,6 +479,7 @@ class Engine:
             or self.granted >= self.grant_limit
             or scope.due_at() > now
             or self._in_turn_only
+            or (self.budgeted and scope.settings.budget is not None)
             or (scope.answers < PROVEN and self.unproven.room <= 0)
             or (self.frozen and scope.name in self.unanswered)
         ):
@@ -497,15 +502,15 @@ class Engine:
         now: float,
         url: str,
         ttl: float | None,
+        counts: bool = False,
     ) -> Grant | None:
         """Start a request of a host that is due; None if it may not start now after all.
 
         All scopes are taken or none, in one step: no await stands between the admission that
-        brought `asked` and this. Raises StorageError where its clocks can't be kept: nothing
-        is granted then.
+        brought `asked` and this. Raises StorageError where its clocks can't be kept.
 
         `asked` None: the clocks are the caller's own affair. It starts whatever they say, by the
-        interval in force, and they are not kept.
+        interval in force, and they are not kept. `counts`: a page of the host's budget.
         """
         keeper = None
         if asked is not None:
@@ -527,8 +532,8 @@ class Engine:
         scope.basis = now
         scope.in_flight += 1
         scope.unheaded += 1
-        if scope.shared:
-            self._start_shared(grant, now)
+        if scope.shared or counts:
+            self._start_shared(grant, now, counts)
         if scope.answers < PROVEN:
             grant.unproven = True
             self.unproven.room -= 1
@@ -549,23 +554,14 @@ class Engine:
                 raise
         return grant
 
-    def hold(self, scope: Scope, url: str, now: float, seconds: float) -> Grant:
-        """A lease that an earlier process granted, open again: the clocks stay as they are."""
-        if seconds <= 0:
-            return Grant(self, scope, url, now, now, scope.basis, (), told=True, open=False)
-        clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
-        grant = self.grant_at_any_time(scope, now, url, seconds)
-        for one, basis, interval in clocks:
-            one.basis, one.interval = basis, interval
-        if self.remote is not None:
-            grant.hold = self.remote.adopt(tuple(one.name for one, _, _ in clocks))
-        return grant
-
     def grant_at_any_time(self, scope: Scope, now: float, url: str, ttl: float | None) -> Grant:
         """A grant whose clocks the caller sets."""
         return cast("Grant", self.grant(scope, None, now, url, ttl))  # that refuses nobody
 
-    def _start_shared(self, grant: Grant, start: float) -> None:
+    def _start_shared(self, grant: Grant, start: float, counts: bool) -> None:
+        if counts:
+            grant.counted = True
+            grant.scope.count(start, pages=1)
         grant.others_before = tuple(other.basis for other in grant.others)
         for other in grant.others:
             other.basis = start
@@ -693,7 +689,7 @@ class Engine:
 
     def _offer(self, queue: ScopeQueue, scope: Scope, waiter: Waiter, now: float) -> bool:
         """Offer a lease to one waiter; True if it was taken."""
-        queues = self.queues
+        queues, budget = self.queues, None
         try:
             asked = waiter.offer()
             if not isinstance(asked, RobotsInterval):
@@ -703,11 +699,13 @@ class Engine:
                 else:  # it only wanted to know
                     queues.served(queue, waiter)
                 return False
+            if self.budgeted and waiter.priority != ROBOTS:
+                budget = scope.budget_left(now)
             if (remote := self.remote) is not None:
                 seconds = self.derive(scope, asked, now)
-                if not remote.holds(queue, seconds, asked is UNKNOWN, now):
+                if not remote.holds(queue, seconds, asked is UNKNOWN, now, budget):
                     return False
-            grant = self.grant(scope, asked, now, waiter.url, waiter.ttl)
+            grant = self.grant(scope, asked, now, waiter.url, waiter.ttl, budget is not None)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the waiter's
             self.counters.refused += 1
             queues.served(queue, waiter)

@@ -17,6 +17,7 @@ from math import ceil
 from typing import Any, Literal, NamedTuple, Protocol
 
 from gatekeeper.clock import Clock
+from gatekeeper.pacing.budgets import DAY, DailyBudget
 
 __all__ = [
     "LAPSE",
@@ -57,6 +58,8 @@ class ScopeRequest(NamedTuple):
     guess: bool = False
     """The interval is a default, since the robots.txt is not known yet: one that is known goes
     before it, also a shorter one."""
+    budget: DailyBudget | None = None
+    """The request is one for a page, of which the scope has so many a day."""
 
 
 class TakeRequest(NamedTuple):
@@ -73,6 +76,8 @@ class Granted(NamedTuple):
     token: str
     seconds: float = HOLD
     """How long the hold lasts, counted from the moment at which `take` was sent."""
+    clocks: tuple[ScopeClock, ...] = ()
+    """What was used of the scopes' budgets, this request included; nothing else is told in them."""
 
 
 class ScopeClock(NamedTuple):
@@ -88,6 +93,12 @@ class ScopeClock(NamedTuple):
     reason: str = ""
     """Of the block."""
     paused: bool = False
+    day: float | None = None
+    """Seconds since the first page of the day; None: nothing is counted ..."""
+    pages: int = 0
+    """... and the pages since ..."""
+    bytes: int = 0
+    """... and their bytes."""
 
 
 class NotBefore(NamedTuple):
@@ -119,6 +130,8 @@ class End(NamedTuple):
     outcome: Outcome = "sent"
     reports: tuple[Report, ...] = ()
     """Take effect before the slots are free."""
+    size: int = 0
+    """Bytes of the response, where the scope has a budget for them."""
 
 
 class LedgerListener(Protocol):
@@ -190,11 +203,11 @@ def micros(seconds: float) -> int:
 
 
 class _Hold:
-    __slots__ = ("before", "end", "headed", "start")
+    __slots__ = ("before", "counted", "end", "headed", "start")
 
     def __init__(self, start: int, end: int, before: tuple[int | None, int, bool]) -> None:
         self.start, self.end, self.before = start, end, before
-        self.headed = False
+        self.headed = self.counted = False
 
 
 class _Ticket:
@@ -217,6 +230,7 @@ class _Need(NamedTuple):
     interval: int
     slots: int
     guess: bool
+    budget: DailyBudget | None
 
 
 class ScopeRecord:
@@ -233,6 +247,10 @@ class ScopeRecord:
         self.paused = False
         self.learned = 0
         self.learned_until = 0
+        self.day: int | None = None
+        """The first page of the day, where there is a budget."""
+        self.pages = 0
+        self.bytes = 0
         self.holds: dict[str, _Hold] = {}
         self.tickets: list[_Ticket] = []
 
@@ -244,6 +262,19 @@ class ScopeRecord:
                 if not hold.headed:  # it may have been sent at the last moment
                     self.moved(hold.end)
         self.tickets = [one for one in self.tickets if one.due + micros(LAPSE) > now]
+        if self.day is not None and now >= self.day + micros(DAY):
+            self.day, self.pages, self.bytes = None, 0, 0
+
+    def count(self, now: int, pages: int, size: int) -> None:
+        """So many more of the day, which begins now if none has."""
+        self.day = now if self.day is None else self.day
+        self.pages += pages
+        self.bytes += size
+
+    def used(self, now: int) -> ScopeClock:
+        """What was used of the budget."""
+        day = None if self.day is None else (now - self.day) / 1e6
+        return ScopeClock(self.name, day=day, pages=self.pages, bytes=self.bytes)
 
     def moved(self, moment: int) -> None:
         """The clock counts from that moment, if from no later one."""
@@ -400,24 +431,47 @@ class MemoryLedger:
     def _take(self, token: str, scopes: tuple[ScopeRequest, ...], now: int) -> Granted | NotBefore:
         self._scopes_of[token] = tuple(one.scope for one in scopes)
         asked = [
-            (self._record(scope, now), _Need(micros(interval), slots, guess))
-            for scope, interval, slots, guess in scopes
+            (self._record(scope, now), _Need(micros(interval), slots, guess, budget))
+            for scope, interval, slots, guess, budget in scopes
         ]
+        told = [record for record, need in asked if need.budget is not None]
         ttl = micros(self._hold)
         if all(token in record.holds for record, _ in asked):
             for record, _ in asked:
                 record.holds[token].end = now + ttl
-            return Granted(token, self._hold)
+            return Granted(token, self._hold, tuple(record.used(now) for record in told))
+        if (spent := self._spent(token, asked, now)) is not None:
+            return spent
         found = [(record, need, *self._due(token, record, need, now)) for record, need in asked]
         if all(due <= now for _, _, due, _ in found):
             for record, need in asked:
                 before = (record.basis, record.interval, record.guess)
                 record.holds[token] = _Hold(now, now + ttl, before)
                 record.basis, record.interval, record.guess = now, need.interval, need.guess
+                if need.budget is not None:
+                    record.count(now, 1, 0)
+                    record.holds[token].counted = True
                 record.tickets = [one for one in record.tickets if one.token != token]
                 self._tell_first(record, now)
-            return Granted(token, self._hold)
+            return Granted(token, self._hold, tuple(record.used(now) for record in told))
         return self._queue(token, found, now)
+
+    def _spent(
+        self, token: str, asked: list[tuple[ScopeRecord, _Need]], now: int
+    ) -> NotBefore | None:
+        """The answer to a page of a host whose budget is spent: it waits in no scope."""
+        for record, need in asked:
+            if need.budget is None or record.day is None:
+                continue
+            if not need.budget.spent(record.pages, record.bytes):
+                continue
+            for other, _ in asked:
+                if any(one.token == token for one in other.tickets):
+                    other.tickets = [one for one in other.tickets if one.token != token]
+                    self._tell_first(other, now)
+            left = min(record.day + micros(DAY) - now, micros(3600.0))
+            return NotBefore(left / 1e6, (record.used(now),))
+        return None
 
     def _due(self, token: str, record: ScopeRecord, need: _Need, now: int) -> tuple[int, bool]:
         """When it may start as far as this scope goes, and whether that may change."""
@@ -484,12 +538,16 @@ class MemoryLedger:
 
     def _end(self, end: End, now: int) -> None:
         token = end.token
-        for record in self._of(token, now):
+        for place, record in enumerate(self._of(token, now)):
             hold = record.holds.pop(token, None)
             if end.outcome == "sent" and (hold is None or not hold.headed):
                 record.moved(now)
             elif end.outcome == "undone" and hold is not None and record.basis == hold.start:
                 record.basis, record.interval, record.guess = hold.before
+            if end.outcome != "sent":
+                record.pages -= int(hold is not None and hold.counted and record.pages > 0)
+            elif end.size and not place:  # the host's own scope
+                record.count(now, 0, end.size)
             record.tickets = [one for one in record.tickets if one.token != token]
             self._tell_first(record, now)
         self._scopes_of.pop(token, None)
@@ -531,7 +589,7 @@ class MemoryLedger:
             if record.holds or record.tickets or record.paused:
                 continue
             basis = -1 if record.basis is None else record.basis + record.interval
-            if max(basis, record.blocked_until, record.learned_until) < old:
+            if record.day is None and max(basis, record.blocked_until, record.learned_until) < old:
                 del self._records[name]
         self._crowded = 2 * len(self._records) + 1024
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.errors import LedgerLost
+from gatekeeper.pacing.budgets import DailyBudget
 from gatekeeper.pacing.ledger import (
     HOLD,
     End,
@@ -49,7 +50,17 @@ _Call = tuple[Coroutine[Any, Any, Any], Callable[[bool, Any], None]]
 class Hold:
     """What the ledger granted for one request."""
 
-    __slots__ = ("good_until", "headed", "names", "renew_at", "scopes", "seconds", "token", "void")
+    __slots__ = (
+        "good_until",
+        "headed",
+        "names",
+        "renew_at",
+        "scopes",
+        "seconds",
+        "size",
+        "token",
+        "void",
+    )
 
     def __init__(
         self, token: str, scopes: tuple[ScopeRequest, ...], sent: float, seconds: float
@@ -64,11 +75,15 @@ class Hold:
         self.headed: bool = False
         self.void: bool = False
         """The scope was blocked or paused since: what was not sent yet must not be."""
+        self.size: int = 0
+        """Bytes of the response, as far as they are to be counted."""
 
     def covers(self, scopes: tuple[ScopeRequest, ...]) -> bool:
-        """Was it asked for the same scopes, and for intervals that are no shorter?"""
+        """Was it asked for the same scopes and budgets, and for intervals that are no shorter?"""
         return len(scopes) == len(self.scopes) and all(
-            mine.scope == other.scope and mine.interval >= other.interval
+            mine.scope == other.scope
+            and mine.interval >= other.interval
+            and mine.budget == other.budget
             for mine, other in zip(self.scopes, scopes, strict=True)
         )
 
@@ -131,11 +146,18 @@ class LedgerCalls:
 
     # --- what the engine asks and tells -----------------------------------------------------
 
-    def holds(self, queue: ScopeQueue, interval: float, guess: bool, now: float) -> bool:
+    def holds(
+        self,
+        queue: ScopeQueue,
+        interval: float,
+        guess: bool,
+        now: float,
+        budget: DailyBudget | None = None,
+    ) -> bool:
         """Did the ledger grant this start? Otherwise it is asked, with others that ask now."""
         scope, hold = queue.scope, queue.hold
         scopes = (
-            ScopeRequest(scope.name, interval, scope.slots(), guess),
+            ScopeRequest(scope.name, interval, scope.slots(), guess, budget),
             *(ScopeRequest(one.name, one.settings.default, one.slots()) for one in scope.shared),
         )
         if hold is not None:
@@ -187,7 +209,7 @@ class LedgerCalls:
         """The hold is over. Reports that the ledger has not confirmed yet go with it."""
         self._holds.pop(hold.token, None)
         reports = tuple(self._reports[name] for name in hold.names if name in self._reports)
-        self._ends[hold.token] = End(hold.token, outcome, reports)
+        self._ends[hold.token] = End(hold.token, outcome, reports, hold.size)
         self._schedule()
 
     def report(self, report: Report) -> None:
@@ -387,13 +409,21 @@ class LedgerCalls:
             self._failed(ValueError(f"{len(takes)} asked, {len(found)} answered"))
             ok = False
         now = self._clock.monotonic()
-        for number, request in enumerate(takes):
-            token = request.token
-            if not ok:
-                if token in self._asking or token in self._holds:
-                    self._takes.setdefault(token, request)
-                continue
-            self._answered(request, found[number], sent, now)
+        if not ok:
+            for request in takes:
+                if request.token in self._asking or request.token in self._holds:
+                    self._takes.setdefault(request.token, request)
+            return
+        # Grants first: what those are told who got none may speak of these very grants, and would
+        # keep them from being used.
+        granted = [one for one in zip(takes, found, strict=True) if isinstance(one[1], Granted)]
+        for request, answer in granted:
+            self._answered(request, answer, sent, now)
+        if 0 < len(granted) < len(takes):
+            self._answers.run()
+        for request, answer in zip(takes, found, strict=True):
+            if not isinstance(answer, Granted):
+                self._answered(request, answer, sent, now)
 
     def _answered(
         self, request: TakeRequest, answer: Granted | NotBefore, sent: float, now: float
@@ -419,6 +449,8 @@ class LedgerCalls:
             self._ends.setdefault(token, End(token, "undone"))
         if queue is None:
             return
+        for clock in answer.clocks:  # this page is counted once more when the lease is granted
+            self._answers.heard(clock._replace(pages=clock.pages - 1))
         queue.asking, queue.token, queue.asked = False, "", False
         if now >= hold.good_until:
             self._answers.deliver(queue, None, now)

@@ -23,9 +23,10 @@ import msgspec
 
 from gatekeeper.clock import Clock, Stamp, boot_of
 from gatekeeper.errors import LeaseTimeout, StorageError
+from gatekeeper.pacing.budgets import DAY, BudgetSpent, Usage
 from gatekeeper.pacing.ledger import ScopeClock
 from gatekeeper.pacing.rules import SHARED, Rules
-from gatekeeper.pacing.scopes import DURABLE, INF, BackOff, Scope, ScopeSettings, clock_of
+from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, ScopeSettings, clock_of
 from gatekeeper.storage.base import ClockRecord, Storage
 
 __all__ = ["Promises", "ScopeMemory"]
@@ -39,7 +40,7 @@ _JUMP = 1.0
 _RECENT = 10.0
 """At a clean end, hosts asked within so many seconds are kept whatever their pace: the next
 run may learn that they ask for a slower one, which counts from that very request."""
-_MOMENTS = ("next_at", "blocked_until", "last_failure_at", "said_until", "refused_at")
+_MOMENTS = ("next_at", "blocked_until", "last_failure_at", "said_until", "refused_at", "day_at")
 """The fields of a record that are wall seconds; 0: there is none."""
 
 _log = logging.getLogger(__name__)
@@ -209,6 +210,7 @@ class Promises:
             or record.paused
             or record.errors
             or record.latency is not None
+            or (record.day_at and record.day_at + shift + DAY > now)
         ):
             history = scope.past()
             if blocked > now:
@@ -222,6 +224,9 @@ class Promises:
             history.errors, history.latency = record.errors, record.latency
             if said_until > now:
                 history.said, history.said_until = record.said_interval, said_until
+            if record.day_at:
+                began = min(record.day_at + shift, now)
+                history.usage = Usage(began, record.day_pages, record.day_bytes)
         return scope
 
     def _back_off(self, record: ClockRecord, now: float, shift: float) -> BackOff:
@@ -260,7 +265,7 @@ class Promises:
         blocked = history.blocked_until > now
         said = history.said_until > now
         reason = history.reason if blocked else ""
-        taught = history.back_off
+        taught, used = history.back_off, history.usage
         return ClockRecord(
             scope=scope.name,
             next_at=next_at,
@@ -281,6 +286,9 @@ class Promises:
             made_at=wall,
             boot_id=self._boot_id,
             boot_at=now + self._asleep,
+            day_at=used.began + shift if used is not None and used.began > -INF else 0.0,
+            day_pages=used.pages if used is not None else 0,
+            day_bytes=used.bytes if used is not None else 0,
         )
 
     def promise(self, scope: Scope, now: float) -> None:
@@ -447,8 +455,36 @@ class ScopeMemory:
         return [
             clock_of(scope, now)
             for scope in list(self.scopes.values())
-            if scope.promised_at() > now or (scope.history is not None and scope.history.paused)
+            if scope.promised_at() > now
+            or ((past := scope.history) is not None and (past.paused or past.usage is not None))
         ]
+
+    def heard(self, clock: ScopeClock) -> Scope | None:
+        """What others brought about holds here as well, and is kept: the ledger may forget it.
+        The scope, where it is blocked."""
+        if (scope := self.known(clock.scope)) is None:
+            return None
+        now = self._clock.monotonic()
+        if clock.age is not None and now - clock.age > scope.basis:
+            scope.basis = now - clock.age
+            scope.interval = max(scope.interval, min(clock.interval, LONGEST))
+        if blocked := clock.blocked > 0:
+            scope.past().block(now + clock.blocked, clock.reason)
+        if clock.day is not None:
+            scope.past().usage = Usage(now - clock.day, clock.pages, clock.bytes)
+        if self.promises is not None and (blocked or scope.clock_at() > now + DURABLE):
+            self.promises.remember(scope, now)
+        return scope if blocked else None
+
+    def budget_spent(self, host: str) -> BudgetSpent | None:
+        """Why no page of the host may be asked for today, as far as is known here."""
+        scope = self.known(host)
+        try:
+            if scope is not None:
+                scope.budget_left(self._clock.monotonic())
+        except BudgetSpent as spent:
+            return spent
+        return None
 
     # --- finding and making -------------------------------------------------------------
 
@@ -521,6 +557,7 @@ class ScopeMemory:
         return (
             scope.interval > DURABLE
             or scope.name in self.longer
+            or (scope.history is not None and scope.history.usage is not None)
             or (self.promises is not None and self.promises.unkept(scope))
         )
 

@@ -27,6 +27,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 import msgspec
 
 from gatekeeper.clock import SingleTimer
+from gatekeeper.pacing.budgets import DailyBudget
 from gatekeeper.pacing.ledger import Outcome, Report
 from gatekeeper.pacing.scopes import INF, RobotsInterval, Scope
 
@@ -241,9 +242,17 @@ class ScopeQueue:
 class Remote(Protocol):
     """A ledger beyond this process, asked after the engine has agreed to a start."""
 
-    def holds(self, queue: ScopeQueue, interval: float, guess: bool, now: float) -> bool:
+    def holds(
+        self,
+        queue: ScopeQueue,
+        interval: float,
+        guess: bool,
+        now: float,
+        budget: DailyBudget | None = None,
+    ) -> bool:
         """Did the ledger grant this start, with that interval in seconds? Otherwise it is asked,
-        and the answer comes back through `Queues.answered`. `guess`: see `ScopeRequest`."""
+        and the answer comes back through `Queues.answered`. `guess`, `budget`: see
+        `ScopeRequest`."""
 
     def granted(self, queue: ScopeQueue) -> Any:
         """The queue's hold, which belongs to a lease now."""

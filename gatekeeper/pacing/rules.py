@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError
+from gatekeeper.pacing.budgets import DailyBudget
 from gatekeeper.pacing.scopes import ScopeSettings
 
 __all__ = ["CONFIGURED", "SHARED", "HostRules", "Rules"]
@@ -63,6 +64,11 @@ class HostRules:
         new = HostRules(rules)
         self._exact, self._suffix, self._any = new._exact, new._suffix, new._any
 
+    def everyone(self) -> list[HostRule]:
+        """All rules, in no order."""
+        found = [*self._exact.values(), *self._suffix.values()]
+        return found if self._any is None else [*found, self._any]
+
     def find(self, host: str) -> HostRule | None:
         """The rule for this host, or None."""
         if (rule := self._exact.get(host)) is not None:
@@ -98,6 +104,13 @@ class Rules:
         """Every host has its own clock and no other."""
         return self._domain_of is None and not self._groups
 
+    @property
+    def budgeted(self) -> bool:
+        """Has any host a budget?"""
+        return _budget(self.pacing, None) is not None or any(
+            _budget(self.pacing, rule) is not None for rule in self._hosts.everyone()
+        )
+
     def for_host(self, host: str) -> ScopeSettings:
         """The settings of a host's own scope; one object for all hosts of a rule."""
         rule = self._hosts.find(host) if self._hosts else None
@@ -121,6 +134,7 @@ class Rules:
             if rule is None or rule.interval is None
             else f"operator: {rule.interval:g} s for {rule.match}",
             limit=limit,
+            budget=_budget(pacing, rule),
         )
 
     def shared_names(self, host: str) -> tuple[str, ...]:
@@ -192,6 +206,15 @@ class Rules:
             raise ConfigError(
                 f"[[host]] match={rule.match!r}: no [[group]] named {rule.group!r}; add one"
             )
+
+
+def _budget(pacing: PacingConfig, rule: HostRule | None) -> DailyBudget | None:
+    """What the operator gives a host for a day; None: as much as its pace allows."""
+    pages, size = pacing.max_pages_per_day, pacing.max_bytes_per_day
+    if rule is not None:
+        pages = pages if rule.max_pages_per_day is None else rule.max_pages_per_day
+        size = size if rule.max_bytes_per_day is None else rule.max_bytes_per_day
+    return None if pages is None is size else DailyBudget(pages or 0, size or 0)
 
 
 def _registered_domain_of() -> Callable[[str], str | None]:

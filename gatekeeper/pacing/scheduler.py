@@ -20,6 +20,7 @@ import msgspec
 from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError, GateClosed, LeaseTimeout, LedgerLost, StorageError
+from gatekeeper.pacing.budgets import BudgetSpent
 from gatekeeper.pacing.engine import Engine, Grant
 from gatekeeper.pacing.ledger import Ledger, Report, ScopeClock
 from gatekeeper.pacing.ledger_calls import Hold, LedgerAnswers, LedgerCalls
@@ -27,9 +28,7 @@ from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import ROBOTS, ScopeQueue
 from gatekeeper.pacing.rules import CONFIGURED, SHARED, Rules
 from gatekeeper.pacing.scopes import (
-    DURABLE,
     INF,
-    LONGEST,
     RobotsInterval,
     Scope,
     learn,
@@ -47,6 +46,7 @@ from gatekeeper.pacing.waiting import (
     TaskWaiter,
     asked_for_robots,
     explain,
+    hold_again,
     needs,
     state_of,
 )
@@ -123,10 +123,10 @@ class Scheduler:
         self._clock = clock
         self._pacing = config.pacing
         self._rules = Rules(config)
+        self._memory = ScopeMemory(self._rules, clock, storage)
         self._remote: LedgerCalls | None = None
         if ledger is not None:
             self._remote = LedgerCalls(ledger, clock, self._answers())
-        self._memory = ScopeMemory(self._rules, clock, storage)
         self._timer = SingleTimer(clock, self._tick)
         self._drained = asyncio.Event()
         self._engine = Engine(
@@ -250,25 +250,18 @@ class Scheduler:
 
     def _deliver(self, queue: ScopeQueue, hold: Hold | None, ask_at: float) -> None:
         now = self._clock.monotonic()
+        spent = self.budget_spent(queue.scope.name) if hold is None else None
+        if spent is not None:
+            ask_at = now  # who waits learns it when the host is due
         if not self._queues.answered(queue, hold, ask_at, now) or hold is not None:
             return
         waiter = queue.first()
         if isinstance(waiter, TaskWaiter) and waiter.at_once:
-            self._refuse_late(waiter, now)
+            self._refuse_late(waiter, now, spent)
 
     def _heard(self, clock: ScopeClock) -> None:
-        """What others brought about holds here as well, and is kept: the ledger may forget it."""
-        if (scope := self._memory.known(clock.scope)) is None:
-            return
-        now = self._clock.monotonic()
-        if clock.age is not None and now - clock.age > scope.basis:
-            scope.basis = now - clock.age
-            scope.interval = max(scope.interval, min(clock.interval, LONGEST))
-        if blocked := clock.blocked > 0:
-            scope.past().block(now + clock.blocked, clock.reason)
-            self._queues.blocked(scope, now)
-        if self._memory.promises is not None and (blocked or scope.clock_at() > now + DURABLE):
-            self._memory.promises.remember(scope, now)
+        if (scope := self._memory.heard(clock)) is not None:
+            self._queues.blocked(scope, self._clock.monotonic())
 
     def _reported(self, report: Report) -> None:
         """Somebody was turned away."""
@@ -392,15 +385,14 @@ class Scheduler:
     ) -> Grant:
         """A lease that an earlier run granted and that is still out, open again for `seconds`.
 
-        Its request may be under way: it holds its slots whatever the clocks and the bounds
-        say, and until its head, report or end no other lease of the host is granted. With no
-        second left it has ended: its report counts, and nothing else. Raises LeaseTimeout
+        It holds its slots whatever the clocks and the bounds say: its request may be under way.
+        With no second left it has ended: its report counts, and nothing else. Raises LeaseTimeout
         where there is no room for the host, and GateClosed.
         """
         scope = await self._memory.load_host(host, scopes)
         # No await from here on.
         self._check_open()
-        return self._engine.hold(scope, url, self._clock.monotonic(), seconds)
+        return hold_again(self._engine, scope, url, self._clock.monotonic(), seconds)
 
     def when_due(
         self,
@@ -413,9 +405,8 @@ class Scheduler:
         """Call back once, when a lease of `host` could be had, or a block of it lasts for more
         than `longest` seconds; returns what undoes it.
 
-        No lease is taken. The call comes from within the scheduler, perhaps before this
-        returns: it must be short and must not raise. Raises LeaseTimeout where there is no
-        room for the host (pacing.max_hosts), and StorageError where it can't be brought back.
+        No lease is taken. The call comes from within the scheduler, perhaps before this returns:
+        it must be short and must not raise. Raises LeaseTimeout for want of room, StorageError.
         """
         self._memory.admit(host)
         scope = self._memory.host(host)
@@ -512,10 +503,10 @@ class Scheduler:
         if self._queues.leave(waiter.scope, waiter, now):
             self._engine.run(now)
 
-    def _refuse_late(self, waiter: TaskWaiter, now: float) -> None:
+    def _refuse_late(self, waiter: TaskWaiter, now: float, error: Exception | None = None) -> None:
         if not (waiter.gone or waiter.away):  # those who fetch have a deadline of their own
             self._queues.leave(waiter.scope, waiter, now)
-            waiter.refuse(self._late(waiter))
+            waiter.refuse(error or self._late(waiter))
 
     def _late(self, waiter: TaskWaiter) -> LeaseTimeout:
         """What is raised where its time was over, or can't be enough; it is counted."""
@@ -641,6 +632,7 @@ class Scheduler:
 
     def _rules_changed(self, match: str) -> None:
         """Apply the rules to hosts in memory; others follow them when they are made."""
+        self._engine.budgeted = self._rules.budgeted
         scopes = self._memory.scopes
         if "*" in match:
             concerned = [one for one in scopes.values() if not one.name.startswith(SHARED)]
@@ -748,6 +740,10 @@ class Scheduler:
             if left > 0 and (longest is None or left > longest[0]):
                 longest = left, history.reason
         return longest
+
+    def budget_spent(self, host: str) -> BudgetSpent | None:
+        """Why the host gets no lease for a page today, as far as is known here."""
+        return self._memory.budget_spent(host) if self._engine.budgeted else None
 
     def refuse_unknown(self, host: str) -> None:
         """Raise StorageError while no clock can be kept: a host of which no interval is known

@@ -18,6 +18,7 @@ import msgspec
 
 from gatekeeper.clock import utc
 from gatekeeper.config import PacingConfig
+from gatekeeper.pacing.budgets import DAY, DailyBudget, Usage
 from gatekeeper.pacing.ledger import Report, ScopeClock
 
 __all__ = [
@@ -355,6 +356,7 @@ class ScopeHistory:
         "refusals",
         "said",
         "said_until",
+        "usage",
     )
 
     def __init__(self) -> None:
@@ -376,6 +378,8 @@ class ScopeHistory:
         self.said_until: float = float("-inf")
         self.accuser: str = ""
         """Of an address: the host that was turned away last."""
+        self.usage: Usage | None = None
+        """What it was asked for today, where it has a budget."""
 
     def accused_by(self, host: str) -> bool:
         """An address: was another of its hosts turned away before this one?"""
@@ -389,6 +393,7 @@ class ScopeHistory:
             self.paused
             or now < self.blocked_until
             or now < self.said_until
+            or (self.usage is not None and now < self.usage.began + DAY)
             or (self.back_off is not None and not self.back_off.over(now, pacing))
             or self.errors
             or ((self.failures or self.probing) and not self._forgiven(now, pacing))
@@ -538,6 +543,7 @@ class ScopeSettings(msgspec.Struct, frozen=True, eq=False):
     own_source: str = ""
     limit: int = 1
     """Requests in flight at once."""
+    budget: DailyBudget | None = None
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -652,7 +658,10 @@ def clock_of(scope: Scope, now: float) -> ScopeClock:
     if history is None:
         return ScopeClock(scope.name, age, scope.interval)
     blocked = max(0.0, history.blocked_until - now)
-    return ScopeClock(scope.name, age, scope.interval, blocked, history.reason, history.paused)
+    clock = ScopeClock(scope.name, age, scope.interval, blocked, history.reason, history.paused)
+    if (used := history.usage) is None or now >= used.began + DAY:
+        return clock
+    return clock._replace(day=now - used.began, pages=used.pages, bytes=used.bytes)
 
 
 def learn(scope: Scope, report: Report, now: float, pacing: PacingConfig) -> None:
@@ -764,6 +773,19 @@ class Scope:
         if self.history is None:
             self.history = ScopeHistory()
         return self.history
+
+    def budget_left(self, now: float) -> DailyBudget | None:
+        """The budget that a page would count for; raises BudgetSpent where nothing is left."""
+        budget, past = self.settings.budget, self.history
+        if budget is not None and past is not None and past.usage is not None:
+            past.usage.check(self.name, budget, now)
+        return budget
+
+    def count(self, start: float, pages: int = 0, size: int = 0) -> None:
+        """Add to what was used of the budget: see `Usage.count`."""
+        past = self.past()
+        past.usage = past.usage or Usage()
+        past.usage.count(start, pages, size)
 
     def slots(self) -> int:
         """How many requests may be in flight at once."""

@@ -20,6 +20,7 @@ import msgspec
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
+from gatekeeper.pacing.budgets import DAY, BudgetSpent
 from gatekeeper.pacing.engine import Engine, Grant
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import Offer, Waiter
@@ -71,6 +72,7 @@ class Judge:
 
     def __init__(self) -> None:
         self.violations: Counter[str] = Counter()
+        self._days: dict[Experience, tuple[float, int]] = {}
 
     def start(self, account: Experience, now: float) -> None:
         """A request starts."""
@@ -107,6 +109,17 @@ class Judge:
         """It was never sent: the slot is free, the clock stays."""
         account.in_flight -= 1
         account.unheaded -= 1
+        if account in self._days:
+            began, pages = self._days[account]
+            self._days[account] = began, pages - 1
+
+    def page(self, account: Experience, now: float, most: int) -> None:
+        """A page was sent, of which the scope has so many a day."""
+        began, pages = self._days.get(account, (-INF, 0))
+        began, pages = (now, 1) if now >= began + DAY - TOLERANCE else (began, pages + 1)
+        self._days[account] = began, pages
+        if pages > most:
+            self.violations["budget"] += 1
 
     def block(self, account: Experience, until: float) -> None:
         """The scope said: not before that moment."""
@@ -139,6 +152,8 @@ class SimulationReport(msgspec.Struct, frozen=True):
     cpu_seconds: float
     expired: int
     blocks: int
+    deferrals: int = 0
+    """Of hosts whose budget was spent."""
 
     @property
     def leases_per_second(self) -> float:
@@ -198,9 +213,14 @@ class _Site(Waiter):
         if self.heads is not None:
             self.heads.append(under_way)
         self.ends.append(under_way)
+        if grant.counted and (budget := grant.scope.settings.budget) is not None:
+            self.sim.judge.page(self, grant.start_at, budget.pages)
 
     def refuse(self, error: Exception) -> None:
-        raise error
+        """Deferred: it comes back when the day is over."""
+        if not isinstance(error, BudgetSpent):
+            raise error
+        self.sim.come_back(self, error.seconds)
 
     def send_away(self) -> None:  # pragma: no cover - simulated policies do not expire
         raise AssertionError
@@ -236,7 +256,22 @@ class _Simulation:
         ]
         self._lost: list[tuple[float, int, _UnderWay]] = []
         """A heap of requests that nobody will report, by the end of their leases."""
+        self._deferred: list[tuple[float, int, _Site]] = []
+        """A heap of sites whose budget is spent, by when that ends."""
+        self.deferrals: int = 0
         self._order = itertools.count()
+
+    def come_back(self, site: _Site, seconds: float) -> None:
+        """The site waits again after so many seconds."""
+        self.deferrals += 1
+        entry = (self.clock.monotonic() + seconds, next(self._order), site)
+        heapq.heappush(self._deferred, entry)
+
+    def _come_back(self, now: float) -> None:
+        while self._deferred and self._deferred[0][0] <= now:
+            site = heapq.heappop(self._deferred)[2]
+            site.gone = False
+            self.engine.queues.join(self.memory.host(site.url), site, now)
 
     def add(self, name: str, todo: int) -> None:
         """A host with so many URLs to be fetched."""
@@ -262,11 +297,12 @@ class _Simulation:
             now = max(when, clock.monotonic())
             self._begin(now)
             self._finish(now)
+            self._come_back(now)
             if leases.next() <= now:
                 self._expire(now)
 
     def _next_event(self) -> float:
-        when = INF
+        when = self._deferred[0][0] if self._deferred else INF
         for queue, delay in self._queues:
             if queue and queue[0][0].start_at + delay < when:
                 when = queue[0][0].start_at + delay
@@ -368,6 +404,7 @@ def simulate(
         cpu_seconds=time.process_time() - begun,
         expired=sim.engine.counters.expired,
         blocks=sim.engine.counters.blocks,
+        deferrals=sim.deferrals,
     )
 
 

@@ -24,7 +24,8 @@ from msgspec.structs import replace
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GateClosed
-from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.budgets import DAY
+from gatekeeper.pacing.engine import Engine, Grant
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import PASSED, Offer, Waiter
 from gatekeeper.pacing.scopes import (
@@ -55,7 +56,9 @@ __all__ = [
     "TaskWaiter",
     "asked_for_robots",
     "explain",
+    "hold_again",
     "needs",
+    "received",
     "state_of",
 ]
 
@@ -275,6 +278,31 @@ class Departures:
             self._take_out(self._later.popleft())
 
 
+def hold_again(engine: Engine, scope: Scope, url: str, now: float, seconds: float) -> Grant:
+    """A lease that an earlier process granted, open again: the clocks stay as they are."""
+    if seconds <= 0:
+        return Grant(engine, scope, url, now, now, scope.basis, (), told=True, open=False)
+    clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
+    grant = engine.grant_at_any_time(scope, now, url, seconds)
+    for one, basis, interval in clocks:
+        one.basis, one.interval = basis, interval
+    if engine.remote is not None:
+        grant.hold = engine.remote.adopt(tuple(one.name for one, _, _ in clocks))
+    return grant
+
+
+def received(grant: Grant, size: int) -> None:
+    """So many bytes came in answer to it: they count for the day of a host that has a budget."""
+    scope, engine = grant.scope, grant.engine
+    if scope.settings.budget is None:
+        return
+    scope.count(grant.start_at, size=size)
+    if grant.hold is not None:
+        grant.hold.size += size
+    if engine.keeper is not None:
+        engine.keeper.remember(scope, engine.now())
+
+
 _ANSWER = re.compile(r"\A(?:[0-9]{3}|no status)\b")
 """How the reason of a block begins that an answer of the host drew."""
 
@@ -282,8 +310,8 @@ _ANSWER = re.compile(r"\A(?:[0-9]{3}|no status)\b")
 class ClockView(msgspec.Struct, frozen=True):
     """One reason why a scope has to wait, or would.
 
-    `kind`: interval, next, block, pause, probe, back-off or in_flight. `str(view)` is a
-    line for people.
+    `kind`: interval, next, block, pause, budget, probe, back-off or in_flight. `str(view)` is
+    a line for people.
     """
 
     scope: str
@@ -295,7 +323,7 @@ class ClockView(msgspec.Struct, frozen=True):
     until: datetime | None = None
     """When it ends (aware, UTC); None where an event ends it."""
     decides: bool = False
-    """Among the intervals: the one in force."""
+    """Among the intervals: the one in force. Of a budget: it is spent."""
     clamped: bool = False
     """The operator's cap made it shorter than the site asks."""
     since: datetime | None = None
@@ -344,6 +372,12 @@ def _clocks(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[ClockView]
         waits = f", {scope.unheaded} before the head of the response" if scope.unheaded else ""
         views.append(ClockView(scope.name, "in_flight", f"busy x{scope.in_flight}{waits}"))
     if history is not None:
+        budget, used = scope.settings.budget, history.usage
+        if budget is not None and used is not None and (left := used.began + DAY - now) > 0:
+            spent = budget.spent(used.pages, used.bytes)
+            text = f"{budget.sentence(used)}{'; no more until then' if spent else ''}"
+            view = ClockView(scope.name, "budget", text, left, utc(wall + left), decides=spent)
+            views.append(view)
         views.extend(_held_against(scope.name, history, now, wall))
     return views
 

@@ -18,6 +18,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+import msgspec
+
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.deadlock import Holdings, TurnWait, WaitGraph, WaitsForItself
@@ -239,6 +241,16 @@ class RemoteLease:
         if status in _COMPLAINTS:
             self._held.tell(self, self._told)
 
+    @property
+    def counts_bytes(self) -> bool:
+        """Its host may have a budget: the sidecar knows."""
+        return True
+
+    def received(self, size: int) -> None:
+        """So many bytes of the response came: its report says so, if that was not sent yet."""
+        if self._told is not None and self._told.size is None:
+            self._told = msgspec.structs.replace(self._told, size=size)
+
     def renew(self, seconds: float) -> None:
         """Put the end `seconds` from now; the sidecar is told in time."""
         if not self._ended:
@@ -282,9 +294,9 @@ class RemoteLease:
         """
         if connection is not None:
             self._held_by = ref(connection)
-            connection.add_callback(self._unused)
             if then is not None:
                 connection.add_callback(then)
+            connection.add_callback(self._unused)
         elif then is not None:
             then()
 

@@ -126,6 +126,12 @@ class ClockRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """... nor its status ..."""
     retry_wait: float = 0.0
     """... nor the seconds after which that interval is tried again."""
+    day_at: float = 0.0
+    """Wall seconds of the first page of the day; 0: the scope has no budget ..."""
+    day_pages: int = 0
+    """... and the pages since then ..."""
+    day_bytes: int = 0
+    """... and their bytes."""
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):

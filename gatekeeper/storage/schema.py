@@ -72,7 +72,7 @@ __all__ = [
 
 APPLICATION_ID = 0x67617465
 """`gate`: in the header of every file that is ours."""
-VERSION = 5
+VERSION = 6
 
 _MAGIC = b"SQLite format 3\x00"
 _QUICK_CHECK_BELOW = 8 * 1024 * 1024
@@ -132,7 +132,10 @@ CREATE TABLE clocks (
     refused_interval REAL NOT NULL DEFAULT 0,
     refused_at REAL NOT NULL DEFAULT 0,
     refused_status INTEGER NOT NULL DEFAULT 0,
-    retry_wait REAL NOT NULL DEFAULT 0
+    retry_wait REAL NOT NULL DEFAULT 0,
+    day_at REAL NOT NULL DEFAULT 0,
+    day_pages INTEGER NOT NULL DEFAULT 0,
+    day_bytes INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 """
 
@@ -206,11 +209,19 @@ def _to_5(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE clocks ADD COLUMN retry_wait REAL NOT NULL DEFAULT 0")
 
 
+def _to_6(connection: sqlite3.Connection) -> None:
+    """Clocks learn what was used of a budget."""
+    connection.execute("ALTER TABLE clocks ADD COLUMN day_at REAL NOT NULL DEFAULT 0")
+    connection.execute("ALTER TABLE clocks ADD COLUMN day_pages INTEGER NOT NULL DEFAULT 0")
+    connection.execute("ALTER TABLE clocks ADD COLUMN day_bytes INTEGER NOT NULL DEFAULT 0")
+
+
 _MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {
     1: _to_2,
     2: _to_3,
     3: _to_4,
     4: _to_5,
+    5: _to_6,
 }
 """From a version to the next."""
 
@@ -540,6 +551,9 @@ def _clock_row(r: ClockRecord) -> tuple[Any, ...]:
         r.refused_at,
         r.refused_status,
         r.retry_wait,
+        r.day_at,
+        r.day_pages,
+        r.day_bytes,
     )
 
 
@@ -729,7 +743,8 @@ _EXCESS_ORIGINS = (
 )
 _STALE_CLOCKS = (
     "DELETE FROM clocks WHERE scope IN (SELECT scope FROM clocks"
-    " WHERE max(next_at, blocked_until, last_failure_at, said_until) < :horizon AND NOT paused"
+    " WHERE max(next_at, blocked_until, last_failure_at, said_until, day_at + 86400) < :horizon"
+    " AND NOT paused"
     " LIMIT :at_once)"
 )
 

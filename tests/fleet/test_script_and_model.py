@@ -23,6 +23,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.fleet import RedisLedger, scripts
 from gatekeeper.fleet.ledger import _OUTCOMES, _Held, _report
 from gatekeeper.pacing import ledger as ledger_module
+from gatekeeper.pacing.budgets import DAY, DailyBudget
 from gatekeeper.pacing.ledger import (
     End,
     Granted,
@@ -41,7 +42,10 @@ OWNERS = ("a", "b", "c")
 TOKENS = st.builds(
     lambda owner, number: f"{owner}:{number}", st.sampled_from(OWNERS), st.integers(0, 3)
 )
-SECONDS = st.sampled_from([0.0, 0.000001, 0.05, 0.1, 1.0, 2.5, 19.999999, 20.0, 60.0])
+SECONDS = st.sampled_from(
+    [0.0, 0.000001, 0.05, 0.1, 1.0, 2.5, 19.999999, 20.0, 60.0, 60.0, DAY - 60.0]
+)
+BUDGETS = st.none() | st.sampled_from([DailyBudget(1), DailyBudget(2, 900), DailyBudget(0, 900)])
 TURN = scripts.TURN.replace("redis.call('TIME')", "{'0', ARGV[2]}")
 
 
@@ -104,14 +108,14 @@ class BothLedgers(RuleBasedStateMachine):
     @rule(
         token=TOKENS,
         wanted=st.lists(
-            st.tuples(HOSTS, SECONDS, st.sampled_from([1, 1, 2]), st.booleans()),
+            st.tuples(HOSTS, SECONDS, st.sampled_from([1, 1, 2]), st.booleans(), BUDGETS),
             min_size=1,
             max_size=3,
             unique_by=lambda one: one[0],
         ),
         times=st.sampled_from([1, 1, 1, 2]),
     )
-    def take(self, token: str, wanted: list[tuple[str, float, int, bool]], times: int) -> None:
+    def take(self, token: str, wanted: list[tuple[Any, ...]], times: int) -> None:
         known = self.model._scopes_of.get(token)
         if known is not None:  # a token asks for the same scopes each time
             by_name = {one[0]: one for one in wanted}
@@ -141,14 +145,16 @@ class BothLedgers(RuleBasedStateMachine):
         token=TOKENS,
         outcome=st.sampled_from(list(_OUTCOMES)),
         report=st.none() | st.builds(Report, HOSTS, SECONDS, st.just("429"), SECONDS, SECONDS),
+        size=st.sampled_from([0, 0, 400, 900]),
     )
-    def end(self, token: str, outcome: Outcome, report: Report | None) -> None:
+    def end(self, token: str, outcome: Outcome, report: Report | None, size: int) -> None:
         scopes = self.held(token)
         if not scopes:
             return
         reports = () if report is None else (report,)
-        operations = [*map(_report, reports), ("e", token, _OUTCOMES[outcome], scopes)]
-        self.model.end_nowait([End(token, outcome, reports)])
+        told = (size,) if size else ()
+        operations = [*map(_report, reports), ("e", token, _OUTCOMES[outcome], scopes, *told)]
+        self.model.end_nowait([End(token, outcome, reports, size)])
         self.script.turn(operations)
         self.script.ledger._held.pop(token, None)
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
+from gatekeeper.pacing.budgets import DAY, DailyBudget
 from gatekeeper.pacing.ledger import (
     LAPSE,
     End,
@@ -325,6 +326,69 @@ class LedgerRules:
         assert clock.age is not None
         assert 10.0 <= clock.age < 10.5
         assert clock.interval == 30.0
+
+    async def test_a_budget_holds_for_everybody_until_its_day_is_over(
+        self, ledger: Ledger, time: Time
+    ) -> None:
+        page = ScopeRequest("h", 0.0, 9, False, DailyBudget(pages=2))
+        assert await granted(ledger, "a:1", page)
+        await time.tick(100.0)
+        answer = await take(ledger, "b:1", page)
+        assert isinstance(answer, Granted)
+        assert [(one.scope, one.pages, one.age) for one in answer.clocks] == [("h", 2, None)]
+        answer = await take(ledger, "c:1", page)
+        assert isinstance(answer, NotBefore)
+        assert near(answer.seconds, 3600.0)  # the day ends later: nobody is told of more
+        (clock,) = answer.clocks
+        assert (clock.pages, round(clock.day or 0.0)) == (2, 100)
+        assert await granted(ledger, "c:2", ScopeRequest("h", 0.0, 9))  # a robots.txt
+        await time.tick(DAY - 100.5)
+        assert not await granted(ledger, "c:1", page)
+        await time.tick(0.6)
+        assert await granted(ledger, "c:1", page)
+
+    async def test_a_page_that_was_not_sent_does_not_count(
+        self, ledger: Ledger, time: Time
+    ) -> None:
+        page = ScopeRequest("h", 0.0, 9, False, DailyBudget(pages=1))
+        for number, outcome in enumerate(("undone", "given back", "sent")):
+            assert await granted(ledger, f"a:{number}", page)
+            assert await granted(ledger, f"a:{number}", page)  # repeated it counts once
+            assert not await granted(ledger, "b:1", page)
+            await ledger.end([End(f"a:{number}", outcome)])  # type: ignore[arg-type]
+        assert not await granted(ledger, "b:1", page)
+
+    async def test_bytes_count_when_they_are_told(self, ledger: Ledger, time: Time) -> None:
+        page = ScopeRequest("h", 0.0, 9, False, DailyBudget(bytes=1000))
+        group = ScopeRequest("g", 0.0, 9)
+        assert await granted(ledger, "a:1", page, group)
+        assert await granted(ledger, "a:2", page)
+        await ledger.end([End("a:1", size=600)])
+        assert await granted(ledger, "a:3", page)
+        await ledger.end([End("a:2", size=400), End("a:3")])
+        answer = await take(ledger, "a:4", page)
+        assert isinstance(answer, NotBefore)
+        assert answer.clocks[0].bytes == 1000
+        assert await granted(ledger, "a:5", ScopeRequest("g", 0.0, 9, False, DailyBudget(bytes=9)))
+
+    async def test_many_at_once_do_not_exceed_a_budget(self, ledger: Ledger, time: Time) -> None:
+        page = ScopeRequest("h", 0.0, 999, False, DailyBudget(pages=70))
+        group = ScopeRequest("g", 0.0, 999)
+        answers = await ledger.take([asks(f"a:{number}", page, group) for number in range(200)])
+        assert sum(isinstance(one, Granted) for one in answers) == 70
+
+    async def test_a_spent_budget_keeps_no_scope_that_others_wait_for(
+        self, ledger: Ledger, time: Time
+    ) -> None:
+        page = ScopeRequest("h", 0.0, 1, False, DailyBudget(pages=1))
+        group = ScopeRequest("g", 5.0)
+        assert await granted(ledger, "a:1", page, group)
+        assert not await granted(ledger, "b:1", page, group)
+        await ledger.end([End("a:1")])
+        assert not await granted(ledger, "b:1", page, group)
+        assert not await granted(ledger, "c:1", group)
+        await time.tick(5.01)
+        assert await granted(ledger, "c:1", group)
 
     async def test_many_in_one_call(self, ledger: Ledger, time: Time) -> None:
         answers: Sequence[Granted | NotBefore] = await ledger.take(

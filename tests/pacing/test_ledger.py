@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -432,3 +433,26 @@ async def test_a_ledger_that_says_it_is_lost_refuses_who_waits(
     await clock.elapse(10.0)
     (await waiting).release()
     await clock.elapse(1.0)
+
+
+async def test_hosts_of_one_group_that_ask_at_once_all_get_their_turns(
+    make: Make, clock: VirtualClock
+) -> None:
+    """What those are told who got no grant speaks of the group's clock, which the grant of the same
+    flight has just set: it must not keep that grant from being used."""
+    config = Config(
+        host=(HostRule(match="*.example", group="all"),),
+        group=(GroupRule(name="all", interval=1.0),),
+    )
+    one = await make(config, ledger=MemoryLedger(clock))
+
+    async def ask(host: str) -> float:
+        grant = await one.acquire("u", host, admit=lambda: RobotsInterval(0.0))
+        grant.report(200)
+        grant.release()
+        return grant.start_at
+
+    tasks = [asyncio.create_task(ask(f"h{number % 20}.example")) for number in range(60)]
+    await clock.elapse(120.0)
+    starts = sorted(await asyncio.gather(*tasks))
+    assert all(later - start >= 1.0 for start, later in itertools.pairwise(starts))

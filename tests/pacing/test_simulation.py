@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gatekeeper.config import Config, PacingConfig
+from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
+from gatekeeper.pacing.budgets import DailyBudget
 from gatekeeper.pacing.scopes import Scope
 from gatekeeper.pacing.simulation import simulate
 
@@ -39,3 +40,26 @@ def test_the_judge_sees_a_scheduler_that_is_too_fast(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Engine, "set_interval", hasty)
     violations = simulate(50, 300).violations
     assert violations["early"] > 100
+
+
+@pytest.mark.parametrize("groups", [0, 7])
+def test_no_budget_is_exceeded(groups: int) -> None:
+    config = Config(
+        pacing=PacingConfig(max_pages_per_day=4, concurrency=3, lease_ttl=60.0),
+        host=tuple(
+            HostRule(match=f"*.g{n}.example", group=f"g{n}", max_pages_per_day=3)
+            for n in range(groups)
+        ),
+        group=tuple(GroupRule(name=f"g{n}", interval=0.25) for n in range(groups)),
+    )
+    report = simulate(100, 1000, groups=groups, config=config)
+    assert report.violations == {}
+    assert report.leases >= 1000
+    assert report.deferrals >= 100
+    assert report.virtual_seconds > 2 * 86_400.0
+
+
+def test_the_judge_sees_a_budget_that_is_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DailyBudget, "spent", lambda self, pages, size: pages > self.pages)
+    config = Config(pacing=PacingConfig(max_pages_per_day=4))
+    assert simulate(20, 200, config=config).violations["budget"] > 10

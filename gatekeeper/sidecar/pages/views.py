@@ -430,6 +430,7 @@ _SENTENCES: Final = {
     "next": "may be asked again in {seconds}",
     "block": "is blocked for {seconds}",
     "pause": "is paused until somebody resumes it",
+    "budget": "has a budget, of which the day ends in {seconds}",
     "probe": "is asked one request at a time",
     "back-off": "has refused before",
     "in_flight": "has requests under way",

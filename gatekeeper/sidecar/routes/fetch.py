@@ -15,6 +15,7 @@ from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.gate.leases import Lease, refuse
+from gatekeeper.middleware import counting_bytes
 from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.sidecar.exchange import CRAWL, OCTETS, SANDBOXED, Call, Problem, Route, read_query
 from gatekeeper.sidecar.waiting import WantedLease
@@ -179,7 +180,8 @@ async def _under(lease: Lease, service: Service, call: Call, url: str) -> web.St
         service.operators.feed.reported(lease.host, page.status)
         if page.status in _REDIRECTS and (location := page.headers.get("Location")):
             return _led_to(url, location)
-        lease.ends_with(page.connection)
+        counted = counting_bytes(lease, page) if lease.counts_bytes else None
+        lease.ends_with(page.connection, counted)
         return await _pass_on(service, call, page, lease.decision)
 
 
