@@ -34,6 +34,7 @@ __all__ = [
     "Target",
     "all_plain",
     "host_of",
+    "is_sent_as_written",
     "join",
     "mask",
     "not_text",
@@ -254,13 +255,21 @@ def split_ordinary(raw: str) -> tuple[str, str] | None:
     if origin is None or len(raw) > MAX_URL:
         return None
     path = raw[end:]
+    return (origin, path) if is_sent_as_written(path) else None
+
+
+def is_sent_as_written(path: str) -> bool:
+    """What stands behind an authority, from a slash on, is the path that `split` gives.
+
+    False says nothing. No bound on its length is looked at.
+    """
     if not path.isascii() or ("/." in path and _DOT_SEGMENT.search(path)):
-        return None
+        return False
     # Taking every plain octet away in C is faster than searching for one that is not.
     odd = path.encode().translate(None, _PLAIN)
-    if odd and (odd.strip(b"%") or _LONE_PERCENT.search(path) or _MAYBE_DOTS.search(path)):
-        return None
-    return origin, path
+    return not odd or not (
+        odd.strip(b"%") or _LONE_PERCENT.search(path) or _MAYBE_DOTS.search(path)
+    )
 
 
 def all_plain(raws: Sequence[str]) -> bool:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import random
 import zlib
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-import cachetools
 import msgspec
 
 from gatekeeper.clock import Clock, SingleTimer
@@ -54,10 +55,13 @@ from gatekeeper.storage.base import OriginRecord, Storage
 __all__ = ["RecordCache", "RecordUpdates", "SoftExpiry", "answered"]
 
 
-_LEAST = 1.0
-"""Seconds between two looks."""
-_AT_ONCE = 10_000
-"""Records whose look costs about half a millisecond: a second more between two for each."""
+_LEAST: Final = 1.0
+"""Seconds between two looks at all records."""
+_AT_ONCE: Final = 10_000
+"""Records that are looked at in one step of the loop, which takes about a millisecond; for each
+so many there is a second more between two looks at all."""
+_STEP: Final = 0.02
+"""Seconds between two steps of one look."""
 
 
 class SoftExpiry:
@@ -67,9 +71,14 @@ class SoftExpiry:
         self._warm = warm
         self._clock = clock
         self._timer = SingleTimer(clock, self._sweep)
+        self._left: list[str] = []
+        """What the look that is under way has not come to."""
+        self._earliest = math.inf
+        """When the first of those that it left, or that came meanwhile, is no longer fresh."""
 
     def expect(self, moment: float) -> None:
         """Something is no longer fresh at that monotonic moment."""
+        self._earliest = min(self._earliest, moment)
         if moment < self._timer.when - _LEAST:
             self._timer.set(max(moment, self._clock.monotonic() + _LEAST))
 
@@ -77,18 +86,36 @@ class SoftExpiry:
         """Forget everything, and the timer."""
         while self._warm:
             self._warm.popitem()[1].retire()
+        self._left.clear()
         self._timer.cancel()
 
     def _sweep(self) -> None:
-        now = self._clock.monotonic()
-        for origin in [o for o, record in self._warm.items() if record.fresh_until <= now]:
-            self._warm.pop(origin).retire()
-        if self._warm:
-            earliest = min(record.fresh_until for record in self._warm.values())
-            self.expect(max(earliest, now + _LEAST * (1 + len(self._warm) // _AT_ONCE)))
+        warm, left, now = self._warm, self._left, self._clock.monotonic()
+        if not left:
+            left.extend(warm)
+            self._earliest = math.inf
+        earliest = self._earliest
+        for _ in range(min(_AT_ONCE, len(left))):
+            origin = left.pop()
+            record = warm.get(origin)
+            if record is None:
+                continue
+            if (until := record.fresh_until) <= now:
+                del warm[origin]
+                record.retire()
+            elif until < earliest:
+                earliest = until
+        self._earliest = earliest
+        if left:
+            self._timer.set(now + _STEP)
+        elif warm:
+            pause = _LEAST * (1 + len(warm) // _AT_ONCE)
+            self._timer.set(max(earliest, now + pause))
 
 
 _OUTCOMES: Final = tuple(Outcome)
+_CHANCES: Final = 8
+"""Hot records that are looked at in search of one that is not in use."""
 _CODES: Final = {outcome: code for code, outcome in enumerate(_OUTCOMES)}
 _ENTRY: Final = 160
 """Bytes of bookkeeping that a cold record costs: its key, its place in a dictionary."""
@@ -142,19 +169,6 @@ _Cold = bytes | tuple[bytes, bytes]
 """A packed record with its text inside, or beside it where several share that text."""
 
 
-class _Hot(cachetools.LRUCache[str, Record]):
-    """The hot records; what leaves for want of room is handed on, not lost."""
-
-    def __init__(self, maxsize: int, on_leave: Callable[[Record], None]) -> None:
-        super().__init__(maxsize, getsizeof=lambda record: min(_weight(record), maxsize))
-        self._on_leave = on_leave
-
-    def popitem(self) -> tuple[str, Record]:
-        origin, record = super().popitem()
-        self._on_leave(record)
-        return origin, record
-
-
 class RecordCache:
     """Every record in memory. `warm` is the part that the gate reads by itself."""
 
@@ -178,7 +192,11 @@ class RecordCache:
         self._stored = stored
         self._uptime = uptime
         self._on_evict = on_evict
-        self._hot = _Hot(max(1, config.cache.max_bytes * 2 // 3), self._cool)
+        self._hot: dict[str, Record] = {}
+        """In the order in which they came, or were last looked at and found in use."""
+        self._hot_bytes = 0
+        self._candidates: deque[str] = deque()
+        """The next ones to look at where room is needed."""
         self._cold: dict[str, _Cold] = {}
         """In the order in which they went cold, which is the order of last use: asking
         about one takes it out."""
@@ -201,12 +219,14 @@ class RecordCache:
     @property
     def bytes(self) -> int:
         """An estimate of what the records cost."""
-        return int(self._hot.currsize) + self._cold_bytes + self._promise_bytes
+        return self._hot_bytes + self._cold_bytes + self._promise_bytes
 
     def get(self, origin: str) -> Record | None:
         """The record, made hot; None if there is none."""
         record = self._hot.get(origin)
-        if record is None and (origin in self._cold or origin in self._promises):
+        if record is not None:
+            record.asked += 1
+        elif origin in self._cold or origin in self._promises:
             record = self._thaw(origin)
             if record is not None:
                 self.put(record)
@@ -222,14 +242,55 @@ class RecordCache:
             self.warm[origin] = record
             if self._on_warm is not None:
                 self._on_warm(record.fresh_until)
+        if record.text is not None:
+            self.texts.hold(record.text)  # before the old one lets go of it
+        self._leave(origin)
         self._hot[origin] = record
-        while len(self._hot) > self._config.cache.hot_records:
-            self._hot.popitem()
+        self._hot_bytes += _weight(record)
+        most = max(1, self._config.cache.max_bytes * 2 // 3)
+        while len(self._hot) > self._config.cache.hot_records or (
+            self._hot_bytes > most and len(self._hot) > 1
+        ):
+            self._cool(self._least_used(origin))
+
+    def _leave(self, origin: str) -> Record | None:
+        """Take a record out of the hot ones."""
+        record = self._hot.pop(origin, None)
+        if record is not None:
+            self._hot_bytes -= _weight(record)
+            if record.text is not None:
+                self.texts.release(record.text)
+        return record
+
+    def _least_used(self, kept: str) -> str:
+        """The origin of a hot record that was not asked about lately; never `kept`, if there is
+        another one.
+
+        One that was asked about since it was last looked at goes to the end. After some such in
+        a row the next one it is: all are in use.
+        """
+        hot, candidates = self._hot, self._candidates
+        chances = _CHANCES
+        while True:
+            if not candidates:
+                # Some at once: finding the first key of a dictionary passes over all that were
+                # taken out before it, which one by one would cost the square.
+                candidates.extend(itertools.islice(hot, len(hot) // 64 + 2))
+            origin = candidates.popleft()
+            record = hot.get(origin)
+            if record is None or origin == kept:
+                continue
+            if not chances or not (record.asked or record.cached):
+                return origin
+            chances -= 1
+            record.asked = 0
+            del hot[origin]
+            hot[origin] = record
 
     def drop(self, origin: str) -> None:
         """Forget it."""
         self._chill(origin)
-        self._hot.pop(origin, None)
+        self._leave(origin)
         self._take_cold(origin)
 
     def void_refusals(self, wall: float) -> None:
@@ -244,10 +305,12 @@ class RecordCache:
         if record is not None:
             record.retire()
 
-    def _cool(self, record: Record) -> None:
+    def _cool(self, origin: str) -> None:
         """A record leaves the hot ones: nobody but the cold ones has it from here on."""
-        self._chill(record.origin)
+        record = self._hot[origin]
+        self._chill(origin)
         packed = self._pack(record)
+        self._leave(origin)
         if record.reachable or self._stored:
             self._cold[record.origin] = packed
             self._cold_bytes += _size(packed)
@@ -439,6 +502,7 @@ class RecordUpdates:
     ) -> None:
         self._cache = cache
         self._faults = faults
+        self._uptime = faults.uptime  # one bound method for all records
         self._config = config
         self._clock = clock
         self._rng = rng
@@ -447,8 +511,11 @@ class RecordUpdates:
         self._callbacks: list[Callable[[str, RobotsTxt | None, RobotsTxt | None], object]] = []
         self.storage_errors: int = 0
 
-    def apply(self, origin: str, retrieval: Retrieval, *, began: float) -> Record:
-        """Keep what a retrieval, begun at that monotonic moment, came to."""
+    def apply(
+        self, origin: str, retrieval: Retrieval, *, began: float, text: FileText | None = None
+    ) -> Record:
+        """Keep what a retrieval, begun at that monotonic moment, came to. `text`: its body, if it
+        was read already."""
         outcome = retrieval.outcome
         old = self._cache.get(origin)
         if outcome is Outcome.NOT_MODIFIED and (old is None or old.good is None):
@@ -467,16 +534,22 @@ class RecordUpdates:
         ):
             return self.postponed(origin)
         if outcome.good:
-            record = self._good(origin, retrieval, outcome, old, now)
+            record = self._good(origin, retrieval, outcome, old, now, text)
         else:
             record = self._failure(origin, retrieval, outcome, old, now)
         self._keep(record)
-        self._fill_authority(origin, retrieval)
+        self._fill_authority(origin, retrieval, record.text)
         self._tell(origin, old, record)
         return record
 
     def _good(
-        self, origin: str, said: Retrieval, outcome: Outcome, old: Record | None, now: float
+        self,
+        origin: str,
+        said: Retrieval,
+        outcome: Outcome,
+        old: Record | None,
+        now: float,
+        read: FileText | None = None,
     ) -> Record:
         text = None
         wall = self._clock.wall()
@@ -494,7 +567,8 @@ class RecordUpdates:
             )
         else:
             if outcome.has_text and said.body is not None:
-                text = self._cache.texts.of(said.body)
+                texts = self._cache.texts
+                text = texts.find(said.body) or read or texts.read(said.body)
             current = OriginAnswer(
                 outcome, said.status, wall, said.hops, said.took, said.etag, said.last_modified
             )
@@ -508,7 +582,7 @@ class RecordUpdates:
             fresh_until=now + soft_expiry(fresh, self._rng),
             expires=now + fresh,
             page_ok=None if old is None else old.page_ok,
-            uptime=self._faults.uptime,
+            uptime=self._uptime,
         )
 
     def _failure(
@@ -530,7 +604,7 @@ class RecordUpdates:
             unreachable_since=self._faults.uptime(now) if since is None else since,
             step=step,
             page_ok=None if old is None else old.page_ok,
-            uptime=self._faults.uptime,
+            uptime=self._uptime,
         )
 
     def passing(self, origin: str, outcome: Outcome, seconds: float) -> Record:
@@ -573,7 +647,7 @@ class RecordUpdates:
         else:
             self._keep(old)
 
-    def _fill_authority(self, origin: str, said: Retrieval) -> None:
+    def _fill_authority(self, origin: str, said: Retrieval, text: FileText | None) -> None:
         """A redirect that ended at another origin's own /robots.txt answered for it too.
 
         Only what that URL itself answered, and only a file or a definite absence: B's
@@ -597,7 +671,7 @@ class RecordUpdates:
             lifetime=said.lifetime,
             took=said.took,
         )
-        record = self._good(other, direct, said.outcome, old, now)
+        record = self._good(other, direct, said.outcome, old, now, text)
         self._keep(record)
         self._tell(other, old, record)
 
@@ -648,7 +722,7 @@ class RecordUpdates:
         if not self._callbacks or not new.reachable or old is None or old.good is None:
             return
         before, after = old.text, new.text
-        if before is after or (before and after and before.digest == after.digest):
+        if before is after or (before and after and after.same_as(before.body())):
             return
         for callback in tuple(self._callbacks):
             try:
@@ -682,7 +756,7 @@ class RecordUpdates:
                 config=self._config,
                 clock=self._clock,
                 texts=self._cache.texts,
-                uptime=self._faults.uptime,
+                uptime=self._uptime,
             )
         except (zlib.error, ValueError) as error:
             self.storage_errors += 1

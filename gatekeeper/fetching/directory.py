@@ -207,6 +207,7 @@ class Directory:
         self._soft_expiry.close()
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
         tasks.extend(self._probes.values())
+        self._faults.close()
         self._next_probe.cancel()
         for task in tasks:
             task.cancel()
@@ -411,18 +412,15 @@ class Directory:
         self._counts[retrieval.outcome.row.name] += 1
         self._on_retrieval(origin, retrieval, self._clock.monotonic() - now)
         log.debug("robots.txt of %s: %s %s", origin, retrieval.outcome.row.name, retrieval.detail)
-        # `text` is only held: `apply` finds it among the texts in use.
         text = await self._read_ahead(retrieval.body)
-        learnt = self._updates.apply(origin, retrieval, began=now)
-        del text
-        return learnt
+        return self._updates.apply(origin, retrieval, began=now, text=text)
 
     async def _read_ahead(self, body: bytes | None) -> FileText | None:
         """Parse a large text in a thread, so that it holds up nobody else's answer."""
         if body is None or len(body) < _LARGE:
             return None
         texts = self._cache.texts
-        return texts.add(await asyncio.to_thread(texts.read, body))
+        return texts.find(body) or await asyncio.to_thread(texts.read, body)
 
     async def _load(self, origin: str, storage: Storage) -> Record | None:
         try:

@@ -277,6 +277,11 @@ class LocalFaults:
         self.heard.clear()
         self.heard.update(kept)
 
+    def close(self) -> None:
+        """Undo nothing any more: what was recorded is of no interest to anybody."""
+        for suspect in (*self._suspects.values(), *self._hints.values()):
+            suspect.undo.clear()
+
     # -- inside ----------------------------------------------------------------------
 
     def _noted(

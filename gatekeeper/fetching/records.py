@@ -12,8 +12,6 @@ same start of the machine no wall clock that was set meanwhile makes it older or
 
 from __future__ import annotations
 
-import hashlib
-import weakref
 import zlib
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -37,7 +35,6 @@ __all__ = [
     "Record",
     "Standing",
     "deflate",
-    "digest_of",
     "from_stored",
     "inflate",
     "to_stored",
@@ -96,6 +93,10 @@ def _primer() -> bytes:
 PRIMER: Final = _primer()
 
 
+_KEY: Final = (1 << 60) - 1
+"""A number up to here takes the fewest bytes for its bits."""
+
+
 def deflate(body: bytes) -> bytes:
     """A body as it is kept in memory while nobody asks: a fifth smaller than by plain zlib."""
     packer = zlib.compressobj(6, zlib.DEFLATED, -15, 8, zlib.Z_DEFAULT_STRATEGY, PRIMER)
@@ -108,75 +109,114 @@ def inflate(packed: bytes) -> bytes:
     return unpacker.decompress(packed) + unpacker.flush()
 
 
-def digest_of(body: bytes) -> bytes:
-    """What a body is known by in memory; the storage has a hash of its own."""
-    return hashlib.blake2b(body, digest_size=32).digest()
-
-
-class FileText:
-    """One distinct text: parsed, and with the policies compiled so far.
+class FileText(msgspec.Struct, gc=False, eq=False):
+    """One distinct text: parsed, and with the policies chosen so far.
 
     The octets as they were fetched are not kept where the parsed text gives them back, which
-    is all but always: the file is in memory once.
+    is all but always: the file is in memory once. Made by `FileTexts`.
     """
 
-    __slots__ = ("__weakref__", "_crlf", "_packed", "digest", "policies", "robots", "size")
-
-    def __init__(
-        self, digest: bytes, body: bytes, robots: RobotsTxt, packed: bytes | None = None
-    ) -> None:
-        self.digest: bytes = digest
-        self.size: int = len(body)
-        self.robots: RobotsTxt = robots
-        self.policies: dict[str, Policy] = {}
-        self._crlf = b"\r" in body
-        self._packed = packed
-        if packed is None and self._restored() != body:
-            self._packed = deflate(body)  # a mark, tags, or the end of it went in parsing
+    size: int
+    """Octets of the body."""
+    robots: RobotsTxt
+    crlf: bool
+    policy: Policy | None = None
+    """That of the first agent that asked, and ..."""
+    others: dict[str, Policy] | None = None
+    """... those of others, by product token."""
+    kept: bytes | None = None
+    """The body packed, if it was packed."""
+    key: int = 0
+    """What it is found by among the texts in use."""
+    users: int = 0
+    """How many records in memory hold it."""
 
     def packed(self) -> bytes:
         """The body as it is kept while nobody asks; packed once."""
-        if self._packed is None:
-            self._packed = deflate(self._restored())
-        return self._packed
+        if self.kept is None:
+            self.kept = deflate(self._restored())
+        return self.kept
 
     def body(self) -> bytes:
         """The octets as they were fetched."""
-        return self._restored() if self._packed is None else inflate(self._packed)
+        return self._restored() if self.kept is None else inflate(self.kept)
+
+    def same_as(self, body: bytes) -> bool:
+        """Whether that is the body."""
+        return len(body) == self.size and self.body() == body
 
     def _restored(self) -> bytes:
         octets = self.robots.octets.encode("latin-1")
-        return octets.replace(b"\n", b"\r\n") if self._crlf else octets
+        return octets.replace(b"\n", b"\r\n") if self.crlf else octets
+
+    def policies(self) -> dict[str, Policy]:
+        """Those chosen so far, by product token, in the order in which they were."""
+        first = {} if self.policy is None else {self.policy.agent: self.policy}
+        return first | (self.others or {})
+
+    def policy_for(self, agent: str) -> Policy | None:
+        """What was chosen for that product token, if it was."""
+        first = self.policy
+        if first is not None and first.agent == agent:
+            return first
+        return None if self.others is None else self.others.get(agent)
+
+    def keep_policy(self, policy: Policy, most: int) -> None:
+        """Keep a policy; the oldest goes beyond so many."""
+        if self.policy is None or self.policy.agent == policy.agent:
+            self.policy = policy
+            return
+        others = self.others
+        if others is None:
+            others = self.others = {}
+        others[policy.agent] = policy
+        while len(others) >= most:
+            first = next(iter(others))
+            self.policy = others.pop(first)
 
 
 class FileTexts:
-    """Every text in use, by its digest. One lives as long as some record holds it."""
+    """Every text in use, found by its body: one for however many origins serve it.
+
+    A text is in use from the first `hold` to the last `release`.
+    """
 
     def __init__(self, config: Config) -> None:
         self._dialect = config.robots.dialect
         self._limit = config.fetch.max_body
-        self._texts: weakref.WeakValueDictionary[bytes, FileText] = weakref.WeakValueDictionary()
+        self._texts: dict[int, FileText] = {}
 
     def __len__(self) -> int:
         return len(self._texts)
 
     def of(self, body: bytes, packed: bytes | None = None) -> FileText:
         """The text with that body, parsed now unless it is in use already."""
-        digest = digest_of(body)
-        text = self._texts.get(digest)
-        return self.add(self._read(digest, body, packed)) if text is None else text
+        return self.find(body) or self.read(body, packed)
 
-    def read(self, body: bytes) -> FileText:
+    def find(self, body: bytes) -> FileText | None:
+        """The text with that body, if it is in use."""
+        text = self._texts.get(hash(body) & _KEY)
+        # Of two bodies with one key only the first is ever found.
+        return text if text is not None and text.same_as(body) else None
+
+    def read(self, body: bytes, packed: bytes | None = None) -> FileText:
         """Parse a body; touches nothing shared, so it may run in a thread."""
-        return self._read(digest_of(body), body, None)
-
-    def _read(self, digest: bytes, body: bytes, packed: bytes | None) -> FileText:
         robots = RobotsTxt.parse(readable(body), dialect=self._dialect, limit=self._limit)
-        return FileText(digest, body, robots, packed)
+        text = FileText(len(body), robots, b"\r" in body, kept=packed, key=hash(body) & _KEY)
+        if packed is None and text._restored() != body:
+            text.kept = deflate(body)  # a mark, tags, or the end of it went in parsing
+        return text
 
-    def add(self, text: FileText) -> FileText:
-        """The one text with that body: this one, unless it is in use already."""
-        return self._texts.setdefault(text.digest, text)
+    def hold(self, text: FileText) -> None:
+        """One more record has it."""
+        text.users += 1
+        self._texts.setdefault(text.key, text)
+
+    def release(self, text: FileText) -> None:
+        """One record less has it."""
+        text.users -= 1
+        if text.users <= 0 and self._texts.get(text.key) is text:
+            del self._texts[text.key]
 
 
 NO_TEXT: Final = RobotsTxt.parse(b"")
@@ -236,70 +276,48 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the last successful retrieval took."""
 
 
-class Record:
+class _RecordHead(msgspec.Struct, gc=False, eq=False):
+    origin: str
+    config: Config
+
+
+class Record(_RecordHead, kw_only=True, gc=False, eq=False):
     """What is kept of one origin. Read it between awaits only: it may be replaced.
 
-    `fresh_until` is the monotonic moment of soft expiry: until then nothing is asked.
-    `robots` is the text that speaks within that time, None while the file can't be had.
-    `policies` are those compiled so far, by product token, shared by all origins that
-    serve the very same text.
+    The garbage collector never looks at it: nothing that it holds leads back to it.
     """
 
-    __slots__ = (
-        "_config",
-        "_uptime",
-        "cached",
-        "current",
-        "expires",
-        "fresh_until",
-        "good",
-        "origin",
-        "page_ok",
-        "policies",
-        "robots",
-        "step",
-        "text",
-        "unreachable_since",
-    )
+    current: OriginAnswer
+    good: OriginAnswer | None = None
+    text: FileText | None = None
+    """The text of `good`, None where it has none."""
+    fresh_until: float
+    """Monotonic moment of soft expiry: until then nothing is asked."""
+    expires: float
+    """Monotonic: hard expiry of a good answer, else the moment of the next attempt."""
+    unreachable_since: float | None = None
+    """When the first failure in a row was, in seconds of `uptime`."""
+    step: int = 0
+    page_ok: float | None = None
+    """Monotonic moment when a page was last reported 2xx or 3xx."""
+    uptime: Callable[[float], float] = float
+    """Turns a monotonic moment into seconds in which nothing was wrong with our own network."""
+    asked: int = 0
+    """Questions lately: whoever looks for what is asked about least sets it back."""
+    seen: int = 0
+    """What the question asked last was the so many-th of."""
+    ready: Policy | None = None
+    """For the gate's own agent: answers about the origin's paths by itself for as long as the
+    record is in `Directory.warm`."""
+    cached: dict[str, Any] | None = None
+    """What the decision cache keeps of this record, by agent; lost as `ready` is."""
 
-    def __init__(
-        self,
-        origin: str,
-        config: Config,
-        *,
-        current: OriginAnswer,
-        fresh_until: float,
-        expires: float,
-        good: OriginAnswer | None = None,
-        text: FileText | None = None,
-        unreachable_since: float | None = None,
-        step: int = 0,
-        page_ok: float | None = None,
-        uptime: Callable[[float], float] = float,
-    ) -> None:
-        """`uptime` turns a monotonic moment into seconds in which nothing was wrong with our
-        own network; `unreachable_since` is in those."""
-        self._config = config
-        self._uptime = uptime
-        self.origin: str = origin
-        self.current: OriginAnswer = current
-        self.good: OriginAnswer | None = good
-        self.text: FileText | None = text
-        """The text of `good`, None where it has none."""
-        self.fresh_until: float = fresh_until
-        self.expires: float = expires
-        """Monotonic: hard expiry of a good answer, else the moment of the next attempt."""
-        self.unreachable_since: float | None = unreachable_since
-        """When the first failure in a row was, in seconds of `uptime`."""
-        self.step: int = step
-        self.page_ok: float | None = page_ok
-        """Monotonic moment when a page was last reported 2xx or 3xx."""
-        speaks = NO_TEXT if text is None else text.robots
-        self.robots: RobotsTxt | None = speaks if self.reachable else None
-        self.policies: dict[str, Policy] = {} if text is None else text.policies
-        self.cached: dict[str, Any] | None = None
-        """What the decision cache keeps of this record, by agent. A new record begins without;
-        one that leaves `Directory.warm` loses it."""
+    @property
+    def robots(self) -> RobotsTxt | None:
+        """The text that speaks until `fresh_until`; None while the file can't be had."""
+        if not self.current.outcome.good:
+            return None
+        return NO_TEXT if self.text is None else self.text.robots
 
     @property
     def reachable(self) -> bool:
@@ -317,23 +335,17 @@ class Record:
         self.fresh_until = max(self.fresh_until, moment)
         self.expires = max(self.expires, moment)
 
-    def keep_policy(self, token: str, policy: Policy) -> None:
-        """Remember a compiled policy; the oldest goes beyond `cache.max_agents`."""
-        while len(self.policies) >= self._config.cache.max_agents:
-            del self.policies[next(iter(self.policies))]
-        self.policies[token] = policy
-
     def unreachable_for(self, now: float) -> float:
         """Seconds since the first failure in a row; 0 while the file can be had."""
         since = self.unreachable_since
-        return 0.0 if since is None else max(0.0, self._uptime(now) - since)
+        return 0.0 if since is None else max(0.0, self.uptime(now) - since)
 
     def holds(self, now: float) -> Holds:
         """What answers at that monotonic moment while the latest attempt is a failure."""
         if not self.current.outcome.row.lapses:
             return Holds.NOTHING
         return holds_meanwhile(
-            self._config.fetch,
+            self.config.fetch,
             unreachable_for=self.unreachable_for(now),
             has_last_good=self.good is not None,
             page_ok_ago=None if self.page_ok is None else now - self.page_ok,
@@ -387,6 +399,11 @@ class Record:
 
     def retire(self) -> None:
         """It is no longer warm: whoever still holds it has to look at the clock."""
+        self.ready = None
+        self.drop_cached()
+
+    def drop_cached(self) -> None:
+        """Its decisions are not kept any more."""
         cached, self.cached = self.cached, None
         for origin in (cached or {}).values():
             origin.retire()

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from gatekeeper.clock import Clock
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, State, Verdict
 from gatekeeper.errors import InvalidURL
@@ -142,6 +143,7 @@ class Decider:
         `[[host]]` tables, and `warm` holds, by origin, the records that answer by the policy of
         their text alone until `fresh_until`: the directory fills and empties it."""
         self._config = config
+        self._agent = agent
         self._max_interval = config.pacing.max_interval
         self._ids = ids
         self._prefix = ids.prefix
@@ -149,6 +151,8 @@ class Decider:
         self._overrides = overrides
         self._warm = warm
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
+        self._without_file: dict[str, Policy] = {}
+        """By agent: what an origin without a file says to it."""
         self._cache = DecisionCache(
             warm, ids.prefix, agent=agent, max_agents=config.cache.max_agents
         )
@@ -159,6 +163,8 @@ class Decider:
         where the text is not plain, or the URL is not allowed."""
         self.recall_plain: Callable[[str, str], CachedOrigin | None] = self._cache.allowed_plain
         """`recall_lease` for an origin as it is spelt, and a path that is known to be plain."""
+        self.verdict: Callable[[str], bool | None] = self._cache.verdict
+        """The verdict alone about a URL, for the gate's own agent; None: `check` it."""
         self.own_origin: Callable[[str], CachedOrigin | None] = self._cache.own
         """What is kept, for the gate's own agent, of an origin as it is spelt. No clock is read:
         a record that is no longer fresh leaves `warm` by a timer."""
@@ -198,7 +204,7 @@ class Decider:
         outright = self.outright(raw, target, agent)
         if outright is not None or record is None:
             return outright
-        decision = self._by_record(raw, target, agent, record, moment, ahead)
+        decision = self._by_record(raw, target.path, agent, record, moment, ahead)
         if (
             self._cache.on
             and record is self._warm.get(record.origin)
@@ -223,14 +229,14 @@ class Decider:
     def _by_record(
         self,
         raw: str,
-        target: Target,
+        path: str,
         agent: str,
         record: Record,
         moment: Moment,
         ahead: float,
     ) -> Decision:
-        standing = record.standing(moment)
-        if is_robots_txt(target.path):
+        origin, standing = record.origin, record.standing(moment)
+        if is_robots_txt(path):
             # "/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of
             # 1996 and 2.0, R96-16 and V2-34).
             judged = _ROBOTS_FILE
@@ -246,20 +252,20 @@ class Decider:
             )
         else:
             policy = self.policy(record, standing.robots, agent)
-            match = policy.match_path(target.path, target.origin)
+            match = policy.match_path(path, origin)
             walls = (moment.wall_time, moment.wall_time + ahead)
             judged = _judge(policy, match, standing.reason, walls)
             clamped = self._clamped(policy, standing, moment)
             return self._told(
-                raw, target, agent, standing, judged, policy.crawl_delay, clamped, clamped
+                raw, origin, agent, standing, judged, policy.crawl_delay, clamped, clamped
             )
         note = BLOCKED_NOTE if judged.reason is Reason.BLOCKED else None
-        return self._told(raw, target, agent, standing, judged, None, None, note)
+        return self._told(raw, origin, agent, standing, judged, None, None, note)
 
     def _told(
         self,
         raw: str,
-        target: Target,
+        origin: str,
         agent: str,
         standing: Standing,
         judged: _Judged,
@@ -272,7 +278,7 @@ class Decider:
             verdict=judged.verdict,
             reason=judged.reason,
             url=_shown(raw),
-            origin=target.origin,
+            origin=origin,
             user_agent=agent,
             state=standing.state,
             rule=judged.rule,
@@ -303,11 +309,19 @@ class Decider:
     # --- the policy ---------------------------------------------------------------------
 
     def policy(self, record: Record, robots: RobotsTxt, agent: str) -> Policy:
-        """The file as it reads for one agent; compiled once for a record and an agent."""
-        policy = record.policies.get(agent)
-        if policy is None or policy.robots is not robots:
+        """The file as it reads for one agent; chosen once for a text and an agent."""
+        most, text = self._config.cache.max_agents, record.text
+        if text is None or text.robots is not robots:  # no file: one policy for all origins
+            policy = self._without_file.get(agent)
+            if policy is None:
+                if len(self._without_file) >= most:
+                    self._without_file.clear()
+                policy = self._without_file[agent] = self.policy_of(robots, agent)
+            return policy
+        policy = text.policy_for(agent)
+        if policy is None:
             policy = self.policy_of(robots, agent)
-            record.keep_policy(agent, policy)
+            text.keep_policy(policy, most)
         return policy
 
     def policy_of(self, robots: RobotsTxt, agent: str) -> Policy:
@@ -354,16 +368,26 @@ class Decider:
 
     # --- the cache ----------------------------------------------------------------------
 
-    def recall(self, url: str, agent: str, now: float) -> Decision | None:
-        """The decision about a URL whose origin is in the cache at that monotonic moment.
+    def recall(self, url: str, agent: str, clock: Clock) -> Decision | None:
+        """The decision about a URL whose origin is warm, by what is kept of it.
 
         The first half of `decide`, with the same answers: None where the text is not plain, or
-        the origin is not in the cache.
+        guard and operator have to be asked as well.
         """
+        now = clock.monotonic()
         found = self._cache.find(url, agent, now)
-        if found is None:
+        if found is not None:
+            return self.of_cached(found[0], found[1], url, next(self.numbers))
+        if agent != self._agent:
             return None
-        return self.of_cached(found[0], found[1], url, next(self.numbers))
+        ready = self._cache.find_ready(url, now)
+        if ready is None:
+            return None
+        record, path = ready
+        moment = Moment(now, clock.wall())
+        decision = self._by_record(url, path, agent, record, moment, 0.0)
+        self._keep(decision, path, record, agent, moment)
+        return decision
 
     def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
         """What `recall` decides by: what is kept of the URL's origin, and its path."""
@@ -422,12 +446,20 @@ class Decider:
     def _keep(
         self, decision: Decision, path: str, record: Record, agent: str, moment: Moment
     ) -> None:
+        """Keep what makes the next questions about a warm record cheaper."""
         origin = self._cache.known(record, agent)
         if origin is None:
-            policy = record.policies.get(agent)
-            # Visit-time is asked of the clock each time: there is no decision to keep. The
-            # decision about /robots.txt itself is not made by a rule of the file.
-            if policy is None or policy.timed or decision.reason is Reason.ROBOTS_FILE:
+            robots = record.robots
+            # The decision about /robots.txt itself is not made by a rule of the file.
+            if robots is None or decision.reason is Reason.ROBOTS_FILE:
+                return
+            policy = self.policy(record, robots, agent)
+            # Visit-time is asked of the clock each time: there is nothing to keep.
+            if policy.timed:
+                return
+            if agent == self._agent:
+                record.ready = policy
+            if not self._cache.often(record):
                 return
             hourly = bool(policy.request_rates)
             origin = self._cache.add(

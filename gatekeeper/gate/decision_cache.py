@@ -12,7 +12,7 @@ the path that is sent.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -30,6 +30,12 @@ __all__ = ["CachedDecision", "CachedOrigin", "DecisionCache", "WrittenDecision"]
 _encode = msgspec.json.Encoder().encode
 _MAX_RULES = 256
 """Rules of one file whose decision is kept; the URLs of a file meet few of its rules."""
+_OFTEN = 4
+"""Questions about an origin, no two of them further apart than `_APART`, from which on its
+decisions are kept: a crawl that asks a hundred thousand origins by turns keeps none."""
+_APART = 20_000
+_MAX_ORIGINS = 20_000
+"""Origins whose decisions are kept; of the one that was taken in first they go."""
 
 
 class CachedDecision:
@@ -168,6 +174,9 @@ class DecisionCache:
         self._agent = agent
         self._max_agents = max_agents
         self._counts: dict[tuple[Verdict, Reason], list[int]] = {}
+        self._questions = 0
+        """Those of origins whose decisions are not kept."""
+        self._taken_in: deque[Record] = deque()
 
     def counts(self) -> Counter[tuple[Verdict, Reason]]:
         """Decisions given from here, by verdict and reason."""
@@ -185,14 +194,54 @@ class DecisionCache:
 
     def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
         """What is kept of a plain URL's origin, where its decisions are kept; and its path."""
-        plain = urls.split_ordinary(url)
-        if plain is None:
-            return None
-        record = self._warm.get(plain[0])  # as in `origin`: a call less for each question
+        record, cut = self._record(url)
         if record is None or (cached := record.cached) is None or now >= record.fresh_until:
             return None
         origin: CachedOrigin | None = cached.get(agent)
-        return None if origin is None or not origin.keeps else (origin, plain[1])
+        if origin is None or not origin.keeps or not urls.is_sent_as_written(path := url[cut:]):
+            return None
+        return origin, path
+
+    def _record(self, url: str) -> tuple[Record | None, int]:
+        """The warm record of a URL whose authority is spelt as its origin is, and where its path
+        begins."""
+        try:
+            cut = url.find("/", 8)  # behind `https://`
+        except (AttributeError, TypeError):
+            raise urls.not_text(url) from None
+        return (self._warm.get(url[:cut]) if cut > 0 and len(url) <= urls.MAX_URL else None), cut
+
+    def find_ready(self, url: str, now: float) -> tuple[Record, str] | None:
+        """The warm record of a plain URL's origin, where its policy alone decides about the gate's
+        own agent; and the URL's path."""
+        record, cut = self._record(url)
+        if record is None or record.ready is None or now >= record.fresh_until:
+            return None
+        path = url[cut:]
+        return (record, path) if urls.is_sent_as_written(path) else None
+
+    def verdict(self, url: str) -> bool | None:
+        """The verdict alone about a plain URL, for the gate's own agent, by the policy of a warm
+        record. None where that does not decide alone, and where decisions about the origin are
+        worth being kept from now on: one has to be made first.
+
+        No clock is read: a record that is no longer fresh leaves `warm` by a timer.
+        """
+        cut = url.find("/", 8)
+        record = self._warm.get(url[:cut])
+        if cut < 0 or record is None or (policy := record.ready) is None:
+            return None
+        path = url[cut:]
+        if len(path) >= urls.SURELY_SHORT or not urls.is_sent_as_written(path):
+            return None
+        return None if self.often(record) else policy.allows(path, record.origin)
+
+    def often(self, record: Record) -> bool:
+        """Count a question about a record; whether its decisions are worth being kept."""
+        self._questions = number = self._questions + 1
+        record.asked = record.asked + 1 if number - record.seen <= _APART else 1
+        record.seen = number
+        return record.asked >= _OFTEN
 
     def find_many(
         self, raws: Sequence[str], agent: str, now: float
@@ -307,6 +356,10 @@ class DecisionCache:
     ) -> CachedOrigin | None:
         """Begin to keep decisions of a warm record for an agent; None: there are too many."""
         if record.cached is None:
+            if len(self._taken_in) >= _MAX_ORIGINS:
+                oldest = self._taken_in.popleft()
+                oldest.drop_cached()
+            self._taken_in.append(record)
             record.cached = {}
         ours = agent == self._agent
         if len(record.cached) >= self._max_agents and not ours:

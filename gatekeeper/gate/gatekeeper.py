@@ -144,6 +144,7 @@ class Gatekeeper:
         self._authority, self._cut = "\n", 0
         self._origin: CachedOrigin | _NoOrigin = _NoOrigin()
         self._find_origin = self._decider.own_origin
+        self._verdict = self._decider.verdict
         self._warm_allowed = self._warm_denied = 0
 
     def _robots_pacing(self) -> RobotsPacing:
@@ -248,32 +249,37 @@ class Gatekeeper:
             try:
                 if url.startswith(self._authority):
                     ready, text = self._origin.first_match, url[self._cut :]
-                else:  # find what the cache has of an authority as it is spelt, and stay there
-                    cut = url.find("/", 8)  # behind `https://`
-                    origin = self._find_origin(url[:cut]) if cut > 0 else None
-                    if origin is None:
-                        ready, text = None, ""
-                    else:
-                        self._authority, self._cut, self._origin = url[: cut + 1], cut, origin
-                        ready, text = origin.first_match, url[cut:]
+                else:
+                    ready, text = self._first_match(url)
             except (AttributeError, TypeError):
                 if isinstance(url, str):
                     raise
                 raise not_text(url) from None
-            if ready is not None:
-                verdict = ready(text)
-                if verdict:
-                    self._warm_allowed += 1
-                    return True
-                if verdict is False:
-                    self._warm_denied += 1
-                    return False
+            verdict = None if ready is None else ready(text)
+            if verdict:
+                self._warm_allowed += 1
+                return True
+            if verdict is False:
+                self._warm_denied += 1
+                return False
         return bool(await self.check(url, user_agent=user_agent))
+
+    def _first_match(self, url: str) -> tuple[QuickAnswer | None, str]:
+        """What answers about an authority as it is spelt, and what to ask it; an origin of which
+        the cache has something is stayed with."""
+        cut = url.find("/", 8)  # behind `https://`
+        if cut < 0:
+            return None, ""
+        origin = self._find_origin(url[:cut])
+        if origin is None:
+            return self._verdict, url
+        self._authority, self._cut, self._origin = url[: cut + 1], cut, origin
+        return origin.first_match, url[cut:]
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """Whether the URL may be fetched now, and why. Raises InvalidURL."""
         agent = self._agent if user_agent is None else token_of(user_agent)
-        decision = self._decider.recall(url, agent, self._monotonic())
+        decision = self._decider.recall(url, agent, self._clock)
         if decision is not None:
             return decision
         return await self._open.questions.check(url, urls.parse(url), agent)
@@ -301,7 +307,7 @@ class Gatekeeper:
         None: nothing usable is known of the origin.
         """
         agent = self._agent if user_agent is None else token_of(user_agent)
-        decision = self._decider.recall(url, agent, self._monotonic())
+        decision = self._decider.recall(url, agent, self._clock)
         if decision is not None:
             return decision
         return self._open.questions.peek(url, urls.parse(url), agent)

@@ -63,7 +63,7 @@ class GateInternals:
     def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         """The decision of `check`, where the decision cache has it."""
         agent = self._gate._agent if user_agent is None else token_of(user_agent)
-        return self._decider.recall(url, agent, self._monotonic())
+        return self._decider.recall(url, agent, self.clock)
 
     def write_many(
         self,

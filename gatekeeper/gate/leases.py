@@ -692,7 +692,7 @@ class LeaseManager:
         self, url: str, target: Target, end: float | None, user_agent: str | None
     ) -> Decision:
         agent = self.questions.token(user_agent)
-        decision = self.decider.recall(url, agent, self.now())
+        decision = self.decider.recall(url, agent, self.clock)
         if decision is not None:
             return decision
         if end is None:

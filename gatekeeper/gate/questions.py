@@ -191,11 +191,11 @@ class GateQuestions:
             except WaitsForItself as error:
                 return error
 
-        recall, monotonic = self._decider.recall, self._monotonic
+        recall, clock = self._decider.recall, self._clock
 
         def answer(url: str) -> Decision | str:
             try:
-                decision = recall(url, agent, monotonic())
+                decision = recall(url, agent, clock)
                 return self._answer(url, agent) if decision is None else decision
             except Exception as error:  # noqa: BLE001 - see `_instead`
                 return self._instead(url, agent, error)

@@ -449,6 +449,13 @@ class Policy:
         """
         return self._asker("")
 
+    def allows(self, path: str, origin: str) -> bool:
+        """The verdict alone about a path of an origin, as `match_path` takes both."""
+        first = self._readings[0]
+        if isinstance(first, LongestMatch) and len(self._readings) == 1:
+            return first.allows(path)
+        return self._asker(origin)(path)
+
     def _asker(self, origin: str) -> Callable[[str], bool]:
         readings = self._readings
         if len(readings) > 1:

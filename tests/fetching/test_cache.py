@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import tracemalloc
 
@@ -10,7 +11,8 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.decision import Verdict
-from gatekeeper.fetching.cache import RecordCache
+from gatekeeper.fetching import cache as cache_module
+from gatekeeper.fetching.cache import RecordCache, SoftExpiry
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
 from gatekeeper.fetching.records import OriginAnswer, Record, deflate, inflate
 from gatekeeper.storage.memory import MemoryStorage
@@ -168,3 +170,57 @@ def test_a_cold_record_costs_little() -> None:
     tracemalloc.stop()
     packed = len(deflate(body(1, 3)))
     assert (after - before) / 2000 < 350 + packed
+
+
+def lasting_until(moment: float, number: int) -> Record:
+    answer = OriginAnswer(Outcome.NO_FILE, 404, 0.0)
+    return Record(
+        origin(number), Config(), current=answer, good=answer, fresh_until=moment, expires=DAY
+    )
+
+
+async def test_expired_records_leave_in_steps_and_at_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache_module, "_AT_ONCE", 100)
+    clock = VirtualClock(start=1000.0)
+    warm: dict[str, Record] = {}
+    expiry = SoftExpiry(warm, clock)
+    for number in range(1000):
+        record = warm[origin(number)] = lasting_until(1050.0 + 50.0 * (number % 2), number)
+        expiry.expect(record.fresh_until)
+    left = [len(warm)]
+    for _ in range(2000):  # in steps of 10 ms
+        clock.advance(0.01)
+        if clock.monotonic() < 1050.0:
+            assert len(warm) == 1000
+        left.append(len(warm))
+    clock.advance(28.0)
+    for _ in range(500):
+        clock.advance(0.01)
+        left.append(len(warm))
+    assert max(before - after for before, after in itertools.pairwise(left)) <= 100
+    assert set(warm) == {origin(number) for number in range(1, 1000, 2)}
+    # One that comes while a look is under way is not forgotten.
+    clock.advance(49.0)
+    late = warm[origin(5000)] = lasting_until(clock.monotonic() + 5.0, 5000)
+    expiry.expect(late.fresh_until)
+    for _ in range(3000):
+        clock.advance(0.01)
+    assert not warm
+    expiry.close()
+
+
+async def test_what_is_asked_about_stays_hot() -> None:
+    async with house(cache={"hot_records": 20}) as it:
+        await fill(it, 20)
+        for number in range(20, 200):
+            await it.get(origin(3))
+            await it.get(origin(number))
+            assert it.directory.stats().hot == 20
+        gone: list[str] = []
+        it.directory._cache._on_evict = gone.append
+        await it.get(origin(3))
+        await it.get(origin(1000))
+        assert origin(3) not in gone
+        assert len(it.source.asked) == 201

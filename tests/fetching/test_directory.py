@@ -185,11 +185,12 @@ async def test_two_origins_do_not_refresh_in_step() -> None:
 async def test_a_refresh_with_the_same_body_keeps_what_was_compiled() -> None:
     async with house(lasting(HOUR)) as it:
         before = await it.get()
-        before.keep_policy("bot", before.text.robots.policy("bot"))  # type: ignore[union-attr]
+        assert before.text is not None
+        before.text.keep_policy(before.text.robots.policy("bot"), 64)
         await it.directory.refresh(ORIGIN)
         after = await it.get()
         assert after is not before
-        assert after.policies is before.policies
+        assert after.text is before.text
 
 
 async def test_identical_bodies_are_kept_once() -> None:
@@ -200,12 +201,15 @@ async def test_identical_bodies_are_kept_once() -> None:
 
 
 async def test_policies_of_one_text_are_bounded() -> None:
-    async with house(cache={"max_agents": 3}) as it:
+    async with house() as it:
         record = await it.get()
+        assert record.text is not None
         assert record.robots is not None
         for n in range(10):
-            record.keep_policy(f"bot{n}", record.robots.policy(f"bot{n}"))
-        assert list(record.policies) == ["bot7", "bot8", "bot9"]
+            record.text.keep_policy(record.robots.policy(f"bot{n}"), 3)
+            assert record.text.policy_for(f"bot{n}") is not None
+        assert list(record.text.policies()) == ["bot7", "bot8", "bot9"]
+        assert record.text.policy_for("bot6") is None
 
 
 async def test_a_forced_refresh_asks_whatever_is_known() -> None:

@@ -55,7 +55,27 @@ def test_a_text_is_read_as_its_readable_part(texts: FileTexts) -> None:
     assert not robots.policy("bot").allowed("/a")
 
 
-def test_identical_bodies_are_one_text(texts: FileTexts) -> None:
+def test_identical_bodies_are_one_text_for_as_long_as_it_is_in_use(texts: FileTexts) -> None:
     first = texts.of(BODIES["both"])
-    assert texts.of(bytes(bytearray(BODIES["both"]))) is first
+    texts.hold(first)
+    again = texts.of(bytes(bytearray(BODIES["both"])))
+    assert again is first
+    texts.hold(again)
     assert len(texts) == 1
+    texts.release(first)
+    assert texts.find(BODIES["both"]) is first
+    texts.release(again)
+    assert texts.find(BODIES["both"]) is None
+    assert len(texts) == 0
+
+
+def test_two_bodies_with_one_key_are_two_texts(texts: FileTexts) -> None:
+    first, other = texts.of(BODIES["both"]), texts.of(BODIES["no end"])
+    other.key = first.key
+    for text in (first, other):
+        texts.hold(text)
+    assert texts.of(BODIES["both"]) is first
+    texts.release(other)
+    assert texts.of(BODIES["both"]) is first
+    texts.release(first)
+    assert len(texts) == 0

@@ -11,16 +11,22 @@ from hypothesis import example, settings
 from hypothesis import given as with_any
 from hypothesis import strategies as st
 
-from gatekeeper import Gatekeeper, HostRule, Reason, Verdict, VirtualClock
+from gatekeeper import Gatekeeper, HostRule, InvalidURL, Reason, Verdict, VirtualClock
 from gatekeeper.config import CacheConfig, Config, GuardConfig
 from gatekeeper.decision import Decision
-from gatekeeper.gate import internals
+from gatekeeper.gate import decision_cache, internals
 from gatekeeper.gate.decision_cache import WrittenDecision
 from tests.internet import FakeInternet
 
-pytestmark = pytest.mark.usefixtures("speedups_on")
+pytestmark = pytest.mark.usefixtures("speedups_on", "kept_at_once")
 
 ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nDisallow: /*.pdf$\n"
+
+
+@pytest.fixture
+def kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decisions about an origin are kept from the first one on."""
+    monkeypatch.setattr(decision_cache, "_OFTEN", 1)
 
 
 @pytest.fixture
@@ -362,3 +368,92 @@ async def test_leases_of_a_file_with_two_readings_have_each_its_own_decision(
             cold = await asked(net, gate, path, "b.test")
             assert await net.drive(decided(path)) == cold.rule
             assert not await asked(net, gate, "/b/x", "b.test")
+
+
+# -- of which origins decisions are kept -------------------------------------------------------
+
+
+def kept_of(gate: Gatekeeper) -> set[str]:
+    return {origin for origin, record in gate._warm.items() if record.cached}
+
+
+async def test_decisions_are_kept_of_origins_that_are_asked_about_often(
+    virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decision_cache, "_OFTEN", 3)
+    monkeypatch.setattr(decision_cache, "_APART", 2)
+    hosts = [f"h{number}.test" for number in range(4)]
+    for host in hosts:
+        virtual_internet.site(host).robots(ROBOTS)
+    for number in range(10):  # by turns: four questions lie between two about the same one
+        for host in hosts:
+            assert (
+                await asked(virtual_internet, gate, f"/{number}", host)
+            ).verdict is Verdict.ALLOW
+            assert not (await asked(virtual_internet, gate, "/private", host))
+    assert not kept_of(gate)
+    for number in range(4):
+        assert await gate.allowed(f"http://h1.test/{number}")
+    assert kept_of(gate) == {"http://h1.test"}
+
+
+async def test_there_is_a_bound_on_the_origins_of_which_they_are_kept(
+    virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decision_cache, "_MAX_ORIGINS", 2)
+    for number in range(5):
+        virtual_internet.site(f"h{number}.test").robots(ROBOTS)
+        await asked(virtual_internet, gate, "/a", f"h{number}.test")
+    assert kept_of(gate) == {"http://h3.test", "http://h4.test"}
+    assert not await gate.allowed("http://h0.test/private/x")
+    assert await gate.allowed("http://h0.test/private/open")
+
+
+PATHS = (
+    *("/", "/a", "/private", "/private/open", "/private/open/x", "/x.pdf", "/x.pdf?", "/x.pdf#a"),
+    *(
+        "/a/../private",
+        "/%70rivate",
+        "/private%",
+        "/privat\u00e9",
+        "/robots.txt",
+        "/a b",
+        "/?/x.pdf",
+    ),
+    *(
+        "/?/x.pdf",
+        "/" + "x" * 9_000,
+        "/" + "x" * 70_000,
+        "",
+        "x",
+        "/.",
+        "/a/%2e%2e/private",
+        "//private",
+    ),
+)
+
+
+async def test_every_way_gives_one_verdict(
+    virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asked(virtual_internet, gate, "/a")
+    (record,) = gate._warm.values()
+    for path in PATHS:
+        url = f"http://a.test{path}"
+
+        async def verdict(url: str = url) -> bool | str:
+            try:
+                return await gate.allowed(url)
+            except InvalidURL:
+                return "invalid"
+
+        record.retire()  # the whole way
+        whole = await verdict()
+        await gate.allowed("http://a.test/a")
+        kept = await verdict()
+        monkeypatch.setattr(decision_cache, "_OFTEN", 1_000)
+        record.drop_cached()  # by the policy alone
+        assert record.ready is not None
+        plain = await verdict()
+        monkeypatch.setattr(decision_cache, "_OFTEN", 1)
+        assert whole == kept == plain, path
