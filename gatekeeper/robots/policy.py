@@ -29,6 +29,7 @@ from gatekeeper.robots.compiled import (
     path_answer,
     plain_path_answer,
 )
+from gatekeeper.robots.flat import FlatRules, flat_rules
 from gatekeeper.robots.model import (
     Candidate,
     Dialect,
@@ -49,6 +50,7 @@ from gatekeeper.robots.rules import (
     ShellRules,
     TextSource,
     UsageRules,
+    lines_in,
     rules_in,
     split_url,
 )
@@ -455,6 +457,14 @@ class Policy:
         if isinstance(first, LongestMatch) and len(self._readings) == 1:
             return first.allows(path)
         return self._asker(origin)(path)
+
+    def flat(self) -> FlatRules | None:
+        """The rules in a form of a few strings that answers without this object; None where that
+        can't be had: the verdict takes more than one reading, or the time of day."""
+        first = self._readings[0]
+        if not isinstance(first, LongestMatch) or len(self._readings) > 1 or self.timed:
+            return None
+        return flat_rules(lines_in(self.robots.lines, first.spans), self.crawl_delay)
 
     def _asker(self, origin: str) -> Callable[[str], bool]:
         readings = self._readings

@@ -1,0 +1,64 @@
+"""`FlatRules` answer as the policy does that they are made of."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gatekeeper.robots import RobotsTxt
+from gatekeeper.robots.patterns import is_robots_txt
+
+pytestmark = pytest.mark.usefixtures("speedups_on")
+
+_VALUES = st.text(alphabet="/ab.*$?:%2A-\t é", max_size=7)
+_RULES = st.lists(
+    st.tuples(st.sampled_from(["Allow", "Disallow"]), _VALUES.map("/{}".format) | _VALUES),
+    max_size=8,
+)
+_PATHS = st.text(alphabet="/ab.*$?:%2A-[#", max_size=9).map("/{}".format)
+
+
+@given(_RULES, st.lists(_PATHS, min_size=1, max_size=8))
+@example([("Disallow", "/"), ("Allow", "/$")], ["/", "/a"])
+@example([("Disallow", "/a*"), ("Allow", "/a$")], ["/a", "/ab", "/"])
+@example([("Disallow", "/*2A")], ["/%2A", "/*", "/2A"])
+@example([("Disallow", "/*$"), ("Allow", "*a")], ["/", "/a", "/b"])
+@example([("Disallow", "/a**b"), ("Allow", "/a*b")], ["/acb"])
+@example([("Disallow", "/*?a:"), ("Allow", "/a")], ["/?a:", "/?a%3A", "/a"])
+@example([("Allow", "/b\t"), ("Disallow", "/")], ["/b"])
+def test_they_answer_as_the_policy_does(rules: list[tuple[str, str]], paths: list[str]) -> None:
+    text = "User-agent: *\n" + "".join(f"{field}: {value}\n" for field, value in rules)
+    policy = RobotsTxt.parse(text).policy("bot")
+    flat = policy.flat()
+    if flat is None:
+        return
+    for path in paths:
+        score = None if is_robots_txt(path) else flat.score(path)
+        if score is not None:
+            match = policy.match_path(path)
+            assert bool(score & 1) is match.allowed, path
+            assert (score == 1) is (match.rule is None), path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "User-agent: *\nDisallow: /caf%C3%A9\n",
+        "User-agent: *\nDisallow: /a\nVisit-time: 0600-0845\n",
+        "User-agent: *\nRobot-version: 2.0\nDisallow: /a\n",
+        "User-agent: *\n" + "".join(f"Disallow: /*a{number}\n" for number in range(200)),
+        "User-agent: *\n" + "".join(f"Disallow: /a{number}\n" for number in range(2000)),
+        "User-agent: *\nDisallow: /a$b\n",
+    ],
+)
+def test_rules_that_they_do_not_hold_have_none(text: str) -> None:
+    assert RobotsTxt.parse(text).policy("bot").flat() is None
+
+
+def test_a_long_path_is_left_to_the_policy() -> None:
+    flat = RobotsTxt.parse("User-agent: *\nDisallow: /a\nCrawl-delay: 3\n").policy("bot").flat()
+    assert flat is not None
+    assert flat.crawl_delay == 3.0
+    assert flat.score("/a" + "x" * 100) == 4
+    assert flat.score("/a" + "x" * 3_000) is None
