@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -34,6 +34,7 @@ __all__ = [
     "OriginAnswer",
     "Record",
     "Standing",
+    "TwoClocks",
     "deflate",
     "from_stored",
     "inflate",
@@ -223,6 +224,16 @@ NO_TEXT: Final = RobotsTxt.parse(b"")
 """What an origin without a file says: nothing, so everything is welcome."""
 
 
+class TwoClocks(Protocol):
+    """What tells the time by both clocks: a `Clock`, or a `Moment`."""
+
+    def monotonic(self) -> float:
+        """Seconds of the clock that never jumps."""
+
+    def wall(self) -> float:
+        """Seconds since 1970-01-01 UTC."""
+
+
 class Moment(NamedTuple):
     """A moment as both clocks tell it, in seconds. It stands in for a clock that stands still."""
 
@@ -357,7 +368,7 @@ class Record(_RecordHead, kw_only=True, gc=False, eq=False):
             return True
         return not self.reachable and self.holds(now) is not Holds.NOTHING
 
-    def standing(self, clock: Clock | Moment) -> Standing:
+    def standing(self, clock: TwoClocks) -> Standing:
         """How the record reads now, or at that moment."""
         now = clock.monotonic()
         offset = clock.wall() - now

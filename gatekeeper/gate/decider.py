@@ -18,13 +18,12 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from gatekeeper.clock import Clock
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, State, Verdict
 from gatekeeper.errors import InvalidURL
 from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.outcomes import OutcomeRow
-from gatekeeper.fetching.records import Moment, Record, Standing
+from gatekeeper.fetching.records import Moment, Record, Standing, TwoClocks
 from gatekeeper.gate.decision_cache import (
     CachedDecision,
     CachedOrigin,
@@ -368,7 +367,7 @@ class Decider:
 
     # --- the cache ----------------------------------------------------------------------
 
-    def recall(self, url: str, agent: str, clock: Clock) -> Decision | None:
+    def recall(self, url: str, agent: str, clock: TwoClocks) -> Decision | None:
         """The decision about a URL whose origin is warm, by what is kept of it.
 
         The first half of `decide`, with the same answers: None where the text is not plain, or
