@@ -26,6 +26,7 @@ __all__ = [
     "DENIED",
     "NAME",
     "OK",
+    "TOKEN",
     "USAGE",
     "add_command",
     "be_lenient",
@@ -109,6 +110,7 @@ def log_to_stderr() -> None:
 
 NAME = "gatekeeper"
 OK, DENIED, USAGE = 0, 1, 2
+TOKEN = "GATEKEEPER_TOKEN"  # noqa: S105 - the variable that holds it for those who ask a sidecar
 BOM = b"\xef\xbb\xbf"
 """Editors that write it mean no part of the first line."""
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 
-from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, load, warn_if_anonymous
+from gatekeeper.cli.common import (
+    NAME,
+    OK,
+    TOKEN,
+    Subparsers,
+    add_command,
+    load,
+    warn_if_anonymous,
+)
 from gatekeeper.cli.settings import Settings
 from gatekeeper.errors import ConfigError
 
@@ -25,11 +34,16 @@ def add_parser(subparsers: Subparsers) -> None:
         "--http", metavar="PORT", type=int, help="streamable HTTP on 127.0.0.1 instead of stdio"
     )
     parser.add_argument(
+        "--gate",
+        metavar="URL",
+        help=f"ask a sidecar (http://127.0.0.1:8750, or unix:PATH); its token is read from {TOKEN}",
+    )
+    parser.add_argument(
         "--wait",
         metavar="SECONDS",
         type=float,
         default=60.0,
-        help="how long one fetch may take, its host's turn included (60)",
+        help="how long one call may take, its host's turn included (60)",
     )
 
 
@@ -42,11 +56,17 @@ def run(args: argparse.Namespace) -> int:
             f"{error.name} is not installed: pip install 'robots-gatekeeper[mcp]'"
         ) from None
     settings: Settings = load(args)
-    warn_if_anonymous(settings)
+    if args.wait <= 0:
+        raise ConfigError(f"--wait {args.wait:g}: give more than 0 seconds")
+    if args.gate is None:
+        warn_if_anonymous(settings)
 
     async def serve() -> None:
-        config, agent = settings.config, settings.identity()
-        async with serving(agent, config=config, wait=args.wait) as server:
+        config, where = settings.config, args.gate
+        # A sidecar says who it is.
+        agent = settings.identity() if where is None else config.user_agent
+        token = os.environ.get(TOKEN)
+        async with serving(agent, config=config, gate=where, token=token, wait=args.wait) as server:
             if args.http is None:
                 await server.run_stdio_async()
             else:

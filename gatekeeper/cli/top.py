@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, json_text, load
+from gatekeeper.cli.common import (
+    DENIED,
+    NAME,
+    OK,
+    TOKEN,
+    Subparsers,
+    add_command,
+    json_text,
+    load,
+)
 from gatekeeper.cli.local_sidecar import connection_to, where
 from gatekeeper.errors import ConfigError
 
@@ -24,7 +33,6 @@ __all__ = ["add_parser", "run", "seen", "shown"]
 
 _HOSTS = 20
 _OLD = "no answer, what follows is old"
-TOKEN = "GATEKEEPER_TOKEN"  # noqa: S105 - the name of a variable
 
 
 def add_parser(subparsers: Subparsers) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from gatekeeper import Gatekeeper, RemoteGatekeeper
 from gatekeeper.clock import VirtualClock
+from gatekeeper.sidecar.security import Tokens
 from tests.conformance.ways import AGENT, AnyGate, Open, Sidecar, settings
 from tests.internet import FakeInternet
 
@@ -29,10 +30,16 @@ async def sidecar_on(short: Path) -> AsyncIterator[Callable[..., Awaitable[Sidec
     async with AsyncExitStack() as stack:
 
         async def begin(
-            internet: FakeInternet, *, unix: bool = False, agent: str = AGENT, **tables: Any
+            internet: FakeInternet,
+            *,
+            unix: bool = False,
+            agent: str = AGENT,
+            tokens: Tokens | None = None,
+            **tables: Any,
         ) -> Sidecar:
             socket = short / "gate.sock" if unix else None
             sidecar = Sidecar(internet, settings(**tables), socket, agent)
+            sidecar.tokens = tokens or Tokens()
             await sidecar.start()
             stack.push_async_callback(sidecar.stop)
             return sidecar

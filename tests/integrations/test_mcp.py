@@ -12,18 +12,29 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
-from gatekeeper import session_gate
+from gatekeeper import ConfigError, session_gate
 from gatekeeper.session import polite_session
+from gatekeeper.sidecar.security import Tokens
 from tests.conformance.ways import AGENT, settings, until
 from tests.documents.blocks import SITE
 from tests.internet import FakeInternet, Hold, Page, redirect
+from tests.robots.test_cost_of_values import grows_with_the_text
 
 mcp = pytest.importorskip("mcp")
 
-from gatekeeper.integrations.mcp import as_text, build  # noqa: E402
+from gatekeeper.integrations.mcp import as_text, build, serving  # noqa: E402
 
+LATER = {"Retry-After": "300"}
+CALL = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "tools/call",
+    "params": {"name": "fetch", "arguments": {"url": "http://a.test/x"}},
+}
+ACCEPT = {"Accept": "application/json, text/event-stream"}
 DENYING = "User-agent: *\nDisallow: /private\nCrawl-delay: 0.05\n"
 
 
@@ -178,6 +189,12 @@ async def test_the_command_serves_over_http_to_several_with_one_gate(
     try:
         while b"running on" not in (line := await process.stderr.readline()):
             assert line, "it ended"
+        # A page in a browser, whose name was rebound to this address.
+        async with aiohttp.ClientSession() as browser:
+            for given in ({"Host": "evil.test"}, {"Origin": "http://evil.test"}):
+                where = f"http://127.0.0.1:{own}/mcp"
+                async with browser.post(where, json=CALL, headers=given | ACCEPT) as answer:
+                    assert answer.status in (403, 421)
         for _ in range(2):
             async with mcp.Client(f"http://127.0.0.1:{own}/mcp") as client:
                 found = await client.call_tool("fetch", {"url": f"http://a.test:{port}/x"})
@@ -188,9 +205,217 @@ async def test_the_command_serves_over_http_to_several_with_one_gate(
     assert site.paths == ["/robots.txt", "/x", "/x"]
 
 
-def test_text_is_taken_from_pages_in_linear_time() -> None:
+async def test_a_refusal_holds_the_decision_behind_it(internet: FakeInternet) -> None:
+    internet.site("a.test").robots(DENYING).on("/x", redirect("/private/y"))
+    async with agent(internet) as (client, _):
+        refused = (await client.call_tool("fetch", {"url": "http://a.test/x"})).structured_content
+    assert (refused["verdict"], refused["reason"], refused["line"]) == ("deny", "rule", 2)
+    assert refused["url"] == "http://a.test/private/y"
+    assert refused["user_agent"] == "examplebot"
+
+
+async def test_a_host_that_is_not_due_in_time_is_refused_at_once(internet: FakeInternet) -> None:
+    site = internet.site("a.test").robots("").on("/x", Page(status=429, headers=LATER)).page("/y")
+    async with agent(internet) as (client, gate):
+        await client.call_tool("fetch", {"url": "http://a.test/x"})
+        found = await client.call_tool("fetch", {"url": "http://a.test/y"})
+        assert found.is_error
+        assert "ask again at 2" in found.content[0].text
+        await gate.block("a.test", 0)
+        await gate.pause("a.test")
+        assert (await client.call_tool("fetch", {"url": "http://a.test/y"})).is_error
+        assert site.paths == ["/robots.txt", "/x"]
+        assert gate.stats().pacing.in_flight == 0
+
+
+@pytest.mark.parametrize("tool", ["may_i_fetch", "explain", "fetch"])
+async def test_every_tool_keeps_to_its_time(internet: FakeInternet, tool: str) -> None:
+    internet.site("a.test").on("/robots.txt", Hold(Page("")))
+    async with agent(internet, wait=0.2) as (client, _):
+        found = await client.call_tool(tool, {"url": "http://a.test/x"})
+        assert found.is_error
+        assert "0.2 s" in found.content[0].text
+
+
+async def test_so_many_pages_at_once_and_no_more(
+    internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gatekeeper.integrations.mcp.MOST_FETCHES", 2)
+    hold = Hold(Page("late"))
+    internet.site("a.test").robots("").on("/slow", hold)
+    async with agent(internet) as (client, _):
+        asked = {"url": "http://a.test/slow"}
+        calls = [asyncio.create_task(client.call_tool("fetch", asked)) for _ in range(2)]
+        await hold.waiting.acquire()
+        await until(lambda: internet.sites["a.test"].paths.count("/slow"))
+        found = await client.call_tool("fetch", asked)
+        while not found.is_error:  # both are on their way to the server
+            found = await client.call_tool("fetch", asked)
+        assert "2 pages are being fetched" in found.content[0].text
+        hold.release()
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+
+
+async def test_credentials_in_a_url_are_refused(internet: FakeInternet) -> None:
+    site = internet.site("a.test").robots("").page("/x")
+    async with agent(internet) as (client, _):
+        found = await client.call_tool("fetch", {"url": "http://me:secret@a.test/x"})
+    assert found.is_error
+    assert "secret" not in found.content[0].text
+    assert "/x" not in site.paths
+
+
+async def test_what_is_no_text_is_told_and_charsets_are_those_of_pages(
+    internet: FakeInternet,
+) -> None:
+    site = internet.site("a.test").robots("").page("/i", b"\x89PNG\0\0", content_type="image/png")
+    site.page("/u", "h\u00e9".encode("utf-16"), content_type="text/plain; charset=utf-16")
+    for name in ("punycode", "idna", "unicode_escape", "undefined", "hex", "nonsense"):
+        site.page(f"/{name}", "h\u00e9-x", content_type=f"text/plain; charset={name}")
+    async with agent(internet) as (client, _):
+        found = await client.call_tool("fetch", {"url": "http://a.test/i"})
+        assert found.is_error
+        assert "image/png" in found.content[0].text
+        for name in ("u", "punycode", "idna", "unicode_escape", "undefined", "hex", "nonsense"):
+            found = await client.call_tool("fetch", {"url": f"http://a.test/{name}"})
+            assert found.structured_content["content"].startswith("h\u00e9"), name
+
+
+# --- over a sidecar
+
+
+async def test_over_a_sidecar_it_is_the_sidecar_s_robot(
+    internet: FakeInternet, sidecar_on: Any
+) -> None:
+    site = internet.site("a.test").robots(DENYING).page("/x", "hello", content_type="text/plain")
+    sidecar = await sidecar_on(internet, tokens=Tokens((b"t" * 40,)))
+    given = {"config": settings(), "resolver": internet.resolver, "wait": 20.0}
+    async with (
+        serving(None, gate=sidecar.where, token="t" * 40, **given) as server,
+        mcp.Client(server) as client,
+    ):
+        found = await client.call_tool("fetch", {"url": "http://a.test/x"})
+        assert found.structured_content["content"] == "hello", found
+        found = await client.call_tool("explain", {"url": "http://a.test/private"})
+        assert found.structured_content["line"] == 2
+        assert found.structured_content["clocks"]
+    assert site.requests[-1].headers["User-Agent"] == AGENT
+    assert sidecar.gate.stats().pacing.in_flight == 0
+    async with (
+        serving(AGENT, gate=sidecar.where, token="wrong" * 8, **given) as server,
+        mcp.Client(server) as client,
+    ):
+        assert (await client.call_tool("fetch", {"url": "http://a.test/x"})).is_error
+    await sidecar.stop()
+    with pytest.raises(ConfigError, match="does not say who it is"):
+        async with serving(None, gate=sidecar.where, **given):
+            pass
+    with pytest.raises(ConfigError, match="needs a sidecar"):
+        async with serving(None):
+            pass
+    assert site.paths == ["/robots.txt", "/x"]
+
+
+async def test_parallel_calls_over_a_sidecar_share_its_pace(
+    internet: FakeInternet, sidecar_on: Any
+) -> None:
+    """Two servers, as two agents start them, and one pace for both."""
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n").page("/x")
+    sidecar = await sidecar_on(internet)
+    given = {"config": settings(), "resolver": internet.resolver, "gate": sidecar.where}
+    async with (
+        serving(AGENT, **given) as one,
+        serving(AGENT, **given) as other,
+        mcp.Client(one) as first,
+        mcp.Client(other) as second,
+    ):
+        asked = [agent.call_tool("fetch", {"url": "http://a.test/x"}) for agent in (first, second)]
+        asked += [agent.call_tool("fetch", {"url": "http://a.test/x"}) for agent in (first, second)]
+        for found in await asyncio.gather(*asked):
+            assert not found.is_error
+    assert len(site.paths) == 5
+    assert min(site.gaps()) >= 0.1
+
+
+async def test_the_command_asks_a_sidecar(
+    internet: FakeInternet, sidecar_on: Any, tmp_path: Path
+) -> None:
+    from mcp import StdioServerParameters
+
+    port = internet.listener().port()
+    internet.site("a.test").robots(DENYING).page("/x", "hello", content_type="text/plain")
+    sidecar = await sidecar_on(internet, tokens=Tokens((b"t" * 40,)))
+    env = environment(tmp_path, port) | {"GATEKEEPER_TOKEN": "t" * 40}
+    del env["GATEKEEPER_USER_AGENT"]
+    parameters = StdioServerParameters(
+        command=sys.executable, args=["-m", "gatekeeper", "mcp", "--gate", sidecar.where], env=env
+    )
+    async with mcp.Client(parameters) as client:
+        found = await client.call_tool("fetch", {"url": f"http://a.test:{port}/x"})
+        assert found.structured_content["content"] == "hello", found
+        found = await client.call_tool("fetch", {"url": f"http://a.test:{port}/private"})
+        assert found.structured_content["line"] == 2
+    assert internet.sites["a.test"].requests[-1].headers["User-Agent"] == AGENT
+    assert sidecar.count("/v1/leases") == 1
+
+
+# --- the text of pages
+
+
+def test_text_is_taken_from_pages() -> None:
     page = "<ul><li>one</li><li><a href='/two'>two</a></li></ul><style>p{}</style>"
     assert as_text(page, markdown=True) == "- one\n\n- [two](/two)"
     assert as_text(page) == "one\n\ntwo"
-    assert as_text("<a>" * 1000, markdown=True) == "[" * 200
+    assert as_text("<a>" * 1000, markdown=True) == ""
     assert as_text("") == ""
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<html><head><title>t</title><body>a", "a"),  # the ends of head and body may be left out
+        ("<pre>a\n  b &lt;c&gt;</pre>d", "```\na\n  b <c>\n```\nd"),
+        ("<a title='x>y' href=\"/q\">t</a>", "[t](/q)"),
+        ("<a href=/1>one<a href=/2>two</a>", "[one](/1)[two](/2)"),
+        ("<a href=/1></a><a>b</a>", "b"),
+        ("a < b <3 > c", "a < b <3 > c"),
+        ("a<!-- <p> -->b<!-->c<!DOCTYPE x>d", "abcd"),
+        ("a<script>if (1</script2) </SCRIPT >b", "ab"),
+        ("a<svg/>b<svg>c</svg>d<noscript>e", "abde"),
+        ("a &amp; &#233; &#" + "9" * 5000 + ";", "a & \u00e9 \ufffd"),
+        ("a<b", "a"),
+        ("a\x00b\x01c", "a\ufffdb\ufffdc"),
+    ],
+)
+def test_odd_pages_are_read_as_browsers_read_them(page: str, text: str) -> None:
+    assert as_text(page, markdown=True) == text
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *("<", "<!--", "<a ", "</", "<a href='", "&#", "<!", "<?", "<script>", "<![CDATA[", "</a "),
+        *("<title>", "<a><b ", "&a", "<x/", "<a b=c ", "<script></script ", "<style></", "<p>"),
+        *(
+            "<a href=x>",
+            "<a href=x>y",
+            '<a b="',
+            "<svg><title>",
+            "<pre>\n",
+            "<br>\n\n",
+            " \n",
+            "<a a= ",
+        ),
+    ],
+)
+def test_a_page_costs_in_proportion_to_its_size(unit: str) -> None:
+    assert grows_with_the_text(
+        lambda page: as_text(page, markdown=True), lambda size: unit * (size // len(unit))
+    )
+    attributes = unit.replace("<", "").replace(">", "") or "="
+    assert grows_with_the_text(
+        lambda page: as_text(page, markdown=True),
+        lambda size: "<a " + attributes * (size // len(attributes)) + ">",
+    )
