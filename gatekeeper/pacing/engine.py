@@ -461,15 +461,15 @@ class Engine:
         now: float | None = None,
         ttl: float | None = None,
         admit: Callable[[], Offer] | None = None,
+        scope: Scope | None = None,
     ) -> Grant | None:
         """The lease, if the host is in memory and due, and nobody waits for it; else None.
 
         `asked` is what the text asks for at this moment. Where it is None, `admit` is called for
-        that, once the lease could be had: where it offers no interval there is none. Raises what
-        that raises, and StorageError.
+        that, once the lease could be had: where it offers no interval there is none. `scope`: the
+        host's, for those who have it. Raises what `admit` raises, and StorageError.
         """
-        scope = self.scopes.get(host)
-        if scope is None:
+        if scope is None and (scope := self.scopes.get(host)) is None:
             return None
         if now is None:
             read = self.now  # an attribute that is called is slow to find before Python 3.12
@@ -517,18 +517,18 @@ class Engine:
             keeper = self.keeper
             if keeper is not None and keeper.unwritten and not keeper.marked:
                 keeper.mark()
-            before, derived = scope.asked, scope.derived
-            if asked is before and derived is not None and scope.history is None:
+            derived = scope.derived
+            same = asked is scope.asked or asked == scope.asked
+            if same and derived is not None and scope.history is None:
                 seconds = derived.seconds
             else:
                 seconds = self.derive(scope, asked, now)
-            if seconds != scope.interval and not self.set_interval(
-                scope, seconds, now, asked == before
-            ):
+            if seconds != scope.interval and not self.set_interval(scope, seconds, now, same):
                 return None
         expires = now + (self._ttl if ttl is None else ttl)
         grant = Grant(self, scope, url, now, expires, scope.basis, scope.shared)
-        grant.refusals = 0 if scope.history is None else scope.history.refusals
+        if scope.history is not None:
+            grant.refusals = scope.history.refusals
         scope.basis = now
         scope.in_flight += 1
         scope.unheaded += 1
@@ -585,9 +585,11 @@ class Engine:
         self._running = True
         self.behind = False
         try:
-            pop_due = self.queues.pop_due
+            pop_due, unproven = self.queues.pop_due, self.unproven
             while self.granted < self.grant_limit:
-                if (queue := pop_due(now)) is None:
+                # Who was held for the want of room fell due before all that are due now.
+                queue = unproven.next_held() if unproven.held and unproven.room > 0 else None
+                if queue is None and (queue := pop_due(now)) is None:
                     return
                 self._serve(queue, now)
             self.behind = True
@@ -615,8 +617,11 @@ class Engine:
         if grant.unproven:
             grant.unproven = False
             self.unproven.room += 1
-            if self.unproven.held and (scope := self.unproven.next_held()) is not None:
-                self.changed(scope, now)
+            if self.unproven.held:
+                if self.granted < self.grant_limit:
+                    self.run(now)
+                else:
+                    self.behind = True
 
     def changed(self, scope: Scope, now: float) -> None:
         """Something about a scope changed: grant what is due now."""
@@ -651,8 +656,10 @@ class Engine:
                 queue.place = HELD
                 queues.look_again(scope, now)
                 break
-            hinders = shared or self.frozen or self.unproven.room <= 0
-            if hinders and self._hindered(queue, waiter, now):
+            if self.unproven.room <= 0 and scope.answers < PROVEN and waiter.priority != ROBOTS:
+                self.unproven.hold(queue)
+                break
+            if (shared or self.frozen) and self._hindered(queue, waiter, now):
                 break
             if self._offer(queue, scope, waiter, now) and queue.alive:
                 queue.place = HELD
@@ -667,9 +674,6 @@ class Engine:
         """Does something other than the host's own clock forbid it? Then the queue waits there."""
         if self.frozen and waiter.priority != ROBOTS and queue.scope.name in self.unanswered:
             queue.place = HELD  # until the thaw; a robots.txt that joins is put anew
-            return True
-        if self.unproven.room <= 0 and queue.scope.answers < PROVEN and waiter.priority != ROBOTS:
-            self.unproven.hold(queue)
             return True
         for other in queue.scope.shared:
             if other.due_at() > now:
@@ -749,7 +753,7 @@ class Engine:
         if not self._learn(scope, report, now):
             return
         history = scope.past()
-        if status in REFUSALS and not under_way:
+        if status in REFUSALS and not under_way and _log.isEnabledFor(logging.INFO):
             slowed = history.slowed(now, self.clock.wall(), self.pacing)
             _log.info("%s: %s", scope.name, slowed)
         self.counters.blocks += 1

@@ -472,7 +472,9 @@ class Queues:
                 found = ready.popleft()
                 found.place = _SERVING
                 return found
-            if heap and (heap[0] < self._limit or heap[0] < self._limit_at(now)):
+            if heap and (
+                heap[0] < self._limit or (self._limit_of < now and heap[0] < self._limit_at(now))
+            ):
                 entry = heappop(heap)
                 queue = self._queues[entry & _ID_MASK]
             elif self._near and self._near[0][0] <= now:
@@ -643,12 +645,13 @@ class UnprovenLeases:
         queue.place = _HELD
         self.held[queue] = None
 
-    def next_held(self) -> Scope | None:
-        """There may be room: the scope whose queue is to be looked at again, if any."""
-        while self.held and self.room > 0:
+    def next_held(self) -> ScopeQueue | None:
+        """There is room: the first queue that is held, SERVING from then on; None: there is none."""
+        while self.held:
             queue, _ = self.held.popitem(last=False)
             if queue.place is _HELD and queue.alive:
-                return queue.scope
+                queue.place = _SERVING
+                return queue
         return None
 
 

@@ -330,12 +330,12 @@ class Scheduler:
         scope = engine.scopes.get(host)
         if scope is None or scopes:
             scope = await self._memory.load_host(host, scopes)
-        if self._pacing.dry_run:
-            return await self._dry(scope, url, admit, refetch, ttl)
         now = self._clock.monotonic()
-        grant = engine.take(url, host, None, now, ttl, admit)
+        grant = engine.take(url, host, None, now, ttl, admit, scope)
         if grant is not None:
             return grant  # the common case: nobody waits, and the lease can be had at once
+        if self._pacing.dry_run:
+            return await self._dry(scope, url, admit, refetch, ttl)
         waiter = TaskWaiter(scope, url, priority, ttl, admit)
         end = INF if timeout is None else now + timeout
         self._join(waiter, now, end)
