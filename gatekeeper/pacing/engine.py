@@ -617,11 +617,10 @@ class Engine:
         if grant.unproven:
             grant.unproven = False
             self.unproven.room += 1
-            if self.unproven.held:
-                if self.granted < self.grant_limit:
-                    self.run(now)
-                else:
-                    self.behind = True
+            if self.granted >= self.grant_limit:
+                self.behind = True
+            elif self.unproven.held:
+                self.run(now)
 
     def changed(self, scope: Scope, now: float) -> None:
         """Something about a scope changed: grant what is due now."""
@@ -754,8 +753,7 @@ class Engine:
             return
         history = scope.past()
         if status in REFUSALS and not under_way and _log.isEnabledFor(logging.INFO):
-            slowed = history.slowed(now, self.clock.wall(), self.pacing)
-            _log.info("%s: %s", scope.name, slowed)
+            _log.info("%s: %s", scope.name, history.slowed(now, self.clock.wall(), self.pacing))
         self.counters.blocks += 1
         self._blocked(scope, now)
         for other in grant.others:
