@@ -527,8 +527,7 @@ class Engine:
                 return None
         expires = now + (self._ttl if ttl is None else ttl)
         grant = Grant(self, scope, url, now, expires, scope.basis, scope.shared)
-        if scope.history is not None:
-            grant.refusals = scope.history.refusals
+        grant.refusals = 0 if scope.history is None else scope.history.refusals
         scope.basis = now
         scope.in_flight += 1
         scope.unheaded += 1

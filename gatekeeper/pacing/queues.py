@@ -646,7 +646,7 @@ class UnprovenLeases:
         self.held[queue] = None
 
     def next_held(self) -> ScopeQueue | None:
-        """There is room: the first queue that is held, SERVING from then on; None: there is none."""
+        """There is room: the first queue that is held, SERVING from then on; None: none is."""
         while self.held:
             queue, _ = self.held.popitem(last=False)
             if queue.place is _HELD and queue.alive:
