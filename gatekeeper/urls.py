@@ -41,6 +41,7 @@ __all__ = [
     "parse",
     "path_of",
     "printable",
+    "redirected",
     "sendable",
     "split",
     "split_ordinary",
@@ -181,6 +182,23 @@ def join(base: Target, reference: str) -> Target:
     if not relative.startswith("?"):
         path = path[: path.rindex("/") + 1]
     return parse(base.origin + path + relative)
+
+
+def redirected(url: str, location: str) -> str:
+    """The text of where a Location found at `url` leads, with the credentials that it may hold: the
+    guard has to see them, and `join` leaves them out. Raises InvalidURL.
+
+    >>> redirected("https://example.com/a", "//user:pass@b.test/")
+    'https://user:pass@b.test/'
+    """
+    location = location.strip(" \t")
+    if _SCHEME.match(location):  # it must stand by itself: `http:` alone is no URL
+        parse(location)
+        return location
+    at = parse(url)
+    if location.startswith("//"):
+        return redirected(url, f"{at.scheme}:{location}")
+    return join(at, location).url
 
 
 def path_of(raw: str) -> str:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from aiohttp.abc import AbstractResolver
 
+from gatekeeper import urls
 from gatekeeper.config import Config
-from gatekeeper.decision import BLOCKED_NOTE, Decision
+from gatekeeper.decision import BLOCKED_NOTE, Decision, Verdict
 from gatekeeper.errors import (
     AddressRefused,
     ConfigError,
@@ -50,6 +52,9 @@ __all__ = [
     "accept_unguarded",
     "begin",
     "begin_sync",
+    "hand_out",
+    "take_back",
+    "usual_names",
 ]
 
 Call = Callable[[Callable[[], object]], object]
@@ -198,19 +203,20 @@ class Hop:
 async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
     """Decide a request and wait for its turn. `sent`: its User-Agent.
 
-    An open lease of this context for this URL is used. Raises what `gate.lease` raises.
+    An open lease of this context for this URL is used, or one that was handed out for it. Raises
+    what `gate.lease` raises.
     """
     lease = adopt(url)
     adopted = lease is not None
+    agent = other_agent(sent, gate.user_agent)
     if lease is None:
-        agent = other_agent(sent, gate.user_agent)
-        lease = await enter_detached(gate.lease(url, user_agent=agent))
+        lease = _handed_out_for(gate, url)
+        if lease is None:
+            lease = await enter_detached(gate.lease(url, user_agent=agent))
+        else:
+            await _judged(lease, _judge_handed_out(lease, sent, gate, url))
     else:
-        try:
-            await judge_adopted(lease, sent, gate, url)
-        except BaseException:
-            lease.end()
-            raise
+        await _judged(lease, judge_adopted(lease, sent, gate, url))
     loop = asyncio.get_running_loop()
 
     def call_later(callback: Callable[[], object]) -> None:
@@ -221,8 +227,64 @@ async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
     return Hop(lease, name, _call, call_later, adopted=adopted, signer=_signer(gate))
 
 
+async def _judged(lease: HeldLease, judging: Coroutine[Any, Any, None]) -> None:
+    try:
+        await judging
+    except BaseException:
+        lease.end()
+        raise
+
+
+async def _judge_handed_out(lease: HeldLease, sent: str | None, gate: Gate, url: str) -> None:
+    """See that the request is welcome under its own name, and where the lease was taken for
+    another URL of the host (its robots.txt, say, which anybody may ask for)."""
+    if _key(lease.url) == _key(url):
+        await judge_adopted(lease, sent, gate, url)
+        return
+    decision = await gate.check(url, user_agent=other_agent(sent, gate.user_agent))
+    if decision.verdict is not Verdict.ALLOW:
+        raise (Deferred if decision.verdict is Verdict.DEFER else Denied)(decision)
+
+
 def _call(callback: Callable[[], object]) -> None:
     callback()
+
+
+# --- leases that a scheduler took for whoever sends the request -----------------------------
+
+_handed_out: WeakKeyDictionary[Any, dict[str, list[HeldLease]]] = WeakKeyDictionary()
+
+
+def hand_out(gate: Gate, url: str, lease: HeldLease) -> None:
+    """Let the next request for the URL that is begun at this gate use the lease, in whatever task
+    it is. Take it back when the request is done."""
+    _handed_out.setdefault(gate, {}).setdefault(_key(url), []).append(lease)
+
+
+def take_back(gate: Gate, url: str, lease: HeldLease) -> bool:
+    """Whether the lease that was handed out for the URL was not used; nobody will any more."""
+    waiting = _handed_out.get(gate, {})
+    found = waiting.get(_key(url), [])
+    unused = lease in found
+    if unused:
+        found.remove(lease)
+        if not found:
+            del waiting[_key(url)]
+    return unused
+
+
+def _handed_out_for(gate: Gate, url: str) -> HeldLease | None:
+    waiting = _handed_out.get(gate)
+    found = waiting.get(_key(url)) if waiting else None
+    if not waiting or not found:
+        return None
+    lease = found[0]
+    take_back(gate, url, lease)
+    return lease
+
+
+def _key(url: str) -> str:
+    return urls.parse(url).url
 
 
 def begin_sync(gate: SyncGatekeeper, url: str, sent: str | None) -> Hop:
@@ -331,6 +393,12 @@ def accept_unguarded(config: Config, guarded: bool | None, what: str) -> None:
             f"{what} dials by itself, so that the guard can only judge URLs: say guarded=False "
             '(or set guard.mode = "url-only") to accept that, or leave it out'
         )
+
+
+def usual_names(headers: Mapping[str, str]) -> dict[str, str]:
+    """The header fields that a lease is told of, for a library that writes all names small."""
+    usual = {"retry-after": "Retry-After", "ratelimit": "RateLimit"}
+    return {usual[name]: value for name, value in headers.items() if name in usual}
 
 
 def seconds_each(left: float | None, attempts: int) -> float:

@@ -85,9 +85,15 @@ async def surroundings(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[
     path = tmp_path / "site"
     path.mkdir()
     (path / "sitecustomize.py").write_text(SITE, "utf-8")
+    rules = ", ".join(f"MAP {name}:80 127.0.0.1:{ports['80']}" for name in NAMES)
+    chromium = path / "chromium"  # names no other browser finds
+    chromium.write_text(
+        f'#!/bin/sh\nexec /usr/bin/chromium "--host-resolver-rules={rules}" "$@"\n', "utf-8"
+    )
+    chromium.chmod(0o755)
     environ = {
         **{k: v for k, v in os.environ.items() if not k.startswith("GATEKEEPER_")},
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{path}:{ROOT}",
         "FAKE_PORTS": json.dumps(ports),
         "FAKE_NAMES": json.dumps(NAMES),

@@ -65,9 +65,9 @@ class Rig:
         self.gate: Any = None
 
     @classmethod
-    def base_error(cls) -> type[Exception]:
+    def base_error(cls) -> tuple[type[Exception], ...]:
         module, _, name = cls.error.rpartition(".")
-        return getattr(importlib.import_module(module), name)
+        return (getattr(importlib.import_module(module), name),)
 
     async def start(self) -> None:
         """Open gate and client."""
@@ -307,8 +307,45 @@ class Mcp(Rig):
         raise (ToolDenied if decision.verdict is Verdict.DENY else ToolDeferred)(decision)
 
 
+class Crawlee(Rig):
+    """crawlee's HTTP client; whole crawls are in test_crawlee.py."""
+
+    library = "crawlee"
+
+    @classmethod
+    def base_error(cls) -> tuple[type[Exception], ...]:
+        """Crawlee goes by what its clients raise: there is no one class."""
+        from aiohttp import ClientError
+        from crawlee.errors import ContextPipelineInterruptedError, RequestThrottledError
+
+        return ContextPipelineInterruptedError, RequestThrottledError, ClientError
+
+    def open(self) -> None:
+        from gatekeeper.integrations.crawlee import PoliteHttpClient
+
+        self.client = PoliteHttpClient(
+            self.gate, resolver=self.internet.resolver, verify=self.internet.client_ssl
+        )
+        assert self.client.guarded
+
+    async def close(self) -> None:
+        await self.client.cleanup()
+
+    async def get(self, url: str, **headers: str) -> Answer:
+        response = await self.client.send_request(url, headers=named(headers))
+        return Answer(response.status_code, (await response.read()).decode())
+
+    async def begin(self, url: str) -> Any:
+        stream = self.client.stream(url)
+        await stream.__aenter__()
+        return stream
+
+    async def finish(self, response: Any) -> None:
+        await response.__aexit__(None, None, None)
+
+
 def named(headers: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-RIGS: list[Callable[..., Rig]] = [Httpx, Httpx2, SyncHttpx, SyncHttpx2, Requests, Mcp]
+RIGS: list[Callable[..., Rig]] = [Httpx, Httpx2, SyncHttpx, SyncHttpx2, Requests, Mcp, Crawlee]

@@ -244,8 +244,12 @@ class Wire(asyncio.Protocol):
             at = rest.lower().find(b"host:", at + 1)
         if at >= 0:
             host = rest[at + 5 :].partition(b"\r\n")[0].strip().decode("latin-1").lower()
+        target = words[1]
+        if target.startswith("http://"):  # of a client that takes us for a proxy: RFC 9112, 3.2.2
+            host, slash, path = target[7:].partition("/")
+            target = slash + path or "/"
         now = self._net.clock.monotonic()
-        return Request(now, words[0], words[1], self._scheme, host, head, self.connection)
+        return Request(now, words[0], target, self._scheme, host, head, self.connection)
 
     def _answer(self, request: Request) -> None:
         self._request = request

@@ -85,7 +85,6 @@ _FOR_THE_TURN = 0.9
 takes time as well, and a 429 that says when to come again is worth more than a 504."""
 _MOST_REDIRECTS = 5  # T9
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
 
 
 class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -203,18 +202,10 @@ async def _turn(service: Service, call: Call, url: str, end: float) -> Lease:
     return lease
 
 
-def _led_to(url: str, reference: str) -> str:
-    """The text of where a Location leads, with the credentials it may hold: the guard has to
-    see them. Raises Problem 502 for what is no URL."""
-    reference = reference.strip(" \t")
-    at = urls.parse(url)
+def _led_to(url: str, location: str) -> str:
+    """Where a Location leads. Raises Problem 502 for what is no URL."""
     try:
-        if _ABSOLUTE.match(reference):  # it must stand by itself: `http:` alone is no URL
-            urls.parse(reference)
-            return reference
-        if reference.startswith("//"):
-            return _led_to(url, f"{at.scheme}:{reference}")
-        return urls.join(at, reference).url
+        return urls.redirected(url, location)
     except InvalidURL as error:
         raise Problem(502, "bad-redirect", f"the page redirects to {error}") from error
 

@@ -1,0 +1,474 @@
+"""`PoliteHttpClient`, which `gatekeeper.integrations.crawlee` gives to a crawler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+from crawlee import HttpHeaders, Request, RequestState
+from crawlee.errors import (
+    ContextPipelineInterruptedError,
+    HttpClientStatusCodeError,
+    ProxyError,
+    RequestThrottledError,
+)
+from crawlee.http_clients import HttpClient, HttpCrawlingResult, HttpResponse
+
+from gatekeeper import urls
+from gatekeeper.config import Config, as_config
+from gatekeeper.errors import (
+    ConfigError,
+    Deferred,
+    Denied,
+    GatekeeperError,
+    InvalidURL,
+    LeaseTimeout,
+)
+from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.integrations.hops import (
+    BodyInUse,
+    GuardedNames,
+    Hop,
+    accept_unguarded,
+    begin,
+    usual_names,
+)
+from gatekeeper.remote.client import RemoteGatekeeper
+from gatekeeper.session import guarded_connector
+from gatekeeper.url_cache import url_of
+
+__all__ = [
+    "OnSkipped",
+    "PoliteHttpClient",
+    "RequestDeferred",
+    "RequestDenied",
+    "RequestInvalidURL",
+    "RequestLeaseTimeout",
+]
+
+_log = logging.getLogger(__name__)
+
+OnSkipped = Callable[[str, Any], Awaitable[None]]
+"""As `crawler.on_skipped_request` takes it: the URL, and "robots_txt"."""
+
+_PIECE: Final = 65_536
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_OF_THE_BODY = frozenset({"content-encoding", "content-language", "content-location"}) | {
+    "content-type",
+    "content-length",
+}
+_OF_THE_ORIGIN = frozenset({"authorization", "cookie", "proxy-authorization"})
+
+
+class RequestDenied(Denied, ContextPipelineInterruptedError):
+    """Denied; crawlee drops the request, as one that should not be processed."""
+
+
+class RequestInvalidURL(InvalidURL, ContextPipelineInterruptedError):
+    """InvalidURL; crawlee drops the request, as one that should not be processed."""
+
+
+class RequestDeferred(Deferred, RequestThrottledError):
+    """Deferred; crawlee tries again later."""
+
+
+class RequestLeaseTimeout(LeaseTimeout, RequestThrottledError):
+    """LeaseTimeout; crawlee tries again later."""
+
+
+def _as_theirs(error: GatekeeperError) -> GatekeeperError:
+    """The error as crawlee takes it."""
+    if isinstance(error, Deferred):
+        return RequestDeferred(error.decision)
+    if isinstance(error, Denied):
+        return RequestDenied(error.decision)
+    if isinstance(error, LeaseTimeout):
+        return RequestLeaseTimeout(error.url, str(error), retry_at=error.retry_at)
+    return RequestInvalidURL(error.url, error.problem) if isinstance(error, InvalidURL) else error
+
+
+class PoliteHttpClient(HttpClient):
+    """For a crawler's `http_client`: each request and redirect hop is decided, paced and reported.
+
+    The lease lasts until the body was read, or the stream is closed. `timeout` counts the network
+    alone. A request that has no User-Agent of its own is sent with the gate's. Where the gate has
+    a signing key, each hop is signed.
+
+    Requests go over connections of its own, each address judged where it is dialled (`guarded`);
+    `verify` is an SSLContext, or False for no checks, `resolver` looks names up (None: as the gate
+    does). An HTTP client of crawlee's in its place (`ImpitHttpClient(follow_redirects=False)`: it
+    must not follow them itself) judges no address, and a proxy none either: that raises ConfigError
+    unless you say `guarded=False`.
+
+    Raises `gatekeeper.Denied`, `Deferred`, `LeaseTimeout` and `InvalidURL`, which are errors of
+    crawlee's as well; more than `max_redirects` raise crawlee's HttpClientStatusCodeError.
+    """
+
+    def __init__(
+        self,
+        gate: Gatekeeper | RemoteGatekeeper,
+        client: HttpClient | None = None,
+        *,
+        guarded: bool | None = None,
+        resolver: AbstractResolver | None = None,
+        verify: ssl.SSLContext | bool = True,
+        max_redirects: int = 20,
+        persist_cookies_per_session: bool = True,
+        on_skipped_request: OnSkipped | None = None,
+    ) -> None:
+        super().__init__(persist_cookies_per_session=persist_cookies_per_session)
+        config = getattr(gate, "config", None)
+        self._config = config if isinstance(config, Config) else as_config(None)
+        if client is not None:
+            accept_unguarded(self._config, guarded, "an HTTP client of your own")
+            follows = getattr(client, "_follow_redirects", None)
+            if follows or _follows_by_httpx(client):
+                raise ConfigError(
+                    "the HTTP client follows redirects itself, where nobody decides the hops: make "
+                    "it with follow_redirects=False"
+                )
+        self._gate = gate
+        self._client = client
+        self._accepted = guarded
+        self._resolver = resolver
+        self._verify = verify
+        self._max_redirects = max_redirects
+        self._on_skipped = on_skipped_request
+        self._on_cleanup: Callable[[], Awaitable[None]] | None = None
+        self._names = GuardedNames(self._config, resolver)
+        self._session: aiohttp.ClientSession | None = None
+        self._bodies: weakref.WeakSet[BodyInUse] = weakref.WeakSet()
+
+    @property
+    def guarded(self) -> bool:
+        """Whether every address is judged where it is dialled; else only the URLs are."""
+        return self._client is None
+
+    def tell(
+        self,
+        *,
+        skipped: OnSkipped | None = None,
+        cleanup: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Have these called: with each request whose redirect leads to what is denied; when the
+        client is closed, at the end of each run."""
+        self._on_skipped = skipped or self._on_skipped
+        self._on_cleanup = cleanup or self._on_cleanup
+
+    async def crawl(
+        self,
+        request: Request,
+        *,
+        session: Any = None,
+        proxy_info: Any = None,
+        statistics: Any = None,
+        timeout: timedelta | None = None,
+    ) -> HttpCrawlingResult:
+        """Fetch a page, redirects followed; crawlee calls it."""
+        wanted = _Wanted(request.method, request.url, request.headers, request.payload)
+        try:
+            page = await self._travel(wanted, session, proxy_info, timeout, stream=False)
+        except (RequestDenied, RequestInvalidURL) as error:
+            if isinstance(error, RequestDenied):
+                _log.info("%s is skipped: %s", request.url, error)
+            request.state = RequestState.SKIPPED
+            if self._on_skipped is not None:
+                await self._on_skipped(request.url, "robots_txt")
+            raise
+        if statistics is not None:
+            statistics.register_status_code(page.response.status_code)
+        request.loaded_url = wanted.url
+        return HttpCrawlingResult(http_response=page.response)
+
+    async def send_request(
+        self,
+        url: str,
+        *,
+        method: Any = "GET",
+        headers: HttpHeaders | dict[str, str] | None = None,
+        payload: bytes | None = None,
+        session: Any = None,
+        proxy_info: Any = None,
+        timeout: timedelta | None = None,
+    ) -> HttpResponse:
+        """Fetch a URL, redirects followed."""
+        wanted = _Wanted(method, url, headers, payload)
+        page = await self._travel(wanted, session, proxy_info, timeout, stream=False)
+        return page.response
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        url: str,
+        *,
+        method: Any = "GET",
+        headers: HttpHeaders | dict[str, str] | None = None,
+        payload: bytes | None = None,
+        session: Any = None,
+        proxy_info: Any = None,
+        timeout: timedelta | None = None,
+    ) -> AsyncIterator[HttpResponse]:
+        """Fetch a URL, and read its body in pieces; the lease is held meanwhile."""
+        wanted = _Wanted(method, url, headers, payload)
+        page = await self._travel(wanted, session, proxy_info, timeout, stream=True)
+        try:
+            yield page.response
+        finally:
+            await page.close()
+
+    async def cleanup(self) -> None:
+        """Close the connections; what is open of leases ends. It may be used again."""
+        for body in list(self._bodies):
+            body.free()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+        if self._client is not None:
+            await self._client.cleanup()
+        if self._on_cleanup is not None:
+            await self._on_cleanup()
+
+    # -- hop by hop ----------------------------------------------------------------------
+
+    async def _travel(
+        self, wanted: _Wanted, session: Any, proxy: Any, timeout: timedelta | None, *, stream: bool
+    ) -> _Page:
+        """The page at the end of the redirects."""
+        if proxy is not None:
+            accept_unguarded(self._config, self._accepted, "a proxy")
+            if self._client is None:
+                raise ConfigError(
+                    "a proxy needs an HTTP client of crawlee's: PoliteHttpClient(gate, "
+                    "ImpitHttpClient(follow_redirects=False), guarded=False)"
+                )
+        left = None if timeout is None else timeout.total_seconds()
+        loop = asyncio.get_running_loop()
+        for _ in range(1 + self._max_redirects):
+            try:
+                if self.guarded:
+                    self._names.refuse_url(self._gate, wanted.url, wanted.headers.get("user-agent"))
+                hop = await begin(self._gate, wanted.url, wanted.headers.get("user-agent"))
+            except GatekeeperError as error:
+                raise _as_theirs(error) from error
+            began = loop.time()
+            page = await self._send(hop, wanted, session, proxy, left, stream=stream)
+            left = None if left is None else max(0.001, left - (loop.time() - began))
+            location = page.response.headers.get("location")
+            if page.response.status_code not in _REDIRECTS or not location:
+                return page
+            try:
+                target = urls.redirected(wanted.url, location)
+            except InvalidURL as error:
+                if not location.strip().lower().startswith(("http:", "https:", "/")):
+                    return page  # another scheme: nothing that could be followed
+                await page.close()
+                raise _as_theirs(error) from error
+            await page.close()
+            wanted.redirected(page.response.status_code, target)
+        status = page.response.status_code
+        raise HttpClientStatusCodeError(f"more than {self._max_redirects} redirects", status)
+
+    async def _send(
+        self,
+        hop: Hop,
+        wanted: _Wanted,
+        session: Any,
+        proxy: Any,
+        left: float | None,
+        *,
+        stream: bool,
+    ) -> _Page:
+        """One request, under its lease."""
+        stack = AsyncExitStack()
+        headers = wanted.headers | {
+            name.lower(): value for name, value in hop.headers(wanted.method, wanted.url).items()
+        }
+        sent = wanted.headers.get("user-agent")
+        try:
+            async with asyncio.timeout(left):
+                opened = self._open(wanted, headers, session, proxy, left, stream=stream)
+                response = await stack.enter_async_context(opened)
+        except BaseException as error:
+            refused = isinstance(error, GatekeeperError | ProxyError)
+            hop.failed(by_network=isinstance(error, Exception) and not refused)
+            if isinstance(error, Denied):  # an address
+                raise _as_theirs(self._names.denied(wanted.url, sent)) from error
+            raise
+        body = hop.answered(response.status_code, usual_names(response.headers))
+        self._bodies.add(body)
+        stack.callback(body.free)
+        page = _Page(response, stack, body)
+        if not stream and isinstance(response, _Response):
+            try:
+                async with asyncio.timeout(left):
+                    await response.load()
+            finally:
+                await page.close()
+        elif not stream:
+            await page.close()
+        return page
+
+    def _open(
+        self,
+        wanted: _Wanted,
+        headers: dict[str, str],
+        session: Any,
+        proxy: Any,
+        left: float | None,
+        *,
+        stream: bool,
+    ) -> AbstractAsyncContextManager[Any]:
+        """The request, sent when entered."""
+        client = self._client
+        if client is None:
+            return self._own(wanted, headers, session)
+        options: dict[str, Any] = {
+            "method": wanted.method,
+            "headers": headers,
+            "payload": wanted.payload,
+            "session": session,
+            "proxy_info": proxy,
+            "timeout": None if left is None else timedelta(seconds=left),
+        }
+        if stream:
+            return client.stream(wanted.url, **options)
+
+        @asynccontextmanager
+        async def whole() -> AsyncIterator[HttpResponse]:
+            yield await client.send_request(wanted.url, **options)
+
+        return whole()
+
+    @asynccontextmanager
+    async def _own(
+        self, wanted: _Wanted, headers: dict[str, str], session: Any
+    ) -> AsyncIterator[_Response]:
+        url = url_of(wanted.url)
+        if session is not None and "cookie" not in headers:
+            cookies = session.cookies.get_cookie_string(wanted.url)
+            headers = headers | ({"cookie": cookies} if cookies else {})
+        async with self._connections().request(
+            wanted.method,
+            url,
+            headers=headers,
+            data=wanted.payload,
+            allow_redirects=False,
+            ssl=self._verify,
+        ) as answer:
+            if session is not None and self._persist_cookies_per_session:
+                found = answer.headers.getall("Set-Cookie", [])
+                session.cookies.extract_cookies_from_headers(wanted.url, found)
+            yield _Response(answer)
+
+    def _connections(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            gate = self._gate
+            if isinstance(gate, Gatekeeper) and self._resolver is None:
+                connector = internals(gate).guarded_connector()
+            else:
+                connector = guarded_connector(self._config, resolver=self._resolver)
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,  # T19
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=60.0),
+            )
+        return self._session
+
+
+def _follows_by_httpx(client: HttpClient) -> bool:
+    """Whether it is crawlee's client over httpx, and follows redirects."""
+    options = getattr(client, "_async_client_kwargs", None)
+    if hasattr(client, "_follow_redirects") or not isinstance(options, dict):
+        return False
+    return bool(options.get("follow_redirects", True))
+
+
+class _Wanted:
+    """What is asked for; each redirect changes it."""
+
+    def __init__(self, method: str, url: str, headers: Any, payload: bytes | None) -> None:
+        self.method = method
+        self.url = url
+        self.headers: dict[str, str] = {
+            name.lower(): value for name, value in dict(headers or {}).items()
+        }
+        self.payload = payload
+
+    def redirected(self, status: int, url: str) -> None:
+        """Ask there next, as the Fetch standard says (section 4.4, HTTP-redirect fetch)."""
+        gone: frozenset[str] = frozenset()
+        if (status in (301, 302) and self.method == "POST") or (
+            status == 303 and self.method not in ("GET", "HEAD")
+        ):
+            self.method, self.payload, gone = "GET", None, _OF_THE_BODY
+        try:
+            if urls.parse(url).origin != urls.parse(self.url).origin:
+                gone |= _OF_THE_ORIGIN
+        except InvalidURL:
+            gone |= _OF_THE_ORIGIN
+        self.url = url
+        self.headers = {k: v for k, v in self.headers.items() if k not in gone}
+
+
+class _Page:
+    """An answer, and what holds it open."""
+
+    def __init__(self, response: Any, stack: AsyncExitStack, body: BodyInUse) -> None:
+        self.response = response
+        self._stack = stack
+        self._body = body
+
+    async def close(self) -> None:
+        """Give the connection and the lease back. Idempotent."""
+        await self._stack.aclose()
+
+
+class _Response:
+    """An answer of aiohttp's as crawlee's HttpResponse."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self._answer = answer
+        self._data: bytes | None = None
+        self._headers = HttpHeaders(dict(answer.headers))
+
+    @property
+    def http_version(self) -> str:
+        """Such as HTTP/1.1."""
+        version = self._answer.version
+        return "HTTP/1.1" if version is None else f"HTTP/{version.major}.{version.minor}"
+
+    @property
+    def status_code(self) -> int:
+        """The status."""
+        return self._answer.status
+
+    @property
+    def headers(self) -> HttpHeaders:
+        """The header."""
+        return self._headers
+
+    async def load(self) -> None:
+        """Read the body, for `read`."""
+        self._data = await self._answer.read()
+
+    async def read(self) -> bytes:
+        """The body. Raises RuntimeError for a streamed one."""
+        if self._data is None:
+            raise RuntimeError("use read_stream for the body of a response from stream")
+        return self._data
+
+    async def read_stream(self) -> AsyncIterator[bytes]:
+        """The body in pieces. Raises RuntimeError where it was read already."""
+        if self._data is not None or self._answer.content.at_eof():
+            raise RuntimeError("the body was read already")
+        async for piece in self._answer.content.iter_chunked(_PIECE):
+            yield piece

@@ -1,0 +1,340 @@
+"""Pages in a browser, polite in one line: `await polite_route(context, gate)`.
+
+Every request that Playwright shows to a route is decided, and each navigation takes its host's
+turn. It does not show the hops of redirects: those go through, undecided, in no turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from playwright.async_api import BrowserContext, Error, Page, Request, Response, Route
+
+from gatekeeper import urls
+from gatekeeper.decision import Decision, Verdict
+from gatekeeper.errors import (
+    ConfigError,
+    Deferred,
+    Denied,
+    GatekeeperError,
+    InvalidURL,
+    LeaseTimeout,
+)
+from gatekeeper.gate import Gatekeeper
+from gatekeeper.integrations.hops import (
+    BodyInUse,
+    Hop,
+    HopErrors,
+    begin,
+    hand_out,
+    take_back,
+    usual_names,
+)
+from gatekeeper.middleware import adopt, other_agent
+from gatekeeper.remote.client import RemoteGatekeeper
+
+__all__ = [
+    "PoliteRoutes",
+    "RequestDeferred",
+    "RequestDenied",
+    "RequestInvalidURL",
+    "RequestLeaseTimeout",
+    "polite_route",
+]
+
+_log = logging.getLogger(__name__)
+
+
+class _Refused(Error):
+    """Playwright's error with our text."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(str(args[0]) if args else "")
+        self.args = args
+
+    @property
+    def message(self) -> str:
+        """What is wrong."""
+        return str(self)
+
+
+_ERRORS = HopErrors(__name__, _Refused)
+RequestDenied: type[Denied] = _ERRORS.denied
+RequestDeferred: type[Deferred] = _ERRORS.deferred
+RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
+RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
+
+# What browsers call themselves where nobody said who asks.
+_BROWSER = re.compile(
+    r"Mozilla/5\.0 \([^()]*\) (?:AppleWebKit/[\d.]+ \(KHTML, like Gecko\)|Gecko/[\d.]+)"
+    r"(?: (?:HeadlessChrome|Chrome|Chromium|Version|Mobile|Safari|Edg|OPR|Firefox)/[\w.]+)+"
+)
+_UNSEEN = """
+// Icons are asked for past any route, unless the page names one that is here already.
+if (window === window.top) addEventListener("DOMContentLoaded", () => {
+  for (const link of document.querySelectorAll("link[rel~=icon i]")) link.remove();
+  const none = Object.assign(document.createElement("link"), {rel: "icon", href: "data:,"});
+  (document.head || document.documentElement).append(none);
+});
+if (navigator.serviceWorker) Object.defineProperty(ServiceWorkerContainer.prototype, "register", {
+  value: () => Promise.reject(new DOMException("no service workers here", "SecurityError")),
+});
+"""
+_REFUSED_AS = "blockedbyclient"
+_GIVEN_UP = ("ERR_ABORTED", "NS_BINDING_ABORTED", "cancelled")
+"""How browsers call a request that its page did not want any more."""
+_TOGETHER = 0.005
+"""Seconds in which the requests of a page gather for one question."""
+
+
+async def polite_route(
+    context: BrowserContext, gate: Gatekeeper | RemoteGatekeeper, *, exempt: Collection[str] = ()
+) -> PoliteRoutes:
+    """Decide every request of a context that Playwright shows, and pace its navigations.
+
+    A refused request fails with ERR_BLOCKED_BY_CLIENT; `PoliteRoutes.goto` raises what says why.
+    `exempt` are types of subresources (Playwright's `resource_type`: "image", "font" ...) that
+    go through undecided. WebSockets are closed unless "websocket" is among them; service workers
+    can't be registered. Requests are sent under the gate's name, unless the context was given a
+    `user_agent` of its own, by which they are judged then. A second call for a context gives
+    what the first one gave.
+
+    Raises ConfigError for a context that has service workers already, and for `exempt`
+    navigations.
+
+    >>> async def main(browser, gate) -> None:
+    ...     context = await browser.new_context(service_workers="block")
+    ...     polite = await polite_route(context, gate)
+    ...     await polite.goto(await context.new_page(), "https://example.org/")
+    """
+    known = _routes.get(context)
+    if known is not None:
+        return known
+    if "document" in exempt:
+        raise ConfigError("exempt: navigations are always decided; leave 'document' out")
+    if context.service_workers:
+        raise ConfigError(
+            "the context has service workers, whose requests no route sees: make it with "
+            'service_workers="block"'
+        )
+    routes = _routes[context] = PoliteRoutes(context, gate, exempt)
+    await routes.begin()
+    return routes
+
+
+_routes: WeakKeyDictionary[BrowserContext, PoliteRoutes] = WeakKeyDictionary()
+
+
+class PoliteRoutes:
+    """A context whose requests are decided. `polite_route` makes it."""
+
+    def __init__(
+        self,
+        context: BrowserContext,
+        gate: Gatekeeper | RemoteGatekeeper,
+        exempt: Collection[str] = (),
+    ) -> None:
+        self._context = context
+        self._gate: Any = gate
+        self._exempt = frozenset(exempt)
+        self._questions = _Questions(gate)
+        self._hops: dict[Request, Hop] = {}
+        """Navigations that were let in and have no answer yet."""
+        self._bodies: dict[Request, BodyInUse] = {}
+        """Those whose answer comes."""
+        self._refusals: WeakKeyDictionary[Page, GatekeeperError] = WeakKeyDictionary()
+        """Why the latest navigation of a page was refused."""
+        self._routed: set[Request] = set()
+        """Requests under way that were shown to us."""
+        self.unseen: int = 0
+        """Requests that were sent without being shown: hops of redirects, and what other routes
+        sent on by `route.continue_()` (`route.fallback()` leads here)."""
+
+    async def begin(self) -> None:
+        """Route the context's requests; `polite_route` calls it."""
+        context = self._context
+        await context.add_init_script(_UNSEEN)
+        if "websocket" not in self._exempt:
+            await context.route_web_socket("**", lambda socket: socket.close())
+        await context.route("**/*", self._route)
+        listening: dict[Any, Any] = {
+            "response": self._answered,
+            "requestfinished": self._ended,
+            "requestfailed": self._ended,
+            "page": lambda page: page.on("close", self._closed),
+            "close": lambda *_: self._closed(None),
+        }
+        for event, listener in listening.items():
+            context.on(event, listener)
+        for page in context.pages:
+            page.on("close", self._closed)
+
+    async def goto(self, page: Page, url: str, **options: Any) -> Response | None:
+        """`page.goto`, whose timeout does not count the waiting for the host's turn.
+
+        An open lease of this context for this URL is used. Raises Denied, Deferred, LeaseTimeout or
+        InvalidURL where the navigation was refused, which are Playwright's Error as well.
+        """
+        self._refusals.pop(page, None)
+        try:
+            lease: Any = adopt(url)
+            if lease is None:
+                agent = other_agent(await _agent_of(page), self._gate.user_agent)
+                lease = await self._gate.acquire(url, user_agent=agent, owned=False)
+        except GatekeeperError as error:
+            raise _ERRORS.of(error, url) from error
+        hand_out(self._gate, url, lease)
+        try:
+            return await page.goto(url, **options)
+        except Error as error:
+            refusal = self._refusals.pop(page, None)
+            if refusal is None:
+                raise
+            raise _ERRORS.of(refusal, url) from error
+        finally:
+            if take_back(self._gate, url, lease):
+                lease.give_back()
+
+    # -- a request -----------------------------------------------------------------------
+
+    async def _route(self, route: Route, request: Request) -> None:
+        self._routed.add(request)
+        try:
+            await self._decide(route, request)
+        except GatekeeperError as error:
+            _log.info("%s is refused: %s", urls.mask(request.url), error)
+            page = _page_of(request)
+            if page is not None and request.is_navigation_request():
+                self._refusals[page] = error
+            with suppress(Error):  # the page is gone
+                await route.abort(_REFUSED_AS)
+        except Error as error:
+            _log.debug("%s was not sent: %s", urls.mask(request.url), error)
+        except BaseException:
+            with suppress(Error):
+                await route.abort(_REFUSED_AS)
+            raise
+
+    async def _decide(self, route: Route, request: Request) -> None:
+        """Send it on, if it may be sent. Raises GatekeeperError."""
+        url, name = request.url, _name(request.headers.get("user-agent"))
+        if not url.startswith(("http:", "https:")):
+            await route.continue_()
+            return
+        if not request.is_navigation_request():
+            agent = other_agent(name, self._gate.user_agent)
+            own = self._gate.user_agent
+            if request.resource_type not in self._exempt:
+                decision = await self._questions.ask(url, agent)
+                if decision.verdict is not Verdict.ALLOW:
+                    raise (Deferred if decision.verdict is Verdict.DEFER else Denied)(decision)
+                own = own or decision.user_agent
+            await route.continue_(headers=_named(request, own if name is None else None))
+            return
+        hop = await begin(self._gate, url, name)
+        self._hops[request] = hop
+        try:
+            await route.continue_(headers=_named(request, hop.user_agent))
+        except BaseException:
+            self._hops.pop(request, None)
+            hop.failed(by_network=False)
+            raise
+
+    def _answered(self, response: Response) -> None:
+        if response.request not in self._routed and response.url.startswith(("http:", "https:")):
+            self.unseen += 1
+        hop = self._hops.pop(response.request, None)
+        if hop is not None:
+            headers = usual_names(response.headers)
+            self._bodies[response.request] = hop.answered(response.status, headers)
+
+    def _ended(self, request: Request) -> None:
+        self._routed.discard(request)
+        body = self._bodies.pop(request, None)
+        if body is not None:
+            body.free()
+        hop = self._hops.pop(request, None)
+        if hop is not None:
+            failure = request.failure or ""
+            hop.failed(by_network=not any(word in failure for word in _GIVEN_UP))
+
+    def _closed(self, page: Page | None) -> None:
+        """A page is gone, or with None the context: nothing of it will be told any more."""
+        for request in list(self._routed):
+            if page is None or _page_of(request) is page:
+                self._routed.discard(request)
+                body, hop = self._bodies.pop(request, None), self._hops.pop(request, None)
+                if body is not None:
+                    body.free()
+                if hop is not None:
+                    hop.failed(by_network=False)
+
+
+def _name(sent: str | None) -> str | None:
+    """A User-Agent, if it is anybody's name."""
+    return None if sent is None or _BROWSER.fullmatch(sent) else sent
+
+
+async def _agent_of(page: Page) -> str | None:
+    """The name that the page's context was given, as far as the page tells: what is sent is looked
+    at again."""
+    with suppress(Error):
+        return _name(str(await page.evaluate("navigator.userAgent")))
+    return None
+
+
+def _named(request: Request, name: str | None) -> dict[str, str] | None:
+    """The headers to send it with, under that name; None: as they are."""
+    return None if name is None else {**request.headers, "user-agent": name}
+
+
+def _page_of(request: Request) -> Page | None:
+    with suppress(Error):  # of a navigation whose frame is not there yet
+        return request.frame.page
+    return None
+
+
+class _Questions:
+    """What a page asks for in the same moment is asked of the gate together, origin by origin."""
+
+    def __init__(self, gate: Any) -> None:
+        self._gate = gate
+        self._waiting: dict[tuple[str, str | None], list[tuple[str, asyncio.Future[Decision]]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ask(self, url: str, agent: str | None) -> Decision:
+        """The decision about a URL, for that agent (None: the gate's). Raises InvalidURL."""
+        key = urls.parse(url).origin, agent
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Decision] = loop.create_future()
+        if key not in self._waiting:
+            self._waiting[key] = []
+            loop.call_later(_TOGETHER, self._ask_together, key)
+        self._waiting[key].append((url, future))
+        return await future
+
+    def _ask_together(self, key: tuple[str, str | None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._ask(key[1], self._waiting.pop(key)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask(
+        self, agent: str | None, asked: list[tuple[str, asyncio.Future[Decision]]]
+    ) -> None:
+        futures = iter([future for _, future in asked])
+        try:
+            wanted = [url for url, _ in asked]
+            async for decision in self._gate.check_many(wanted, user_agent=agent):
+                future = next(futures)
+                if not future.done():
+                    future.set_result(decision)
+        except Exception as error:  # noqa: BLE001 - whoever asked raises it
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)

@@ -1,0 +1,34 @@
+"""Debian's chromium for the tests, with the fake internet for its network."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tests.internet import FakeInternet
+
+__all__ = ["CHROMIUM", "browser", "context_of"]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@asynccontextmanager
+async def browser(**options: Any) -> AsyncIterator[Any]:
+    """A browser; starting it takes most of a test's time, so one test does much with it."""
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        opened = await playwright.chromium.launch(executable_path=CHROMIUM, **options)
+        try:
+            yield opened
+        finally:
+            await opened.close()
+
+
+async def context_of(opened: Any, internet: FakeInternet, **options: Any) -> Any:
+    """A context of it whose plain http goes to the fake internet, whatever the name."""
+    listener = internet.listener()
+    proxy = {"server": f"http://{listener.address}:{listener.port()}"}
+    return await opened.new_context(**{"proxy": proxy, "service_workers": "block", **options})

@@ -1,0 +1,256 @@
+"""A browser behind the gate: the rows of the one suite, and what is Playwright's alone.
+
+Starting the browser takes most of the time, so that a test does much with one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from gatekeeper import ConfigError, Gatekeeper
+from tests.conformance.conftest import short, sidecar_on
+from tests.conformance.ways import AGENT, settings
+from tests.integrations import test_conformance as suite
+from tests.integrations.browsers import CHROMIUM, browser, context_of
+from tests.integrations.rigs import Answer, Rig
+from tests.internet import FakeInternet, Hold, Page, Reset, html
+
+pytest.importorskip("playwright")
+
+from gatekeeper.integrations.playwright import polite_route
+
+__all__ = ["short", "sidecar_on"]
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium"),
+    pytest.mark.xdist_group("browser"),
+]
+
+
+class Playwright(Rig):
+    """A page of a browser that is open already."""
+
+    library = "playwright"
+    error = "playwright.async_api.Error"
+    guarded = False
+
+    opened: Any
+
+    async def start(self) -> None:
+        self.gate = await self._gate().__aenter__()
+        self.context = await context_of(self.opened, self.internet)
+        self.routes = await polite_route(self.context, self.gate)
+        self.idle: list[Any] = []
+
+    async def close(self) -> None:
+        await self.context.close()
+
+    async def get(self, url: str, **headers: str) -> Answer:
+        if headers:  # a browser has its name from its context
+            await self.context.close()
+            name = headers["User_Agent"]
+            self.context = await context_of(self.opened, self.internet, user_agent=name)
+            self.routes, self.idle = await polite_route(self.context, self.gate), []
+        page = self.idle.pop() if self.idle else await self.context.new_page()
+        try:
+            response = await self.routes.goto(page, url)
+        except BaseException:
+            await page.close()  # else it may still be asking
+            raise
+        assert response is not None
+        self.idle.append(page)
+        return Answer(response.status, await response.text())
+
+
+PROMISES: list[Callable[..., Awaitable[None]]] = [
+    suite.test_a_denied_url_never_reaches_the_server,
+    suite.test_an_unreachable_file_defers,
+    suite.test_crawl_delay_is_kept_between_any_two,
+    suite.test_retry_after_holds_that_host_only,
+    suite.test_a_slow_host_delays_no_other,
+    suite.test_a_cancelled_request_frees_the_lease,
+    suite.test_a_failed_request_is_the_library_s_error_and_frees_the_lease,
+    suite.test_while_the_gate_is_down_nothing_is_sent,
+]
+
+
+@pytest.mark.parametrize("where", ["embedded", "sidecar"])
+async def test_the_one_suite_holds_in_a_browser(where: str, sidecar_on: Any) -> None:
+    async with browser() as opened:
+        for promise in PROMISES:
+            await _kept(promise, opened, where, sidecar_on)
+        for sent in ("otherbot/2.0", "nicebot/1.0"):
+            await _kept(
+                suite.test_the_identity_sent_is_the_one_judged, opened, where, sidecar_on, sent=sent
+            )
+
+
+async def _kept(
+    promise: Callable[..., Awaitable[None]],
+    opened: Any,
+    where: str,
+    sidecar_on: Any,
+    **options: Any,
+) -> None:
+    async with FakeInternet() as internet, AsyncExitStack() as stack:
+
+        async def begin(internet: FakeInternet, **tables: Any) -> Rig:
+            sidecar = await sidecar_on(internet, **tables) if where == "sidecar" else None
+            rig = Playwright(internet, settings(**tables), sidecar)
+            rig.opened = opened
+            await rig.start()
+            stack.push_async_callback(rig.stop)
+            return rig
+
+        await promise(internet, begin, **options)
+
+
+async def test_what_playwright_does_not_show_is_said(internet: FakeInternet) -> None:
+    """The limit that the page prints: a redirect hop is not decided, and takes no turn."""
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 1\nDisallow: /private\n")
+    site.redirect("/x", "/private").page("/private", "there")
+    async with (
+        browser() as opened,
+        Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+    ):
+        context = await context_of(opened, internet)
+        polite = await polite_route(context, gate)
+        assert await polite_route(context, gate) is polite
+        page = await context.new_page()
+        response = await page.goto("http://a.test/x")
+        assert await response.text() == "there"
+        assert polite.unseen == 1
+        assert site.paths == ["/robots.txt", "/x", "/private"]
+        assert site.gaps()[-1] < 1
+        assert {one.headers["User-Agent"] for one in site.requests} == {AGENT}  # at least that
+        # ... and so is a route that sends a request on by itself.
+        await page.route("**/y", lambda route: route.continue_())
+        await page.goto("http://a.test/y")
+        assert polite.unseen == 2
+        with pytest.raises(ConfigError, match="document"):
+            await polite_route(await opened.new_context(), gate, exempt=["document"])
+
+
+async def test_what_a_page_loads_is_decided_in_batches_and_takes_no_turns(
+    internet: FakeInternet,
+) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 1\nDisallow: /private\n")
+    parts = "".join(f"<img src=/{n}.png>" for n in range(5))
+    scripts = "<script src=/private/s.js></script><script src=http://b.test/private.js></script>"
+    site.on("/", html(f"{parts}<img src=/private/i.png>{scripts}<p>done</p>"))
+    for number in range(5):
+        site.page(f"/{number}.png", headers={"Content-Type": "image/png"})
+    other = internet.site("b.test").robots("User-agent: *\nDisallow: /\n")
+    async with (
+        browser() as opened,
+        Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+    ):
+        asked: list[list[str]] = []
+        check_many = gate.check_many
+
+        def counted(urls: Any, **options: Any) -> Any:
+            asked.append(list(urls))
+            return check_many(asked[-1], **options)
+
+        gate.check_many = counted  # type: ignore[method-assign]
+        context = await context_of(opened, internet)
+        await polite_route(context, gate)
+        page = await context.new_page()
+        await page.goto("http://a.test/")
+        images = [f"/{number}.png" for number in range(5)]
+        assert sorted(site.paths) == sorted(["/robots.txt", "/", *images])
+        assert other.paths == ["/robots.txt"]
+        assert len(asked) < sum(map(len, asked)) == 8
+        assert gate.stats().pacing.in_flight == 0
+
+        exempt = await context_of(opened, internet)
+        await polite_route(exempt, gate, exempt=["image"])
+        again = await exempt.new_page()
+        await again.set_content("<img src=http://a.test/private/i.png>")
+        await again.wait_for_load_state("networkidle")
+        assert site.paths[-1] == "/private/i.png"
+        assert site.requests[-1].headers["User-Agent"] == AGENT
+
+
+async def test_workers_and_sockets_find_no_way_round(internet: FakeInternet) -> None:
+    site = internet.site("a.test").robots("").on("/", html("<p>hello"))
+    site.page("/w.js", headers={"Content-Type": "text/javascript"})
+    async with (
+        browser(args=["--unsafely-treat-insecure-origin-as-secure=http://a.test"]) as opened,
+        Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+    ):
+        context = await context_of(opened, internet, service_workers="allow")
+        await polite_route(context, gate)
+        page = await context.new_page()
+        await page.goto("http://a.test/")
+        said = "navigator.serviceWorker.register('/w.js').then(() => 'yes', error => error.name)"
+        assert await page.evaluate(said) == "SecurityError"
+        closed = "new Promise(r => { new WebSocket('ws://a.test/ws').onclose = () => r('closed') })"
+        assert await page.evaluate(closed) == "closed"
+        assert site.paths == ["/robots.txt", "/"]
+
+
+async def test_a_page_that_is_closed_frees_its_lease(internet: FakeInternet) -> None:
+    hold = Hold(Page("late"))
+    site = internet.site("a.test").robots("").on("/1", hold).page("/2", "second").on("/3", Reset())
+    async with (
+        browser() as opened,
+        Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+    ):
+        context = await context_of(opened, internet)
+        polite = await polite_route(context, gate)
+        page = await context.new_page()
+        going = asyncio.create_task(page.goto("http://a.test/1"))
+        await hold.waiting.acquire()
+        waiting = await context.new_page()
+        queued = asyncio.create_task(waiting.goto("http://a.test/2"))
+        await internet.settle()
+        await waiting.close()
+        await page.close()
+        results = await asyncio.gather(going, queued, return_exceptions=True)
+        assert all(isinstance(result, Exception) for result in results)
+        while gate.stats().pacing.in_flight:  # the test's own timeout is the limit
+            await asyncio.sleep(0)
+        again = await context.new_page()
+        async with gate.lease("http://a.test/2"):  # a lease of one's own is used
+            response = await polite.goto(again, "http://a.test/2")
+        assert response is not None
+        assert "/1" in site.paths
+        assert polite.unseen == 0
+
+
+async def test_a_playwright_crawler_takes_turns(internet: FakeInternet) -> None:
+    pytest.importorskip("crawlee")
+    from crawlee.crawlers import PlaywrightCrawler
+
+    from tests.integrations.test_crawlee import crawl_of
+
+    text = "User-agent: *\nCrawl-delay: 0.2\nDisallow: /private\n"
+    site = internet.site("a.test").robots(text)
+    site.on("/", html("<a href=/1>1</a><a href=/private>2</a>")).page("/1", "one")
+    site.page("/private")
+    internet.site("b.test").robots("").page("/", "free")
+    listener = internet.listener()
+    proxy = {"server": f"http://{listener.address}:{listener.port()}"}
+    async with Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate:
+        crawl = await crawl_of(
+            internet,
+            gate,
+            PlaywrightCrawler,
+            links=True,
+            browser_launch_options={"executable_path": CHROMIUM, "chromium_sandbox": False},
+            browser_new_context_options={"proxy": proxy},
+        )
+        await crawl.crawler.run(["http://a.test/", "http://b.test/"])
+        assert gate.stats().pacing.in_flight == 0
+    assert crawl.failed == {}
+    assert sorted(crawl.got) == ["http://a.test/", "http://a.test/1", "http://b.test/"]
+    assert crawl.skipped == ["http://a.test/private"]
+    assert site.paths == ["/robots.txt", "/", "/1"]
+    assert min(site.gaps()) >= 0.2
+    assert {one.headers["User-Agent"] for one in internet.requests} == {AGENT}
