@@ -12,14 +12,16 @@ from typing import Final
 
 import msgspec
 
-from gatekeeper.robots.patterns import is_plain, rfc_path, squeeze, wild_match
+from gatekeeper.robots.patterns import is_plain, rfc_path, rfc_patterns, squeeze, wild_match
 
 __all__ = ["FlatRules", "flat_rules"]
 
-_MAX_OCTETS: Final = 4_096
-"""Octets of rules up to which searching them is fast: nineteen files in twenty hold no more."""
-_MAX_LOOSE: Final = 40
+_MAX_OCTETS: Final = 16_384
+"""Octets of rules up to which searching them is fast: 99 files in a hundred hold no more."""
+_MAX_LOOSE: Final = 150
 """Rules that any path may match, each of which is looked at for each path."""
+_MAX_ALIKE: Final = 60
+"""Rules that begin alike up to which each is looked at."""
 _MAX_PATH: Final = 2_048
 """Octets of a path up to which patterns are compared here."""
 
@@ -58,8 +60,10 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
         key = "\n" + (path[:2] if path != "/" else "/$")
         if key in self.denied:
             best = _best(self.denied, key, path, best, 0)
-        if key in self.allowed:
+        if best and key in self.allowed:
             best = _best(self.allowed, key, path, best, 1)
+        if not best:
+            return None
         for rule in self.loose:
             allow = rule[0] == "+"
             pattern = rule[1:] if allow else rule
@@ -70,9 +74,12 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
 
 
 def _best(rules: str, key: str, path: str, best: int, allow: int) -> int:
-    """The best score of the rules that begin with `key`, if that is more than `best`."""
+    """The best score of the rules that begin with `key`, if that is more than `best`; 0 where they
+    are many."""
     place = rules.find(key)
-    while place >= 0:
+    for _ in range(_MAX_ALIKE):
+        if place < 0:
+            return best
         end = rules.index("\n", place + 1)
         rule = rules[place + 1 : end]
         score = len(rule) << 1 | allow
@@ -83,7 +90,7 @@ def _best(rules: str, key: str, path: str, best: int, allow: int) -> int:
         ):
             best = score
         place = rules.find(key, end)
-    return best
+    return 0
 
 
 def _may_match(pattern: str, path: str) -> bool:
@@ -94,18 +101,21 @@ def _may_match(pattern: str, path: str) -> bool:
 
 def flat_rules(found: list[tuple[str, str]], crawl_delay: float | None) -> FlatRules | None:
     """The rules in this form, of each whether it is a `dis`allow and its value; None where they
-    have to be asked otherwise: they are many, or hold escapes."""
+    have to be asked otherwise, as they are many."""
     joined = "\n".join([value for _, value in found]) + "\n"
-    if len(joined) > _MAX_OCTETS or not is_plain(joined.replace("$\n", "").replace("\n", "")):
+    if len(joined) > _MAX_OCTETS:
         return None
+    if not is_plain(joined.replace("$\n", "").replace("\n", "")):
+        joined = rfc_patterns(joined)
+        if "?" in joined and ("%3A" in joined or "%2F" in joined):
+            return None  # a rule of two forms (RFC 9309 section 2.2.2, RFC-25)
     denied, allowed, loose, whole = ["\n"], ["\n"], [], 1
-    for dis, value in found:
-        head = value[:2]
-        if head[:1] == "*" or head == "/*":
+    for (dis, _), value in zip(found, joined.split("\n"), strict=False):
+        if value[:1] == "*" or value[:2] == "/*":
             loose.append(value if dis else "+" + value)
         elif value == "/":
             whole = max(whole, 2 if dis else 3)
-        elif head[:1] == "/":
+        elif value[:1] == "/":
             (denied if dis else allowed).append(value + "\n")
     if len(loose) > _MAX_LOOSE:
         return None
