@@ -106,9 +106,9 @@ class CacheConfig(_Section, frozen=True):
     default_ttl: Positive = 86_400.0
     min_ttl: Positive = 600.0
     max_ttl: Positive = 86_400.0
-    max_bytes: Size = 268_435_456
-    hot_records: Count = 50_000
-    """Origins whose compiled policy is kept ready."""
+    max_bytes: Size = 1_073_741_824
+    hot_records: Count = 500_000
+    """Origins that are kept ready to answer."""
     max_waiters: Count = 100_000
     """Questions that may wait for fetches at once, over all origins."""
     max_agents: Count = 64

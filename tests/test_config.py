@@ -149,7 +149,7 @@ def test_what_can_mean_nothing_good_is_refused_by_name(raw: dict[str, Any], name
         ),
         (
             {"cache": {"max_bytes": 1.5}},
-            "cache.max_bytes: a whole number of bytes such as 268435456, not 1.5",
+            "cache.max_bytes: a whole number of bytes such as 1073741824, not 1.5",
         ),
         ({"fetch": {"conditional": "yes"}}, "fetch.conditional: true or false, not 'yes'"),
         (

@@ -119,11 +119,12 @@ _CHANCES: Final = 8
 _CODES: Final = {outcome: code for code, outcome in enumerate(_OUTCOMES)}
 _ENTRY: Final = 160
 """Bytes of bookkeeping that a cold record costs: its key, its place in a dictionary."""
-_RECORD: Final = 1_200
-_TEXT: Final = 1_800
-_PER_OCTET: Final = 3
-"""A hot record is counted as `_RECORD`, and with a text as `_TEXT` and so many times its
-octets more: parsed, packed, and compiled for an agent. Measured over real files."""
+_RECORD: Final = 700
+_TEXT: Final = 300
+_PER_OCTET: Final = 1
+"""A hot record is counted as `_RECORD`, and with a text as `_TEXT` and so many times its octets
+more: packed, and the rules of one agent. What texts that are awake cost is counted apart. Measured
+over real files."""
 _SHARED_FROM: Final = 512
 """Octets of packed text from which cold records share identical ones. Below, a copy inside
 the record costs less than what it takes to keep count of a shared one."""
@@ -219,13 +220,15 @@ class RecordCache:
     @property
     def bytes(self) -> int:
         """An estimate of what the records cost."""
-        return self._hot_bytes + self._cold_bytes + self._promise_bytes
+        return self._hot_bytes + self.texts.awake_bytes + self._cold_bytes + self._promise_bytes
 
     def get(self, origin: str) -> Record | None:
         """The record, made hot; None if there is none."""
         record = self._hot.get(origin)
         if record is not None:
             record.asked += 1
+            if record.text is not None:
+                self.texts.wake(record.text)
         elif origin in self._cold or origin in self._promises:
             record = self._thaw(origin)
             if record is not None:
@@ -247,7 +250,7 @@ class RecordCache:
         self._leave(origin)
         self._hot[origin] = record
         self._hot_bytes += _weight(record)
-        most = max(1, self._config.cache.max_bytes * 2 // 3)
+        most = max(1, self._config.cache.max_bytes // 2)
         while len(self._hot) > self._config.cache.hot_records or (
             self._hot_bytes > most and len(self._hot) > 1
         ):
@@ -320,7 +323,7 @@ class RecordCache:
         if self._on_evict is not None:
             self._on_evict(record.origin)
         bound = self._config.cache.max_bytes
-        while self._cold and self._cold_bytes > bound // 3:
+        while self._cold and self._cold_bytes > bound // 4:
             self._drop_oldest(self._cold)
         while self._promises and self._promise_bytes > bound:
             self._drop_oldest(self._promises)

@@ -13,16 +13,19 @@ same start of the machine no wall clock that was set meanwhile makes it older or
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from gatekeeper import speedups
 from gatekeeper.clock import Clock, Stamp, stamp
 from gatekeeper.config import Config
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.fetching.outcomes import DAY, OURS, Holds, Outcome, holds_meanwhile, readable
 from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.robots.flat import FlatRules
 from gatekeeper.storage.base import OriginRecord, pack_body, unpack_body
 
 __all__ = [
@@ -94,6 +97,15 @@ def _primer() -> bytes:
 PRIMER: Final = _primer()
 
 
+_MAX_AWAKE: Final = 10_000
+"""Texts that are awake: each is some ten objects for the garbage collector to walk."""
+_AWAKE: Final = 1_500
+_PER_OCTET: Final = 2
+"""What a text costs more while it is awake: so many bytes, and so many an octet."""
+_CHANCES: Final = 8
+"""Texts in use that are passed over in search of one that may rest."""
+_LARGE: Final = 65_536
+"""Octets from which a text is packed where it is parsed, in a thread."""
 _KEY: Final = (1 << 60) - 1
 """A number up to here takes the fewest bytes for its bits."""
 
@@ -111,26 +123,57 @@ def inflate(packed: bytes) -> bytes:
 
 
 class FileText(msgspec.Struct, gc=False, eq=False):
-    """One distinct text: parsed, and with the policies chosen so far.
+    """One distinct text. Made by `FileTexts`.
 
-    The octets as they were fetched are not kept where the parsed text gives them back, which
-    is all but always: the file is in memory once. Made by `FileTexts`.
+    It is *awake*, parsed and with the policies chosen so far, or *at rest*: packed, and with no
+    more than what answers plain questions of the gate's own agent. The garbage collector never
+    looks at it, and at rest there is nothing else that it would look at. The octets as they were
+    fetched are not kept where the parsed text gives them back, which is all but always.
     """
 
     size: int
     """Octets of the body."""
-    robots: RobotsTxt
+    how: tuple[str, int]
+    """The dialect it is read in, and how many octets of it."""
     crlf: bool
+    parsed: RobotsTxt | None
+    """None: it is at rest."""
+    kept: bytes | None = None
+    """The body packed, if it was packed."""
     policy: Policy | None = None
     """That of the first agent that asked, and ..."""
     others: dict[str, Policy] | None = None
     """... those of others, by product token."""
-    kept: bytes | None = None
-    """The body packed, if it was packed."""
+    ready: Policy | FlatRules | None = None
+    """What answers about plain paths for the gate's own agent; None: it has to be woken."""
+    used: bool = False
+    """It was asked for since that was last looked at."""
     key: int = 0
     """What it is found by among the texts in use."""
     users: int = 0
     """How many records in memory hold it."""
+
+    @property
+    def robots(self) -> RobotsTxt:
+        """The text parsed, which is done for this one look where it is at rest."""
+        parsed = self.parsed
+        return self._read() if parsed is None else parsed
+
+    def _read(self) -> RobotsTxt:
+        dialect, limit = self.how
+        return RobotsTxt.parse(readable(self.body()), dialect=dialect, limit=limit)
+
+    def wake(self) -> None:
+        """Parse it again."""
+        self.parsed = self._read()
+
+    def rest(self) -> None:
+        """Pack it; the rules of the gate's own agent stay in the form that takes least."""
+        ready = self.ready
+        self.kept = self.packed()
+        if isinstance(ready, Policy):
+            self.ready = ready.flat() if speedups.ON else None
+        self.parsed = self.policy = self.others = None
 
     def packed(self) -> bytes:
         """The body as it is kept while nobody asks; packed once."""
@@ -157,13 +200,16 @@ class FileText(msgspec.Struct, gc=False, eq=False):
 
     def policy_for(self, agent: str) -> Policy | None:
         """What was chosen for that product token, if it was."""
+        self.used = True
         first = self.policy
         if first is not None and first.agent == agent:
             return first
         return None if self.others is None else self.others.get(agent)
 
     def keep_policy(self, policy: Policy, most: int) -> None:
-        """Keep a policy; the oldest goes beyond so many."""
+        """Keep a policy while awake; the oldest goes beyond so many."""
+        if self.parsed is None:
+            return
         if self.policy is None or self.policy.agent == policy.agent:
             self.policy = policy
             return
@@ -179,13 +225,19 @@ class FileText(msgspec.Struct, gc=False, eq=False):
 class FileTexts:
     """Every text in use, found by its body: one for however many origins serve it.
 
-    A text is in use from the first `hold` to the last `release`.
+    A text is in use from the first `hold` to the last `release`. Those that were asked for last
+    are awake, `_MAX_AWAKE` of them at most, and a quarter of `cache.max_bytes` by an estimate.
     """
 
     def __init__(self, config: Config) -> None:
-        self._dialect = config.robots.dialect
-        self._limit = config.fetch.max_body
+        self._how = config.robots.dialect, config.fetch.max_body
         self._texts: dict[int, FileText] = {}
+        self._awake: deque[FileText] = deque()
+        self._most_bytes = config.cache.max_bytes // 4
+        self.awake_bytes: int = 0
+        """An estimate of what being awake costs, beside what a text at rest does."""
+        self._dead = 0
+        """Texts that nobody holds any more since the list of those awake was cleared of them."""
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -202,22 +254,61 @@ class FileTexts:
 
     def read(self, body: bytes, packed: bytes | None = None) -> FileText:
         """Parse a body; touches nothing shared, so it may run in a thread."""
-        robots = RobotsTxt.parse(readable(body), dialect=self._dialect, limit=self._limit)
-        text = FileText(len(body), robots, b"\r" in body, kept=packed, key=hash(body) & _KEY)
-        if packed is None and text._restored() != body:
-            text.kept = deflate(body)  # a mark, tags, or the end of it went in parsing
+        dialect, limit = self._how
+        robots = RobotsTxt.parse(readable(body), dialect=dialect, limit=limit)
+        text = FileText(len(body), self._how, b"\r" in body, robots, packed, key=hash(body) & _KEY)
+        if packed is None and (len(body) >= _LARGE or text._restored() != body):
+            # A mark, tags, or the end of it went in parsing; or packing it later would be felt.
+            text.kept = deflate(body)
         return text
 
     def hold(self, text: FileText) -> None:
         """One more record has it."""
         text.users += 1
-        self._texts.setdefault(text.key, text)
+        if text.users == 1:
+            self._texts.setdefault(text.key, text)
+            self._take_in(text)
 
     def release(self, text: FileText) -> None:
         """One record less has it."""
         text.users -= 1
-        if text.users <= 0 and self._texts.get(text.key) is text:
+        if text.users > 0:
+            return
+        if self._texts.get(text.key) is text:
             del self._texts[text.key]
+        self._dead += 1
+        if self._dead > len(self._awake) // 2:  # they go by themselves, once nobody lists them
+            self._awake = deque([each for each in self._awake if each.users > 0])
+            self.awake_bytes = sum(map(_awake_weight, self._awake))
+            self._dead = 0
+
+    def wake(self, text: FileText) -> None:
+        """It is asked for, by more than plain questions of the gate's own agent."""
+        text.used = True
+        if text.parsed is None and text.users:
+            text.wake()
+            self._take_in(text)
+
+    def _take_in(self, text: FileText) -> None:
+        """Keep it awake, and let others rest for it."""
+        awake = self._awake
+        awake.append(text)
+        self.awake_bytes += _awake_weight(text)
+        chances = _CHANCES
+        while len(awake) > _MAX_AWAKE or (self.awake_bytes > self._most_bytes and len(awake) > 1):
+            oldest = awake.popleft()
+            if oldest.users and oldest.used and chances:
+                chances -= 1
+                oldest.used = False
+                awake.append(oldest)
+                continue
+            self.awake_bytes -= _awake_weight(oldest)
+            if oldest.users:
+                oldest.rest()
+
+
+def _awake_weight(text: FileText) -> int:
+    return _AWAKE + _PER_OCTET * text.size
 
 
 NO_TEXT: Final = RobotsTxt.parse(b"")
@@ -269,8 +360,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
     verdict: Verdict | None
     """None: ask the policy of `robots`."""
-    robots: RobotsTxt | None
-    """The text that speaks; the empty one where there is none; None where nothing may."""
+    speaks: bool
+    """A text speaks, or the lack of one does; else nothing may."""
+    text: FileText | None = None
+    """The one that speaks, if there is one."""
     state: State
     reason: Reason
     """Where the policy is asked: the reason to give if no rule matched."""
@@ -285,6 +378,13 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     hops: tuple[str, ...] = ()
     took: float | None = None
     """Seconds that the last successful retrieval took."""
+
+    @property
+    def robots(self) -> RobotsTxt | None:
+        """The text that speaks; the empty one where there is none; None where nothing may."""
+        if not self.speaks:
+            return None
+        return NO_TEXT if self.text is None else self.text.robots
 
 
 class _RecordHead(msgspec.Struct, gc=False, eq=False):
@@ -317,9 +417,9 @@ class Record(_RecordHead, kw_only=True, gc=False, eq=False):
     """Questions lately: whoever looks for what is asked about least sets it back."""
     seen: int = 0
     """What the question asked last was the so many-th of."""
-    ready: Policy | None = None
-    """For the gate's own agent: answers about the origin's paths by itself for as long as the
-    record is in `Directory.warm`."""
+    ready: bool = False
+    """For the gate's own agent the text alone decides, for as long as the record is in
+    `Directory.warm`: guard and operator say nothing of the origin, and no hours are named."""
     cached: dict[str, Any] | None = None
     """What the decision cache keeps of this record, by agent; lost as `ready` is."""
 
@@ -382,7 +482,7 @@ class Record(_RecordHead, kw_only=True, gc=False, eq=False):
         retry_at = self.expires + offset
         return Standing(
             verdict=Verdict.ALLOW if welcome else row.verdict,
-            robots=NO_TEXT if welcome else None,
+            speaks=welcome,
             state=State.UNREACHABLE,
             reason=Reason.LONG_UNREACHABLE if welcome else row.reason,
             status=self.current.status,
@@ -397,7 +497,8 @@ class Record(_RecordHead, kw_only=True, gc=False, eq=False):
         row = answer.outcome.row
         return Standing(
             verdict=row.verdict,
-            robots=NO_TEXT if self.text is None else self.text.robots,
+            speaks=True,
+            text=self.text,
             state=State.STALE if stale else row.state,
             reason=row.reason,
             status=self.current.status,
@@ -410,7 +511,7 @@ class Record(_RecordHead, kw_only=True, gc=False, eq=False):
 
     def retire(self) -> None:
         """It is no longer warm: whoever still holds it has to look at the clock."""
-        self.ready = None
+        self.ready = False
         self.drop_cached()
 
     def drop_cached(self) -> None:

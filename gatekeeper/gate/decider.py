@@ -23,7 +23,7 @@ from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, State, Verdict
 from gatekeeper.errors import InvalidURL
 from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.outcomes import OutcomeRow
-from gatekeeper.fetching.records import Moment, Record, Standing, TwoClocks
+from gatekeeper.fetching.records import NO_TEXT, Moment, Record, Standing, TwoClocks
 from gatekeeper.gate.decision_cache import (
     CachedDecision,
     CachedOrigin,
@@ -35,6 +35,7 @@ from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN, RobotsInterval
 from gatekeeper.robots import Match, Policy, RobotsTxt, Rule, product_token
 from gatekeeper.robots.compiled import ROBOTS_FILE
+from gatekeeper.robots.flat import NO_RULE, FlatRules
 from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.urls import Target, mask, parse
 
@@ -239,7 +240,7 @@ class Decider:
             # "/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of
             # 1996 and 2.0, R96-16 and V2-34).
             judged = _ROBOTS_FILE
-        elif standing.verdict is not None or standing.robots is None:
+        elif standing.verdict is not None or (robots := standing.robots) is None:
             # T2: outwardly all that the guard refused has one reason.
             ours = standing.reason is Reason.EGRESS_POLICY
             judged = _Judged(
@@ -250,7 +251,7 @@ class Decider:
                 _moment(standing.retry_at),
             )
         else:
-            policy = self.policy(record, standing.robots, agent)
+            policy = self.policy(record, robots, agent)
             match = policy.match_path(path, origin)
             walls = (moment.wall_time, moment.wall_time + ahead)
             judged = _judge(policy, match, standing.reason, walls)
@@ -310,7 +311,7 @@ class Decider:
     def policy(self, record: Record, robots: RobotsTxt, agent: str) -> Policy:
         """The file as it reads for one agent; chosen once for a text and an agent."""
         most, text = self._config.cache.max_agents, record.text
-        if text is None or text.robots is not robots:  # no file: one policy for all origins
+        if text is None or robots is NO_TEXT:  # no file: one policy for all origins
             policy = self._without_file.get(agent)
             if policy is None:
                 if len(self._without_file) >= most:
@@ -342,9 +343,9 @@ class Decider:
     def interval(self, record: Record, agent: str, moment: Moment) -> RobotsInterval:
         """The interval between two requests that the text asks for, with the line that says so."""
         standing = record.standing(moment)
-        if standing.robots is None:
+        if (robots := standing.robots) is None:
             return UNKNOWN
-        return self.interval_of(record, standing.robots, standing.took, agent, moment)
+        return self.interval_of(record, robots, standing.took, agent, moment)
 
     def interval_of(
         self, record: Record, robots: RobotsTxt, took: float | None, agent: str, moment: Moment
@@ -383,10 +384,25 @@ class Decider:
         if ready is None:
             return None
         record, path = ready
-        moment = Moment(now, clock.wall())
-        decision = self._by_record(url, path, agent, record, moment, 0.0)
-        self._keep(decision, path, record, agent, moment)
-        return decision
+        text, moment = record.text, Moment(now, clock.wall())
+        if text is None or text.parsed is not None:
+            decision = self._by_record(url, path, agent, record, moment, 0.0)
+            self._keep(decision, path, record, agent, moment)
+            return decision
+        rules = text.ready
+        if (
+            not isinstance(rules, FlatRules)
+            or self._max_interval is not None
+            or is_robots_txt(path)
+            or rules.score(path) != NO_RULE
+            or self._cache.often(record)
+        ):
+            return None  # a text at rest can't say which rule it was
+        standing = record.standing(moment)
+        judged = _Judged(Verdict.ALLOW, standing.reason, None, False)
+        return self._told(
+            url, record.origin, agent, standing, judged, rules.crawl_delay, None, None
+        )
 
     def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
         """What `recall` decides by: what is kept of the URL's origin, and its path."""
@@ -457,7 +473,9 @@ class Decider:
             if policy.timed:
                 return
             if agent == self._agent:
-                record.ready = policy
+                record.ready = True
+                if (text := record.text) is not None and text.parsed is not None:
+                    text.ready = policy
             if not self._cache.often(record):
                 return
             hourly = bool(policy.request_rates)

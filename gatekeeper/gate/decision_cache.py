@@ -24,6 +24,8 @@ from gatekeeper.fetching.records import Record
 from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.robots import Policy
 from gatekeeper.robots.compiled import PlainAnswer, QuickAnswer
+from gatekeeper.robots.flat import FlatRules
+from gatekeeper.robots.patterns import is_robots_txt
 
 __all__ = ["CachedDecision", "CachedOrigin", "DecisionCache", "WrittenDecision"]
 
@@ -33,8 +35,8 @@ _MAX_RULES = 256
 _OFTEN = 4
 """Questions about an origin, no two of them further apart than `_APART`, from which on its
 decisions are kept: a crawl that asks a hundred thousand origins by turns keeps none."""
-_APART = 20_000
-_MAX_ORIGINS = 20_000
+_APART = 5_000
+_MAX_ORIGINS = 10_000
 """Origins whose decisions are kept; of the one that was taken in first they go."""
 
 
@@ -215,7 +217,7 @@ class DecisionCache:
         """The warm record of a plain URL's origin, where its policy alone decides about the gate's
         own agent; and the URL's path."""
         record, cut = self._record(url)
-        if record is None or record.ready is None or now >= record.fresh_until:
+        if record is None or not record.ready or now >= record.fresh_until:
             return None
         path = url[cut:]
         return (record, path) if urls.is_sent_as_written(path) else None
@@ -229,12 +231,22 @@ class DecisionCache:
         """
         cut = url.find("/", 8)
         record = self._warm.get(url[:cut])
-        if cut < 0 or record is None or (policy := record.ready) is None:
+        if cut < 0 or record is None or not record.ready:
             return None
         path = url[cut:]
         if len(path) >= urls.SURELY_SHORT or not urls.is_sent_as_written(path):
             return None
-        return None if self.often(record) else policy.allows(path, record.origin)
+        if self.often(record):
+            return None
+        text = record.text
+        if text is None:
+            return True
+        text.used = True
+        rules = text.ready
+        if isinstance(rules, FlatRules):
+            score = rules.score(path)
+            return None if score is None else bool(score & 1) or is_robots_txt(path)
+        return None if rules is None else rules.allows(path, record.origin)
 
     def often(self, record: Record) -> bool:
         """Count a question about a record; whether its decisions are worth being kept."""

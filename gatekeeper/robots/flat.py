@@ -14,7 +14,10 @@ import msgspec
 
 from gatekeeper.robots.patterns import is_plain, rfc_path, rfc_patterns, squeeze, wild_match
 
-__all__ = ["FlatRules", "flat_rules"]
+__all__ = ["NO_RULE", "FlatRules", "flat_rules"]
+
+NO_RULE: Final = 1
+"""The score of a path that no rule matches: it is allowed (RFC 9309 section 2.2.2, RFC-19)."""
 
 _MAX_OCTETS: Final = 16_384
 """Octets of rules up to which searching them is fast: 99 files in a hundred hold no more."""
@@ -45,8 +48,7 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
 
     def score(self, path: str) -> int | None:
         """Twice the octets of the longest rule that matches a path, and one more if it allows
-        (RFC 9309 section 2.2.2, RFC-17 and RFC-18); 1 where no rule matches (RFC-19). None: ask
-        the policy.
+        (RFC 9309 section 2.2.2, RFC-17 and RFC-18), or NO_RULE. None: ask the policy.
 
         The path is not `/robots.txt`, and begins with a slash.
         """
@@ -109,7 +111,7 @@ def flat_rules(found: list[tuple[str, str]], crawl_delay: float | None) -> FlatR
         joined = rfc_patterns(joined)
         if "?" in joined and ("%3A" in joined or "%2F" in joined):
             return None  # a rule of two forms (RFC 9309 section 2.2.2, RFC-25)
-    denied, allowed, loose, whole = ["\n"], ["\n"], [], 1
+    denied, allowed, loose, whole = ["\n"], ["\n"], [], NO_RULE
     for (dis, _), value in zip(found, joined.split("\n"), strict=False):
         if value[:1] == "*" or value[:2] == "/*":
             loose.append(value if dis else "+" + value)
