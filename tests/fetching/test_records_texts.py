@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gatekeeper.config import Config
+from gatekeeper.fetching import records
 from gatekeeper.fetching.records import FileTexts, deflate, inflate
 from gatekeeper.robots import RobotsTxt
 
@@ -79,3 +80,44 @@ def test_two_bodies_with_one_key_are_two_texts(texts: FileTexts) -> None:
     assert texts.of(BODIES["both"]) is first
     texts.release(first)
     assert len(texts) == 0
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_text_wakes_as_it_was(texts: FileTexts, name: str) -> None:
+    text = texts.of(BODIES[name])
+    texts.hold(text)
+    robots = text.robots
+    text.keep_policy(robots.policy("bot"), 8)
+    for _ in range(2):
+        text.rest()
+        assert text.parsed is None
+        assert text.policy_for("bot") is None
+        assert text.body() == BODIES[name]
+        assert text.robots == robots
+        texts.wake(text)
+        assert text.parsed == robots
+
+
+def test_the_texts_asked_for_last_are_awake(
+    texts: FileTexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_MAX_AWAKE", 3)
+    kept = [texts.of(b"User-agent: *\nDisallow: /%d\n" % number) for number in range(10)]
+    for text in kept[:9]:
+        texts.hold(text)
+        texts.wake(kept[0])
+    assert [text for text in kept[:9] if text.parsed] == [kept[0], *kept[7:9]]
+    for text in kept[:9]:
+        texts.release(text)
+    texts.hold(kept[9])
+    assert len(texts._awake) == 1
+    assert texts.awake_bytes < 2_000
+
+
+def test_awake_texts_have_a_bound_in_bytes() -> None:
+    texts = FileTexts(Config.from_dict({"cache": {"max_bytes": 4_000_000}}))
+    kept = [texts.of(b"User-agent: *\n" + b"Disallow: /%d\n" % n * 20_000) for n in range(5)]
+    for text in kept:
+        texts.hold(text)
+    assert [text.parsed is not None for text in kept] == [False] * 4 + [True]
+    assert texts.awake_bytes <= 1_000_000

@@ -16,6 +16,7 @@ from gatekeeper.config import CacheConfig, Config, GuardConfig
 from gatekeeper.decision import Decision
 from gatekeeper.gate import decision_cache, internals
 from gatekeeper.gate.decision_cache import WrittenDecision
+from gatekeeper.robots.flat import FlatRules
 from tests.internet import FakeInternet
 
 pytestmark = pytest.mark.usefixtures("speedups_on", "kept_at_once")
@@ -455,5 +456,31 @@ async def test_every_way_gives_one_verdict(
         record.drop_cached()  # by the policy alone
         assert record.ready is not None
         plain = await verdict()
+        assert record.text is not None
+        record.text.rest()  # by the rules of a text at rest
+        assert isinstance(record.text.ready, FlatRules)
+        resting = await verdict()
         monkeypatch.setattr(decision_cache, "_OFTEN", 1)
-        assert whole == kept == plain, path
+        assert whole == kept == plain == resting, path
+
+
+@pytest.mark.parametrize(
+    "path", ["/a", "/private/x", "/private/open", "/x.pdf", "/robots.txt", "/%61"]
+)
+async def test_a_text_at_rest_gives_the_decision_that_it_gives_awake(
+    virtual_internet: FakeInternet,
+    gate: Gatekeeper,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+) -> None:
+    monkeypatch.setattr(decision_cache, "_OFTEN", 1_000)
+    virtual_internet.site("a.test").robots(ROBOTS + "Crawl-delay: 1\n")
+    await asked(virtual_internet, gate, "/b")
+    awake = await asked(virtual_internet, gate, path)
+    (record,) = gate._warm.values()
+    assert record.text is not None
+    for _ in range(2):
+        record.text.rest()
+        before = gate.stats().decisions[awake.verdict, awake.reason]
+        assert common(await asked(virtual_internet, gate, path)) == common(awake)
+        assert gate.stats().decisions[awake.verdict, awake.reason] == before + 1
