@@ -23,6 +23,8 @@ SUITES = {
     "storage": "the journal and the state file",
     "pacing": "the scheduler, under virtual time and in a real loop",
     "fleet": "leases over a store that several processes share",
+    "faults": "a fleet's crawl while members, their store and the wire break (six minutes)",
+    "members": "a fleet of 1,000 members and a million hosts under virtual time",
     "waiters": "100,000 tasks that begin to wait for one host, and are cancelled, in one turn",
     "refusals": "sites that answer 429, a simulated day each",
     "sidecar": "the HTTP service beside a handler that returns a constant",

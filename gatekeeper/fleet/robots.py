@@ -127,6 +127,9 @@ class SharedFetcher:
     async def _fetch_for_all(self, origin: str, validators: Validators | None) -> Retrieval:
         keeping = asyncio.create_task(self._keep_claim(origin))
         try:
+            with contextlib.suppress(LedgerLost):  # between the look and the claim it may have come
+                if (found := await self._newer(origin)) is not None:
+                    return found
             retrieval = await self._fetcher.fetch(origin, validators)
             with contextlib.suppress(LedgerLost):
                 await self._write(origin, retrieval)
@@ -150,10 +153,12 @@ class SharedFetcher:
     async def _write(self, origin: str, retrieval: Retrieval) -> None:
         if retrieval.outcome.row.kept is Kept.NOT or retrieval.outcome.row.local:
             return  # it says something about us, and nothing about the site
-        # A margin: a member that takes it over keeps it for `min_ttl` at least.
-        fresh = fresh_for(retrieval.outcome.row.kept, retrieval.lifetime, self._cache)
-        fresh = fresh - self._cache.min_ttl if retrieval.outcome.good else _FAILED_FOR
-        shared = _share(retrieval, max(_FAILED_FOR, fresh))
+        fresh = _FAILED_FOR
+        if retrieval.outcome.good:
+            # A margin: a member that takes it over keeps it for `min_ttl` at least.
+            whole = fresh_for(retrieval.outcome.row.kept, retrieval.lifetime, self._cache)
+            fresh = max(whole - self._cache.min_ttl, min(_FAILED_FOR, whole / 2))
+        shared = _share(retrieval, fresh)
         if retrieval.outcome is Outcome.NOT_MODIFIED:
             before, _ = await self._read(origin)
             if before is None or (before.etag, before.last_modified) != (

@@ -99,6 +99,8 @@ class LedgerAnswers(NamedTuple):
     """A queue got its hold, or None and the moment at which to ask again."""
     run: Callable[[], None]
     """Several queues have changed: grant what is due."""
+    told: Callable[[str, float], None]
+    """The ledger knows of a head: its clock of that scope counts from then on, or from later."""
     heard: Callable[[ScopeClock], None]
     reported: Callable[[Report], None]
     paused: Callable[[str, bool], None]
@@ -121,7 +123,7 @@ class LedgerCalls:
         self._opened: dict[str, float] = {}
         """Told to ask again at that moment, while an answer was on the way."""
         self._takes: dict[str, TakeRequest] = {}
-        self._heads: dict[str, None] = {}
+        self._heads: dict[str, tuple[str, ...]] = {}
         self._ends: dict[str, End] = {}
         self._reports: dict[str, Report] = {}
         self._pauses: dict[str, bool] = {}
@@ -202,7 +204,7 @@ class LedgerCalls:
     def head(self, hold: Hold) -> None:
         """The head of its response is here, or the request has failed."""
         hold.headed = True
-        self._heads[hold.token] = None
+        self._heads[hold.token] = hold.names
         self._schedule()
 
     def end(self, hold: Hold, outcome: Outcome) -> None:
@@ -337,8 +339,9 @@ class LedgerCalls:
                 calls.append((call, partial(self._paused, names, paused)))
         if reports := dict(self._reports):
             calls.append((ledger.block(list(reports.values())), partial(self._reported, reports)))
-        if heads := list(self._heads):
-            calls.append((ledger.head(heads), partial(self._headed, heads)))
+        if heads := dict(self._heads):
+            sent = self._clock.monotonic()
+            calls.append((ledger.head(list(heads)), partial(self._headed, heads, sent)))
         if ends := list(self._ends.values()):
             calls.append((ledger.end(ends), partial(self._ended, ends)))
         return calls
@@ -360,10 +363,13 @@ class LedgerCalls:
         level = logging.DEBUG if isinstance(error, LedgerLost) else logging.WARNING
         _log.log(level, "the ledger failed, it is asked again: %s", error)
 
-    def _headed(self, told: list[str], ok: bool, _: object) -> None:
+    def _headed(self, told: dict[str, tuple[str, ...]], sent: float, ok: bool, _: object) -> None:
         if ok:
-            for token in told:
+            for token, names in told.items():
                 self._heads.pop(token, None)
+                for name in names:
+                    # The ledger's clocks count from no earlier: to ask before would be in vain.
+                    self._answers.told(name, sent)
 
     def _ended(self, ends: list[End], ok: bool, _: object) -> None:
         if ok:

@@ -523,6 +523,12 @@ class ScopeMemory:
             scope = self._back(name)
         return scope
 
+    def told(self, name: str, moment: float) -> None:
+        """A ledger counts the scope's clock from that moment on, or from a later one."""
+        scope = self.scopes.get(name)
+        if scope is not None and moment > scope.basis:
+            scope.basis = moment
+
     def share(self, scope: Scope, extra: tuple[str, ...]) -> None:
         """Set which scopes a host shares now: those of the configuration, and `extra`."""
         names = tuple(dict.fromkeys((*self.rules.shared_names(scope.name), *extra)))

@@ -241,6 +241,7 @@ class Scheduler:
         return LedgerAnswers(
             deliver=self._deliver,
             run=lambda: self._engine.run(self._clock.monotonic()),
+            told=self._memory.told,
             heard=self._heard,
             reported=self._reported,
             paused=self._was_paused,
@@ -265,8 +266,7 @@ class Scheduler:
 
     def _reported(self, report: Report) -> None:
         """Somebody was turned away."""
-        scope = self._memory.known(report.scope)
-        if scope is None:
+        if (scope := self._memory.known(report.scope)) is None:
             return
         learn(scope, report, now := self._clock.monotonic(), self._pacing)
         self._queues.blocked(scope, now)

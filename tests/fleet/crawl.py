@@ -1,14 +1,14 @@
 """A crawl by several processes, judged by the log of the sites alone; what can break breaks.
 
-python -m tests.fleet.crawl --seconds 60 --members 8 --hosts 60
+`python -m benchmarks --only faults` is the long form of it.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import random
 import signal
@@ -16,14 +16,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fleet.server import Server
+from tests.fleet.proxy import Proxy
+from tests.fleet.server import QUICK, Server, free_port, until
 
-INTERVAL = 0.4
-"""Seconds that each site's robots.txt asks for."""
+INTERVALS = (0.4, 0.6)
+"""Seconds that each site's robots.txt asks for, now these, now those."""
+CHANGES = 15.0
+LIFETIME, MIN_TTL = 24.0, 4.0
+"""Seconds for which a robots.txt is fresh, and for which at least a member keeps one."""
 RETRY_AFTER = 2
 TOLERANCE = 0.002
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +42,8 @@ class Visit:
     head: float = 0.0
     end: float = 0.0
     status: int = 0
+    interval: float = 0.0
+    """What the robots.txt that was answered asks for."""
 
 
 @dataclass
@@ -46,8 +52,12 @@ class Sites:
 
     hosts: int
     rng: random.Random
-    slowest: float = 0.8
+    delays: tuple[float, ...] = (0.0, 0.05, 0.3, 0.8)
+    """Seconds until the head, one of these."""
+    changing: bool = False
     log: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
+    forgotten: list[float] = field(default_factory=list)
+    """When the store lost the files that it kept, or a member the store."""
     port: int = 0
     servers: list[asyncio.Server] = field(default_factory=list)
 
@@ -75,16 +85,27 @@ class Sites:
                 self.log[name].append(visit)
                 while (await reader.readline()).strip():
                     pass
-                await self.answer(visit, writer)
+                await self.answer(visit, reader, writer)
         writer.close()
 
-    async def answer(self, visit: Visit, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(self.rng.choice((0.0, 0.05, 0.3, self.slowest)))
+    async def answer(
+        self, visit: Visit, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await asyncio.sleep(self.rng.choice(self.delays))
         visit.status, more, body = 200, "", b"page"
         if visit.path == "/robots.txt":
-            body = f"User-agent: *\nCrawl-delay: {INTERVAL}\n".encode()
-        elif self.rng.random() < 0.02:
+            turn = int(time.monotonic() / CHANGES) % 2 if self.changing else 0
+            visit.interval = INTERVALS[turn]
+            more = f"Cache-Control: max-age={LIFETIME:.0f}\r\n"
+            body = f"User-agent: *\nDisallow: /never/\nCrawl-delay: {visit.interval}\n".encode()
+        elif (dice := self.rng.random()) < 0.02:
             visit.status, more = 429, f"Retry-After: {RETRY_AFTER}\r\n"
+        elif dice < 0.10 and not visit.path.startswith("/hop"):
+            visit.status = 302
+            there = f"//{self.rng.choice(self.names)}:{self.port}" if dice < 0.05 else ""
+            more = f"Location: {there}/hop/{self.rng.random()}\r\n"
+        if reader.at_eof():  # whoever asked was killed, so nobody sees it
+            visit.status = 0
         visit.head = visit.end = time.monotonic()
         head = f"HTTP/1.1 {visit.status} x\r\nContent-Length: {len(body)}\r\n{more}\r\n"
         with contextlib.suppress(OSError):
@@ -103,154 +124,315 @@ class Sites:
     def visits(self) -> int:
         return sum(map(len, self.log.values()))
 
-    def violations(self) -> dict[str, list[str]]:
+    def arrivals(self, since: float, to: float = float("inf")) -> list[float]:
+        """When requests arrived, at whichever site, within that time."""
+        every = (one.arrived for log in self.log.values() for one in log)
+        return sorted(one for one in every if since <= one < to)
+
+    def violations(self, since: float = 0.0, to: float = float("inf")) -> dict[str, list[str]]:
         """What the log says against the crawl."""
         found: dict[str, list[str]] = defaultdict(list)
         for name, log in self.log.items():
             visits = sorted(log, key=lambda one: one.arrived)
             for before, after in itertools.pairwise(visits):
-                said = f"{name} {before} {after}"
-                if before.end == 0.0 or after.arrived < before.end - TOLERANCE:
-                    found["overlap"].append(said)
-                elif after.arrived < before.head + INTERVAL - TOLERANCE:
-                    # The first request to a site may only be that of its robots.txt, and what it
-                    # says counts from there.
-                    found["early"].append(said)
-                if before.status == 429 and after.arrived < before.head + RETRY_AFTER - TOLERANCE:
-                    found["in a block"].append(said)
-        return dict(found)
+                if since <= after.arrived < to:
+                    self._judge(found, name, visits, before, after)
+            robots = [one for one in visits if one.path == "/robots.txt"]
+            for before, after in itertools.pairwise(robots):
+                if since <= after.arrived < to and self._again(before, after):
+                    found["robots.txt again"].append(f"{name} {before} {after}")
+            denied = (one for one in visits if one.path.startswith("/never"))
+            found["denied"] += [f"{name} {one}" for one in denied if since <= one.arrived < to]
+        return {kind: ones for kind, ones in found.items() if ones}
+
+    def _judge(
+        self,
+        found: dict[str, list[str]],
+        name: str,
+        visits: list[Visit],
+        before: Visit,
+        after: Visit,
+    ) -> None:
+        said = f"{name} {before} {after}"
+        # The first request to a site may only be that of its robots.txt, and what it says counts
+        # from there; of a file that changed, what anybody may still go by.
+        files = [one for one in visits if one.interval and one.head <= after.arrived]
+        recent = [one for one in files if one.head > after.arrived - 2 * LIFETIME]
+        interval = min((one.interval for one in recent or files[-1:]), default=INTERVALS[0])
+        if before.end == 0.0 or after.arrived < before.end - TOLERANCE:
+            found["overlap"].append(said)
+        elif after.arrived < before.head + interval - TOLERANCE:
+            found["early"].append(said)
+        if before.status == 429 and after.arrived < before.head + RETRY_AFTER - TOLERANCE:
+            found["in a block"].append(said)
+
+    def _again(self, before: Visit, after: Visit) -> bool:
+        """Was it fetched twice within its lifetime, less what it is refreshed early by? Files that
+        the store lost are fetched again, those of a member that died on the way too."""
+        if any(
+            before.arrived < lost + 2 * MIN_TTL and lost < after.arrived + 1.0
+            for lost in self.forgotten
+        ):
+            return False
+        return after.arrived < before.head + 0.75 * (LIFETIME - MIN_TTL) - 2.0
 
 
 class Fleet:
-    """The members' processes, and their store."""
+    """The members' processes, their store, and the wires that lead to it."""
 
-    def __init__(self, sites: Sites, *, hold: float, when_lost: str = "wait") -> None:
+    def __init__(self, sites: Sites, *, hold: float, when_lost: str, workers: int) -> None:
         self.sites = sites
-        self.hold, self.when_lost = hold, when_lost
-        self.store = Server("--appendonly", "no")
+        self.hold, self.when_lost, self.workers = hold, when_lost, workers
+        self.store = Server(*QUICK, "--appendonly", "no", port=free_port())
+        self.wires = [Proxy(str(self.store.socket)) for _ in range(2)]
+        """Every other member's: the network may be cut in two."""
         self.members: list[subprocess.Popen[bytes]] = []
+        self._joined = itertools.count()
         # What the members log, for who looks into a failure.
         self.errors = Path(os.environ.get("FLEET_LOG", os.devnull)).open("ab")  # noqa: SIM115
 
-    def join(self) -> None:
-        hosts = [f"{name}:{self.sites.port}" for name in self.sites.names]
-        self.members.append(
-            subprocess.Popen(
-                [
-                    *(sys.executable, str(Path(__file__).with_name("member.py"))),
-                    *(self.store.url, str(self.hold), self.when_lost, *hosts),
-                ],
-                cwd=ROOT,
-                stderr=self.errors,
-            )
-        )
+    async def open(self, members: int) -> None:
+        self.store.start()
+        for wire in self.wires:
+            await wire.open()
+        for _ in range(members):
+            self.join()
+
+    def join(self, *, alone: bool = False) -> None:
+        fleet = {
+            "url": self.wires[next(self._joined) % 2].url,
+            "hold": self.hold,
+            "when_lost": self.when_lost,
+            "allow_lost_writes": True,
+        }
+        said = {
+            "fleet": {} if alone else fleet,
+            "workers": self.workers,
+            "min_ttl": MIN_TTL,
+            "hosts": [f"{name}:{self.sites.port}" for name in self.sites.names],
+        }
+        command = [sys.executable, str(Path(__file__).with_name("member.py")), json.dumps(said)]
+        self.members.append(subprocess.Popen(command, cwd=ROOT, stderr=self.errors))
 
     def kill(self) -> None:
         member = self.members.pop(0)
         member.kill()
         member.wait()
 
-    def close(self) -> None:
+    async def breaks(self, kind: str) -> float:
+        """Let that happen; the moment at which everything is back."""
+        await _KINDS[kind](self)
+        return time.monotonic()
+
+    def lost(self) -> None:
+        self.sites.forgotten.append(time.monotonic())
+
+    async def close(self) -> None:
         for member in self.members:
             member.send_signal(signal.SIGCONT)
             member.kill()
+        for member in self.members:
             member.wait()
         self.errors.close()
+        for wire in self.wires:
+            await wire.close()
         self.store.close()
 
 
+# --- what breaks ------------------------------------------------------------------------------
+
+
+async def _kill_member(fleet: Fleet) -> None:
+    fleet.lost()  # it may have had files on the way
+    fleet.kill()
+    fleet.join()
+
+
+async def _newcomer(fleet: Fleet) -> None:
+    fleet.join()
+    if len(fleet.members) > 8:
+        fleet.lost()
+        fleet.kill()
+
+
+async def _stop_member(fleet: Fleet) -> None:
+    fleet.lost()
+    stopped = fleet.members[0]
+    stopped.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(1.5 * fleet.hold)
+    stopped.send_signal(signal.SIGCONT)
+
+
+async def _flushall(fleet: Fleet) -> None:
+    fleet.lost()
+    fleet.store.ask("FLUSHALL")
+
+
+async def _flushall_and_newcomer(fleet: Fleet) -> None:
+    await _flushall(fleet)
+    fleet.join()
+
+
+async def _script_flush(fleet: Fleet) -> None:
+    fleet.store.ask("SCRIPT", "FLUSH")
+
+
+async def _kill_store(fleet: Fleet, away: float = 1.0) -> None:
+    fleet.lost()
+    fleet.store.kill()
+    await asyncio.sleep(away)
+    fleet.lost()
+    await asyncio.to_thread(fleet.store.start)
+
+
+async def _kill_store_for_long(fleet: Fleet) -> None:
+    await _kill_store(fleet, 8.0)
+
+
+async def _kill_store_with_file(fleet: Fleet) -> None:
+    store = fleet.store
+    store.ask("CONFIG", "SET", "appendonly", "yes")
+    while b"aof_rewrite_in_progress:1" in store.ask("INFO", "persistence"):
+        await asyncio.sleep(0.05)
+    before = store.options
+    store.options = (*QUICK, "--appendonly", "yes")
+    await _kill_store(fleet)
+    store.ask("CONFIG", "SET", "appendonly", "no")
+    store.options = before
+
+
+async def _promote(fleet: Fleet) -> None:
+    """The master is lost with what it had not passed on: for a moment the replica got nothing."""
+    fleet.lost()
+    master = fleet.store
+    options = (*QUICK, "--appendonly", "no", "--replicaof", "127.0.0.1", str(master.port))
+    replica = Server(*options, port=free_port())
+    await asyncio.to_thread(replica.start)
+    up = b"master_link_status:up"
+    await asyncio.to_thread(until, lambda: up in replica.ask("INFO", "replication"))
+    replica.ask("REPLICAOF", "NO", "ONE")
+    await asyncio.sleep(0.3)
+    master.close()
+    replica.options = (*QUICK, "--appendonly", "no")
+    fleet.store = replica
+    for wire in fleet.wires:
+        wire.target = str(replica.socket)
+        wire.cut()
+
+
+async def _cut(fleet: Fleet) -> None:
+    for wire in fleet.wires:
+        wire.cut()
+
+
+async def _drop(fleet: Fleet, wires: int = 2, seconds: float = 5.0) -> None:
+    """Whatever is sent gets lost, and nobody hangs up."""
+    fleet.lost()
+    for wire in fleet.wires[:wires]:
+        wire.how = "drop"
+    await asyncio.sleep(seconds)
+    fleet.lost()
+    for wire in fleet.wires[:wires]:
+        wire.how = "pass"
+        wire.cut()
+
+
+async def _drop_half(fleet: Fleet) -> None:
+    """Half of the members are cut off from the store, and the others are not."""
+    await _drop(fleet, wires=1, seconds=8.0)
+
+
+async def _delay(fleet: Fleet) -> None:
+    for wire in fleet.wires:
+        wire.how = "delay"
+    await asyncio.sleep(4.0)
+    for wire in fleet.wires:
+        wire.how = "pass"
+
+
+async def _half_close(fleet: Fleet) -> None:
+    for wire in fleet.wires:
+        wire.how = "half-close"
+    await asyncio.sleep(2.0)
+    for wire in fleet.wires:
+        wire.how = "pass"
+
+
+async def _nothing(fleet: Fleet) -> None:
+    return
+
+
+_KINDS = {
+    "nothing": _nothing,
+    "kill -9 of a member, and a new one": _kill_member,
+    "a new member": _newcomer,
+    "SIGSTOP of a member for 1.5 holds": _stop_member,
+    "FLUSHALL": _flushall,
+    "FLUSHALL, then a new member": _flushall_and_newcomer,
+    "SCRIPT FLUSH": _script_flush,
+    "kill -9 of the store, no file": _kill_store,
+    "kill -9 of the store, 8 s away": _kill_store_for_long,
+    "kill -9 of the store, AOF": _kill_store_with_file,
+    "a replica promoted": _promote,
+    "connections cut": _cut,
+    "the wire drops everything for 5 s": _drop,
+    "half of the members cut off for 8 s": _drop_half,
+    "the wire delays by 0.2 s": _delay,
+    "the wire half-closes": _half_close,
+}
+
+EVERYTHING = tuple(kind for kind in _KINDS if kind != "nothing")
+
+
+@dataclass
+class Fault:
+    """What broke, and what followed."""
+
+    kind: str
+    begun: float
+    back: float
+    over: float = 0.0
+
+    def pause(self, sites: Sites) -> float:
+        """Seconds after everything was back until a request arrived."""
+        arrivals = sites.arrivals(self.back, self.over)
+        return arrivals[0] - self.back if arrivals else float("inf")
+
+    def silence(self, sites: Sites) -> float:
+        """The longest time without any request, from the fault on."""
+        moments = [self.begun, *sites.arrivals(self.begun, self.over), self.over]
+        return max(after - before for before, after in itertools.pairwise(moments))
+
+
 async def crawl(
-    *, seconds: float, members: int, hosts: int, seed: int, what: tuple[str, ...], when_lost: str
-) -> tuple[Sites, Counter[str]]:
-    """Crawl for so long, and break one thing after another."""
-    rng = random.Random(seed)
-    sites, hold = Sites(hosts, rng), 2.0
+    sites: Sites,
+    *,
+    members: int,
+    what: tuple[str, ...],
+    when_lost: str = "wait",
+    hold: float = 2.0,
+    workers: int = 6,
+    settled: float | None = None,
+    following: float | None = None,
+) -> list[Fault]:
+    """Crawl, and break one thing after another. `settled`: seconds before the first, `following`:
+    after each one."""
     await sites.open()
-    fleet = Fleet(sites, hold=hold, when_lost=when_lost)
-    done: Counter[str] = Counter()
+    fleet = Fleet(sites, hold=hold, when_lost=when_lost, workers=workers)
+    faults = []
     try:
-        fleet.store.start()
-        for _ in range(members):
-            fleet.join()
+        await fleet.open(members)
         begun = time.monotonic()
         while not sites.visits and time.monotonic() < begun + 60.0:  # a busy machine starts slowly
             await asyncio.sleep(0.1)
-        await asyncio.sleep(hold)
-        end, turn = time.monotonic() + seconds, 0
-        while time.monotonic() < end:
-            kind = what[turn % len(what)]
-            turn += 1
-            await breaks(fleet, kind, hold)
-            before = sites.visits
-            await asyncio.sleep(2.0 + 2 * hold)
-            done[kind] += 1
-            # It goes on: after each of them somebody is asked again.
-            if sites.visits == before:
-                done[f"stalled: {kind}"] += 1
+        await asyncio.sleep(hold if settled is None else settled)
+        for kind in what:
+            fault = Fault(kind, time.monotonic(), await fleet.breaks(kind))
+            await asyncio.sleep(2.0 + 2 * hold if following is None else following)
+            fault.over = time.monotonic()
+            faults.append(fault)
     finally:
-        fleet.close()
-        await asyncio.sleep(1.0)
+        await fleet.close()
+        await asyncio.sleep(max(sites.delays) + 0.2)  # what is under way at the sites ends
         sites.close()
-    return sites, done
-
-
-async def breaks(fleet: Fleet, kind: str, hold: float) -> None:
-    if kind == "kill a member":
-        fleet.kill()
-        fleet.join()
-    elif kind == "stop a member":
-        stopped = fleet.members[0]
-        stopped.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(1.5 * hold)
-        stopped.send_signal(signal.SIGCONT)
-    elif kind == "flushall":
-        fleet.store.ask("FLUSHALL")
-    elif kind == "script flush":
-        fleet.store.ask("SCRIPT", "FLUSH")
-    elif kind == "kill the store":
-        fleet.store.kill()
-        await asyncio.sleep(1.0)
-        fleet.store.start()
-    elif kind == "cut connections":
-        fleet.store.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        fleet.store.ask("CLIENT", "KILL", "TYPE", "pubsub", "SKIPME", "yes")
-    elif kind == "flushall and a newcomer":
-        fleet.store.ask("FLUSHALL")
-        fleet.join()
-
-
-EVERYTHING = (
-    *("kill a member", "flushall", "stop a member", "kill the store", "script flush"),
-    *("cut connections", "flushall and a newcomer"),
-)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--members", type=int, default=3)
-    parser.add_argument("--hosts", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--when-lost", default="wait")
-    options = parser.parse_args()
-    sites, done = asyncio.run(
-        crawl(
-            seconds=options.seconds,
-            members=options.members,
-            hosts=options.hosts,
-            seed=options.seed,
-            what=EVERYTHING,
-            when_lost=options.when_lost,
-        )
-    )
-    print(f"{sites.visits} requests, {dict(done)}")
-    found = sites.violations()
-    for kind, ones in found.items():
-        print(f"{kind}: {len(ones)}", *ones[:5], sep="\n  ")
-    robots = [sum(one.path == "/robots.txt" for one in log) for log in sites.log.values()]
-    print("robots.txt per site:", dict(Counter(robots)))
-    print("violations:", {kind: len(ones) for kind, ones in found.items()})
-
-
-if __name__ == "__main__":
-    main()
+    return faults

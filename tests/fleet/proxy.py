@@ -78,6 +78,7 @@ class Proxy:
                 await writer.drain()
                 if self.how == "half-close" and asks:
                     writer.write_eof()  # the store hears no more, and answers what it heard
+                    return
         writer.close()
         self._writers.discard(writer)
 

@@ -1,40 +1,38 @@
-"""Processes, a store that dies and forgets, a member that is killed: judged by the sites' logs.
+"""Processes, a store that dies and forgets, a wire that drops: judged by the sites' logs.
 
-The long form, with everything that breaks: `python -m tests.fleet.crawl --seconds 60 --members 8`.
+The long form, with everything that breaks: `python -m benchmarks --only faults`.
 """
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from tests.fleet.crawl import crawl
+from tests.fleet.crawl import Sites, crawl
 from tests.fleet.server import BINARY
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(BINARY is None, reason="no redis-server here")
 async def test_two_processes_keep_one_pace_whatever_happens_to_their_store() -> None:
-    sites, _ = await crawl(
-        seconds=10.0,
+    """And fetch each robots.txt once, before it is lost with the store."""
+    sites = Sites(6, random.Random(3), delays=(0.0, 0.05, 0.3))
+    faults = await crawl(
+        sites,
         members=2,
-        hosts=6,
-        seed=3,
-        what=("kill the store", "flushall"),
-        when_lost="wait",
+        hold=1.0,
+        settled=1.0,
+        following=2.5,
+        what=("SCRIPT FLUSH", "kill -9 of the store, no file"),
     )
     assert not sites.violations()
-    assert sites.visits > 0
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.skipif(BINARY is None, reason="no redis-server here")
-async def test_each_robots_txt_is_fetched_once_by_all_together() -> None:
-    sites, _ = await crawl(
-        seconds=3.0, members=3, hosts=6, seed=4, what=("script flush",), when_lost="wait"
-    )
-    assert not sites.violations()
+    assert len(sites.arrivals(faults[0].begun)) > 10
+    assert sites.arrivals(faults[-1].back)  # it goes on
+    first = faults[-1].begun
     files = {
-        name: sum(visit.path == "/robots.txt" for visit in log) for name, log in sites.log.items()
+        name: sum(one.path == "/robots.txt" and one.arrived < first for one in log)
+        for name, log in sites.log.items()
     }
     assert files
     assert set(files.values()) == {1}

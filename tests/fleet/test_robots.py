@@ -113,6 +113,42 @@ async def test_a_copy_that_is_taken_over_ends_when_the_first_one_does(
     assert site.asked == 2
 
 
+async def test_a_short_lifetime_is_not_made_longer_by_being_shared(
+    member: Member, server: Server
+) -> None:
+    """The site says 24 s, and so it is for whoever takes the file over."""
+    site, cache = Site(), CacheConfig(min_ttl=4.0)
+    site.answer = Retrieval(outcome=Outcome.RULES, status=200, body=b"", lifetime=Lifetime(24.0))
+    await member(site, "one", cache).fetch(ORIGIN)
+    found = await member(site, "other", cache).fetch(ORIGIN)
+    assert found.lifetime.seconds is not None
+    assert found.lifetime.seconds <= 20.0
+    key = "{gatekeeper}:r:" + ORIGIN
+    server.ask("PEXPIRE", key, str(round((1.5 * 20 - 20) * 1000)))  # 20 s later
+    await member(site, "third", cache).fetch(ORIGIN)
+    assert site.asked == 2
+
+
+async def test_a_file_that_came_between_the_look_and_the_claim_is_not_fetched_again(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site()
+    one, other = member(site, "one"), member(site, "other")
+    claim = one._claim
+
+    async def late(origin: str) -> float:
+        monkeypatch.setattr(one, "_claim", claim)
+        await other.fetch(origin)  # looked, claimed, fetched, wrote, gave the claim back
+        return await claim(origin)
+
+    monkeypatch.setattr(one, "_claim", late)
+    assert (await one.fetch(ORIGIN)).body == site.answer.body
+    assert site.asked == 1
+    await one.fetch(ORIGIN)  # and the claim is given back
+    await other.fetch(ORIGIN)
+    assert site.asked == 2
+
+
 async def test_a_304_is_shared_with_the_text_that_it_speaks_of(member: Member) -> None:
     site = Site()
     one, other = member(site, "one"), member(site, "other")

@@ -71,7 +71,7 @@ class FarLedger:
         self.rng = random.Random(seed)
         self.book = MemoryLedger(clock)
         self.failing = failing
-        self.calls = 0
+        self.calls = self.asked = 0
 
     def listen(self, owner: str, listener: LedgerListener) -> None:
         self.book.listen(owner, listener)
@@ -83,6 +83,7 @@ class FarLedger:
 
     async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
         self.calls += 1
+        self.asked += len(requests)
         await self.wire()
         answers = await self.book.take(requests)
         await self.wire()
@@ -255,6 +256,43 @@ Make = Callable[..., Awaitable[Scheduler]]
 
 async def start(scheduler: Scheduler, host: str = HOSTS[0], interval: float = 1.0) -> Grant:
     return await scheduler.acquire("u", host, admit=lambda: RobotsInterval(interval, "x"))
+
+
+async def test_a_far_ledger_is_asked_once_where_its_clock_began_later(
+    clock: VirtualClock, make: Make
+) -> None:
+    """It knows of a head only when that was told: whoever asks by a clock of its own that began
+    before asks in vain, and again."""
+
+    class Far(FarLedger):
+        async def wire(self) -> None:
+            await self.clock.sleep(0.04)
+
+    ledger = Far(clock, 1, failing=0.0)
+    scheduler = await make(ledger=ledger)
+    gaps = []
+
+    async def visits(host: str, offset: float) -> None:
+        await clock.sleep(offset)
+        head = None
+        for _ in range(5):
+            grant = await start(scheduler, host)
+            if head is not None:
+                gaps.append(clock.monotonic() - head)
+            await clock.sleep(0.01)
+            grant.head()
+            head = clock.monotonic()
+            await clock.sleep(0.05)
+            grant.report(200)
+            grant.release()
+
+    # Heads wait for the flights of others.
+    crawls = [asyncio.create_task(visits(host, n * 0.03)) for n, host in enumerate(HOSTS)]
+    await clock.elapse(20.0)
+    await asyncio.gather(*crawls)
+    assert ledger.asked == 5 * len(HOSTS)
+    # A round trip takes 0.08 s: at most two until the head is told, and as many for the grant.
+    assert max(gaps) < 1.0 + 3 * 0.08 + 0.01, gaps
 
 
 async def test_a_429_holds_for_every_start_that_others_have_not_made(

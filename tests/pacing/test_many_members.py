@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 
 import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
-from gatekeeper.pacing.ledger import Granted, NotBefore, TakeRequest
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.pacing.simulation import Account, Judge
@@ -22,16 +20,10 @@ WISH = RobotsInterval(1.0, "crawl-delay 1 s")
 class Wire(FarLedger):
     """1 to 20 ms each way; a share of the calls, and of the replies, is lost."""
 
-    asked = 0
-
     async def wire(self) -> None:
         await self.clock.sleep(self.rng.choice((0.001, 0.002, 0.005, 0.02)))
         if self.rng.random() < self.failing:
             raise ConnectionError("lost")
-
-    async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
-        self.asked += len(requests)
-        return await super().take(requests)
 
 
 @pytest.mark.parametrize(
