@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -89,6 +90,10 @@ async def join(server: Server, time: FleetTime) -> AsyncIterator[Join]:
         ledger = RedisLedger(server.url, clock=time.clock, config=FleetConfig(**settings))
         made.append(ledger)
         await ledger.open()
+        for _ in range(500):  # until then it has who waits ask again each second
+            if ledger.hearing:
+                break
+            await asyncio.sleep(0.01)
         if wait and len(made) == 1:
             await time.tick(100_000)
             async with ledger._using:
