@@ -112,7 +112,8 @@ class FarLedger(RedisLedger):
         self.trips: list[float] = []
         self.headed: dict[str, float] = {}
         self.told: list[float] = []
-        near = self._store.scripts
+        store: Any = self._store
+        near = store.scripts
 
         async def far(*arguments: Any) -> list[Any]:
             begun = time.monotonic()
@@ -122,7 +123,7 @@ class FarLedger(RedisLedger):
             self.trips.append(time.monotonic() - begun)
             return found
 
-        self._store.scripts = far  # type: ignore[method-assign]
+        store.scripts = far
 
     async def head(self, tokens: Sequence[str]) -> None:
         await super().head(tokens)

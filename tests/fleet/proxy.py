@@ -22,8 +22,6 @@ class Proxy:
         """Awaited before the next connections are passed on, one each."""
         self.how: How = "pass"
         self.delay = 0.2
-        self.swallowed = 0
-        """Replies that did not arrive."""
         self.rewrite: tuple[bytes, bytes] | None = None
         """Of equal length: what the store says, and what arrives in its place."""
         self.connections = 0
@@ -68,7 +66,6 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
                 if self.how == "drop" or (self.how == "swallow replies" and not asks):
-                    self.swallowed += not asks
                     continue
                 if self.rewrite is not None and not asks:
                     data = data.replace(*self.rewrite)
