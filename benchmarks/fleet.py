@@ -115,7 +115,7 @@ class FarLedger(RedisLedger):
         store: Any = self._store
         near = store.scripts
 
-        async def far(*arguments: Any) -> list[Any]:
+        async def far(*arguments: Any) -> Any:
             begun = time.monotonic()
             await asyncio.sleep(_ONE_WAY)
             found = await near(*arguments)
