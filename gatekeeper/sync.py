@@ -479,56 +479,57 @@ class SyncLease:
     """
 
     def __init__(self, lease: Lease | RemoteLease, gate: SyncGatekeeper) -> None:
-        self._lease = lease
+        self.inner: Lease | RemoteLease = lease
+        """The lease in the gate's loop, to be used there alone (see `SyncGatekeeper.do`)."""
         self._gate = gate
 
     def __repr__(self) -> str:
-        return f"<SyncLease of {self._lease!r}>"
+        return f"<SyncLease of {self.inner!r}>"
 
     @property
     def url(self) -> str:
         """The URL the lease was granted for, in its normal form."""
-        return self._lease.url
+        return self.inner.url
 
     @property
     def host(self) -> str:
         """Whose turn it is."""
-        return self._lease.host
+        return self.inner.host
 
     @property
     def user_agent(self) -> str | None:
         """The name that it was asked for under, as it was given; None: the gate's own."""
-        return self._lease.user_agent
+        return self.inner.user_agent
 
     @property
     def expires_at(self) -> datetime:
         """When the lease ends by itself and counts as used (aware, UTC)."""
-        return self._lease.expires_at
+        return self.inner.expires_at
 
     @property
     def ended(self) -> bool:
         """Whether the slot was given back, or the time is over."""
-        return self._lease.ended
+        return self.inner.ended
 
     @property
     def decision(self) -> Decision:
         """The answer at the moment of the grant."""
-        return self._do(lambda: self._lease.decision)
+        return self._do(lambda: self.inner.decision)
 
     def claim(self, url: str) -> bool:
         """Take the lease for a request to `url`; true for the first matching claim."""
-        return self._do(lambda: self._lease.claim(url))
+        return self._do(lambda: self.inner.claim(url))
 
     def head(self) -> None:
         """The head of the response is here: the interval counts from now."""
-        self._do(self._lease.head)
+        self._do(self.inner.head)
 
     def answered(
         self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
     ) -> None:
         """`head` and `report` in one: the head is here, and says so much."""
         self._do(
-            lambda: self._lease.answered(status, retry_after=retry_after, rate_limit=rate_limit)
+            lambda: self.inner.answered(status, retry_after=retry_after, rate_limit=rate_limit)
         )
 
     def report(
@@ -542,7 +543,7 @@ class SyncLease:
     ) -> None:
         """Say what came of the request; the first report is final. See `Lease.report`."""
         self._do(
-            lambda: self._lease.report(
+            lambda: self.inner.report(
                 status=status,
                 elapsed=elapsed,
                 retry_after=retry_after,
@@ -562,33 +563,33 @@ class SyncLease:
 
     def renew(self, seconds: float) -> None:
         """Put the end `seconds` from now."""
-        self._do(lambda: self._lease.renew(seconds))
+        self._do(lambda: self.inner.renew(seconds))
 
     def ends_with(
         self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
         """The slot is held until that connection is free, however long it takes; None: it is."""
-        self._do(lambda: self._lease.ends_with(connection, then))
+        self._do(lambda: self.inner.ends_with(connection, then))
 
     def lasts_with(
         self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
         """The slot is held until that connection is free, even if the block of the lease is left
         before; a block that is left later ends it then."""
-        self._do(lambda: self._lease.lasts_with(connection, then))
+        self._do(lambda: self.inner.lasts_with(connection, then))
 
     def leave(self) -> None:
         """End it, or let it end with the body of its response. Without a report it counts as sent
         and unanswered."""
-        self._gate.post(self._lease.leave)
+        self._gate.post(self.inner.leave)
 
     def give_back(self) -> None:
         """End it unused: nothing was sent."""
-        self._gate.post(self._lease.give_back)
+        self._gate.post(self.inner.give_back)
 
     def end(self) -> None:
         """The connection is free again: the slot goes to the next who waits."""
-        self._gate.post(self._lease.end)
+        self._gate.post(self.inner.end)
 
     def _do(self, work: Callable[[], _T]) -> _T:
         return self._gate.do(lambda _: work())

@@ -228,6 +228,13 @@ class GateInternals:
             *self._gate._checks[1:],
         )
 
+    def unreached(self, lease: object, error: BaseException) -> None:
+        """A request under that lease could not be connected, or its host's name not looked up:
+        `error` is what the system raised, or a TimeoutError. It counts where it looks like a lost
+        uplink; report the lease after that."""
+        if self._gate._opened is not None:
+            self._gate._opened.leases.uplink.unreached(lease, error, connected=False)
+
     # -- the operator ----------------------------------------------------------------
 
     def watch_hosts(self) -> tuple[Mapping[str, Scope], list[Scope]]:

@@ -746,12 +746,15 @@ class Uplink:
             undo=lambda: self._scheduler.forgive(host),
         )
 
-    def unreached(self, lease: object, error: BaseException) -> None:
-        """A request of ours failed with that error: as a lost uplink would make it fail?"""
+    def unreached(self, lease: object, error: BaseException, *, connected: bool = True) -> None:
+        """A request of ours failed with that error: as a lost uplink would make it fail?
+
+        `connected` False: it failed before it could be sent, as an error of aiohttp says itself.
+        """
         origin = getattr(lease, "origin", None)
         if origin is None:
             return  # not a lease of ours
-        connected = not isinstance(error, aiohttp.ConnectionTimeoutError)
+        connected = connected and not isinstance(error, aiohttp.ConnectionTimeoutError)
         if classify(error=error, config=_USUAL, connected=connected).row.local:
             began: float = getattr(lease, "started_at", 0.0)
             self.faults.failed(origin, began=began, now=self._clock.monotonic())

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,9 +43,10 @@ from gatekeeper.middleware import (
     other_agent,
     unnamed,
 )
-from gatekeeper.sync import SyncGatekeeper
+from gatekeeper.sync import SyncGatekeeper, SyncLease
 
 __all__ = [
+    "Attempts",
     "BodyInUse",
     "GuardedNames",
     "Hop",
@@ -62,6 +64,9 @@ Call = Callable[[Callable[[], object]], object]
 
 _MOST_SECONDS = 60.0
 """Seconds for connecting where the caller sets no limit."""
+_LEAST_SECONDS = 0.001
+"""Seconds for connecting where none are left: a socket takes 0 for not to wait, and says so with an
+error that is no timeout."""
 
 
 class HopErrors:
@@ -151,7 +156,16 @@ class BodyInUse:
 class Hop:
     """One request that was let in, with its lease."""
 
-    __slots__ = ("_adopted", "_call", "_call_later", "_lease", "_signer", "_started", "user_agent")
+    __slots__ = (
+        "_adopted",
+        "_call",
+        "_call_later",
+        "_lease",
+        "_signer",
+        "_started",
+        "_unreached",
+        "user_agent",
+    )
 
     def __init__(
         self,
@@ -161,9 +175,12 @@ class Hop:
         call_later: Call,
         *,
         adopted: bool,
+        unreached: Callable[[BaseException], object],
         signer: Signer | None = None,
     ) -> None:
+        """`unreached` is told, in the gate's loop, why the request could not be connected."""
         self._lease = lease
+        self._unreached = unreached
         self._signer = signer
         self._adopted = adopted
         self._call, self._call_later = call, call_later
@@ -190,14 +207,29 @@ class Hop:
             self._lease.ends_with(body)
         return body
 
-    def failed(self, *, by_network: bool) -> None:
+    def failed(self, *, by_network: bool, unconnected: BaseException | None = None) -> None:
         """No head came. `by_network`: it may have been sent, and the host did not answer; else it
-        was refused or cancelled here, which says nothing about the host."""
+        was refused or cancelled here, which says nothing about the host. `unconnected`: the
+        library's error, where it could not be connected: it may be our own uplink."""
+        if unconnected is not None and (why := _by_system(unconnected)) is not None:
+            self._call(partial(self._unreached, why))
         try:
             elapsed = time.monotonic() - self._started
             self._lease.report(elapsed=elapsed if by_network else None)
         finally:
             self._lease.end()
+
+
+def _by_system(error: BaseException) -> OSError | None:
+    """What the system raised, under the errors of a library."""
+    one: BaseException | None = error
+    for _ in range(32):  # a chain may be a ring
+        if one is None or isinstance(one, TimeoutError | socket.gaierror):
+            return one
+        if isinstance(one, OSError) and one.errno is not None:
+            return one
+        one = one.__cause__ or one.__context__  # also where httpcore suppresses it
+    return None
 
 
 async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
@@ -215,6 +247,7 @@ async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
             lease = await enter_detached(gate.lease(url, user_agent=agent))
         else:
             await _judged(lease, _judge_handed_out(lease, sent, gate, url))
+        lease.claim(url)  # it is sent from here: that nothing is heard of it then says something
     else:
         await _judged(lease, judge_adopted(lease, sent, gate, url))
     loop = asyncio.get_running_loop()
@@ -224,7 +257,10 @@ async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
             loop.call_soon_threadsafe(callback)
 
     name = _name(lease, gate.user_agent, sent)
-    return Hop(lease, name, _call, call_later, adopted=adopted, signer=_signer(gate))
+    told = partial(_unreached, gate, lease)
+    return Hop(
+        *(lease, name, _call, call_later), adopted=adopted, unreached=told, signer=_signer(gate)
+    )
 
 
 async def _judged(lease: HeldLease, judging: Coroutine[Any, Any, None]) -> None:
@@ -292,7 +328,8 @@ def begin_sync(gate: SyncGatekeeper, url: str, sent: str | None) -> Hop:
     lease: HeldLease | None = adopt(url)
     adopted = lease is not None
     if lease is None:
-        lease = gate.acquire(url, user_agent=other_agent(sent, gate.user_agent))
+        lease = taken = gate.acquire(url, user_agent=other_agent(sent, gate.user_agent))
+        gate.post(partial(taken.inner.claim, url))
     else:
         held = lease
         try:
@@ -304,7 +341,18 @@ def begin_sync(gate: SyncGatekeeper, url: str, sent: str | None) -> Hop:
     # Asked for in the loop, which takes a while, only where there is one.
     signs = gate.config is not None and gate.config.identity.key is not None
     signer = gate.do(_signer) if signs else None
-    return Hop(lease, name, gate.post, gate.post, adopted=adopted, signer=signer)
+    inner = lease.inner if isinstance(lease, SyncLease) else lease
+
+    def told(error: BaseException) -> None:
+        gate.do(lambda asked: _unreached(asked, inner, error))  # in the gate's loop already
+
+    return Hop(*(lease, name, gate.post, gate.post), adopted=adopted, unreached=told, signer=signer)
+
+
+def _unreached(gate: Any, lease: object, error: BaseException) -> None:
+    """A sidecar has an uplink of its own: that this process reaches nobody is not its affair."""
+    if isinstance(gate, Gatekeeper):
+        internals(gate).unreached(lease, error)
 
 
 def _signer(gate: Any) -> Signer | None:
@@ -342,11 +390,22 @@ class GuardedNames:
         try:
             socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host.strip("[]"))
         except OSError:
-            found = await resolver.resolve(host, port, socket.AF_UNSPEC)
+            found = await self._resolved(resolver, host, port)
             return [(one["host"], one["port"]) for one in found]
         if guard.refuses_address(host.strip("[]"), port) is not None:
             raise AddressRefused  # no resolver is asked about a literal
         return [(host.strip("[]"), port)]
+
+    async def _resolved(self, resolver: AbstractResolver, host: str, port: int) -> Any:
+        try:
+            return await resolver.resolve(host, port, socket.AF_UNSPEC)
+        except AddressRefused:
+            raise
+        except OSError as error:
+            if isinstance(error, socket.gaierror):
+                raise
+            # aiodns has errors of its own, which say no more than that.
+            raise socket.gaierror(socket.EAI_AGAIN, str(error)) from error
 
     def dialled(self) -> None:
         """One of them is about to be dialled: it is counted."""
@@ -385,6 +444,43 @@ class GuardedNames:
             self._resolver = None
 
 
+class Attempts:
+    """The addresses of a host in turn, with the seconds that connecting to each may take.
+
+    Those that fail go into `failures`, in the order in which they were tried.
+    """
+
+    def __init__(
+        self,
+        names: GuardedNames,
+        found: Sequence[tuple[str, int]],
+        timeout: float | None,
+        began: float,
+    ) -> None:
+        """`timeout`: seconds for all of them, counted from `began` (`time.monotonic`)."""
+        self._names = names
+        self._found = found
+        self._end = None if timeout is None else began + timeout
+        self.failures: list[Exception] = []
+
+    def __iter__(self) -> Iterator[tuple[str, int, float]]:
+        """Address, port and seconds; each is counted as dialled."""
+        for number, (address, port) in enumerate(self._found):
+            left = _MOST_SECONDS if self._end is None else self._end - time.monotonic()
+            self._names.dialled()
+            yield address, port, max(_LEAST_SECONDS, left / (len(self._found) - number))
+
+    def failure(self) -> Exception | None:
+        """What to raise once all have failed; None: the host has no address.
+
+        Of several, that of one which was reached and said no: our own uplink is not lost then.
+        """
+        for error in self.failures:
+            if isinstance(_by_system(error), ConnectionError):
+                return error
+        return self.failures[-1] if self.failures else None
+
+
 def accept_unguarded(config: Config, guarded: bool | None, what: str) -> None:
     """Raise ConfigError for what takes the guard from the socket, unless the user said that it
     may: `guarded=False`, or guard.mode = "url-only" in the gate's settings (T19)."""
@@ -399,8 +495,3 @@ def usual_names(headers: Mapping[str, str]) -> dict[str, str]:
     """The header fields that a lease is told of, for a library that writes all names small."""
     usual = {"retry-after": "Retry-After", "ratelimit": "RateLimit"}
     return {usual[name]: value for name, value in headers.items() if name in usual}
-
-
-def seconds_each(left: float | None, attempts: int) -> float:
-    """How long one of the remaining attempts to connect may take, of so many seconds in all."""
-    return (_MOST_SECONDS if left is None else max(0.0, left)) / max(1, attempts)

@@ -14,8 +14,6 @@ from gatekeeper.integrations.hops import HopErrors
 from gatekeeper.integrations.transports import (
     AsyncHopTransport,
     HopTransport,
-    LeasedAsyncStream,
-    LeasedStream,
 )
 
 __all__ = [
@@ -34,15 +32,9 @@ RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
 RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
 
-class _AsyncStream(LeasedAsyncStream, httpx.AsyncByteStream):
-    pass
-
-
-class _Stream(LeasedStream, httpx.SyncByteStream):
-    pass
-
-
-class PoliteTransport(AsyncHopTransport, httpx.AsyncBaseTransport):
+class PoliteTransport(
+    AsyncHopTransport, httpx.AsyncBaseTransport, httpx=httpx, httpcore=httpcore, errors=_ERRORS
+):
     """For `httpx.AsyncClient(transport=...)`: each hop is decided, paced and reported.
 
     `gate` is a `Gatekeeper` or `RemoteGatekeeper`; close it after the client. The lease is held
@@ -63,21 +55,13 @@ class PoliteTransport(AsyncHopTransport, httpx.AsyncBaseTransport):
     ...         response = await client.get("https://example.org/", follow_redirects=True)
     """
 
-    httpx = httpx
-    httpcore = httpcore
-    errors = _ERRORS
-    stream = _AsyncStream
 
-
-class SyncPoliteTransport(HopTransport, httpx.BaseTransport):
+class SyncPoliteTransport(
+    HopTransport, httpx.BaseTransport, httpx=httpx, httpcore=httpcore, errors=_ERRORS
+):
     """For `httpx.Client(transport=...)`: `PoliteTransport` over a `SyncGatekeeper`.
 
     >>> def main(gate) -> None:
     ...     with httpx.Client(transport=SyncPoliteTransport(gate)) as client:
     ...         response = client.get("https://example.org/", follow_redirects=True)
     """
-
-    httpx = httpx
-    httpcore = httpcore
-    errors = _ERRORS
-    stream = _Stream

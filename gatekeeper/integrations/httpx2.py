@@ -14,8 +14,6 @@ from gatekeeper.integrations.hops import HopErrors
 from gatekeeper.integrations.transports import (
     AsyncHopTransport,
     HopTransport,
-    LeasedAsyncStream,
-    LeasedStream,
 )
 
 __all__ = [
@@ -34,53 +32,27 @@ RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
 RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
 
-class _AsyncStream2(LeasedAsyncStream, httpx2.AsyncByteStream):
-    pass
-
-
-class _Stream2(LeasedStream, httpx2.SyncByteStream):
-    pass
-
-
-class PoliteTransport2(AsyncHopTransport, httpx2.AsyncBaseTransport):
-    """For `httpx2.AsyncClient(transport=...)`: each hop is decided, paced and reported.
-
-    `gate` is a `Gatekeeper` or `RemoteGatekeeper`; close it after the client. The lease is held
-    until the response is closed or dropped. Timeouts do not count the waiting. A request that has
-    no User-Agent of its own is sent with the gate's.
-
-    Requests go over connections of its own, each address judged where it is dialled (`guarded`):
-    `verify` and `cert` as of httpx, and what httpcore's AsyncConnectionPool takes (`http2`,
-    `local_address`, `uds` apart), are its options. A `transport` of yours in their place judges
-    no address: that raises ConfigError unless you say `guarded=False`. `resolver` looks names up;
-    None: as the gate does.
-
-    Raises `gatekeeper.Denied`, `Deferred`, `LeaseTimeout` and `InvalidURL`, which are
-    `httpx2.RequestError` as well.
+class PoliteTransport2(
+    AsyncHopTransport, httpx2.AsyncBaseTransport, httpx=httpx2, httpcore=httpcore2, errors=_ERRORS
+):
+    """For `httpx2.AsyncClient(transport=...)`: all that `gatekeeper.integrations.httpx` says of its
+    `PoliteTransport` holds of it, with the names of httpx2 and httpcore2.
 
     >>> async def main(gate) -> None:
     ...     async with httpx2.AsyncClient(transport=PoliteTransport(gate)) as client:
     ...         response = await client.get("https://example.org/", follow_redirects=True)
     """
 
-    httpx = httpx2
-    httpcore = httpcore2
-    errors = _ERRORS
-    stream = _AsyncStream2
 
-
-class SyncPoliteTransport2(HopTransport, httpx2.BaseTransport):
+class SyncPoliteTransport2(
+    HopTransport, httpx2.BaseTransport, httpx=httpx2, httpcore=httpcore2, errors=_ERRORS
+):
     """For `httpx2.Client(transport=...)`: `PoliteTransport` over a `SyncGatekeeper`.
 
     >>> def main(gate) -> None:
     ...     with httpx2.Client(transport=SyncPoliteTransport(gate)) as client:
     ...         response = client.get("https://example.org/", follow_redirects=True)
     """
-
-    httpx = httpx2
-    httpcore = httpcore2
-    errors = _ERRORS
-    stream = _Stream2
 
 
 PoliteTransport = PoliteTransport2

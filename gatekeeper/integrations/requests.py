@@ -33,13 +33,13 @@ from gatekeeper.errors import (
     LeaseTimeout,
 )
 from gatekeeper.integrations.hops import (
+    Attempts,
     BodyInUse,
     GuardedNames,
     Hop,
     HopErrors,
     accept_unguarded,
     begin_sync,
-    seconds_each,
 )
 from gatekeeper.sync import SyncGatekeeper
 
@@ -171,12 +171,13 @@ class PoliteAdapter(HTTPAdapter):
         except GatekeeperError as error:
             raise self._as_theirs(error, request) from error
         request.headers.update(hop.headers(request.method or "GET", url))
-        self._thread.refused = False
+        self._thread.refused, self._thread.unconnected = False, None
         try:
             response = super().send(request, stream=stream, **given)
         except BaseException as error:
             network = isinstance(error, requests.RequestException) and not self._thread.refused
-            hop.failed(by_network=network)
+            unconnected, self._thread.unconnected = self._thread.unconnected, None
+            hop.failed(by_network=network, unconnected=unconnected)
             if self._thread.refused and isinstance(error, requests.RequestException):
                 raise self._as_theirs(self._names.denied(url, sent), request) from error
             raise
@@ -199,27 +200,26 @@ class PoliteAdapter(HTTPAdapter):
         began = time.monotonic()
         try:
             found = self._gate.wait(lambda inner: self._names.addresses(inner, host, port))
-        except AddressRefused:
-            self._thread.refused = True
+        except OSError as error:
+            self._thread.refused = isinstance(error, AddressRefused)
+            self._thread.unconnected = error
             raise
         if getattr(connection, "server_hostname", host) is None:
             connection.server_hostname = host.strip("[]")
-        for number, (address, real) in enumerate(found, 1):
-            left = (
-                timeout - (time.monotonic() - began) if isinstance(timeout, int | float) else None
-            )
+        limit = float(timeout) if isinstance(timeout, int | float) else None
+        attempts = Attempts(self._names, found, limit, began)
+        for address, real, seconds in attempts:
+            connection.host, connection.port, connection.timeout = address, real, seconds
             try:
-                self._names.dialled()
-                connection.host, connection.port = address, real
-                connection.timeout = seconds_each(left, len(found) + 1 - number)
                 connect()
                 return
-            except Exception:
+            except Exception as error:  # noqa: BLE001 - the last one is raised
                 connection.close()
-                if number == len(found):
-                    raise
+                attempts.failures.append(error)
             finally:
                 connection.host, connection.port, connection.timeout = host, port, timeout
+        self._thread.unconnected = failure = attempts.failure() or OSError(f"{host} has no address")
+        raise failure
 
     def close(self) -> None:
         """Close the connections; what is open of leases ends."""

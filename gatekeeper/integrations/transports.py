@@ -8,22 +8,23 @@ from __future__ import annotations
 import ssl
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 from aiohttp.abc import AbstractResolver
 
 from gatekeeper.config import Config, as_config
 from gatekeeper.errors import AddressRefused, Denied, GateClosed, GatekeeperError
 from gatekeeper.integrations.hops import (
+    Attempts,
     BodyInUse,
     GuardedNames,
+    Hop,
     HopErrors,
     accept_unguarded,
     begin,
     begin_sync,
-    seconds_each,
 )
 from gatekeeper.middleware import Gate
 from gatekeeper.sync import SyncGatekeeper
@@ -71,19 +72,42 @@ class LeasedStream:
             self._body.free()
 
 
-class _Library:
-    """What both transports need of their library."""
+_Asked = TypeVar("_Asked")
 
-    httpx: Any
-    httpcore: Any
-    errors: HopErrors
-    stream: Any
-    """The class of their streams."""
+
+class _Library(Generic[_Asked]):
+    """What both transports need of their library, which a subclass names: `class PoliteTransport(
+    AsyncHopTransport, httpx.AsyncBaseTransport, httpx=httpx, httpcore=httpcore, errors=ERRORS)`.
+    """
+
+    httpx: ClassVar[Any]
+    httpcore: ClassVar[Any]
+    errors: ClassVar[HopErrors]
+    leased: ClassVar[Any]
+    """How a body is read whose lease ends with it."""
+    streams: ClassVar[str]
+    """The name of the library's class of such streams."""
 
     guarded: bool
     """Whether every address is judged where it is dialled; else only the URLs are."""
 
-    def _prepare(self, gate: Any, transport: object, guarded: bool | None, resolver: Any) -> None:
+    def __init_subclass__(
+        cls, *, httpx: Any = None, httpcore: Any = None, errors: HopErrors | None = None
+    ) -> None:
+        if errors is not None:
+            cls.httpx, cls.httpcore, cls.errors = httpx, httpcore, errors
+            cls.leased = type("LeasedBody", (cls.leased, getattr(httpx, cls.streams)), {})
+
+    def __init__(
+        self,
+        gate: _Asked,
+        transport: Any = None,
+        *,
+        guarded: bool | None = None,
+        resolver: AbstractResolver | None = None,
+        **options: Any,
+    ) -> None:
+        self._gate = gate
         config = getattr(gate, "config", None)
         config = config if isinstance(config, Config) else as_config(None)
         self.guarded = transport is None
@@ -91,6 +115,11 @@ class _Library:
             accept_unguarded(config, guarded, "a transport of your own")
         self._names = GuardedNames(config, resolver)
         self._bodies: weakref.WeakSet[BodyInUse] = weakref.WeakSet()
+        self._inner = transport or self._own(options)
+
+    def _own(self, options: dict[str, Any]) -> Any:
+        """A transport whose connections are dialled through the guard."""
+        raise NotImplementedError
 
     @contextmanager
     def _told(self, request: Any) -> Iterator[None]:
@@ -126,12 +155,23 @@ class _Library:
             extensions=request.extensions,
         )
 
-    def _begun(self, request: Any, hop: Any) -> None:
-        request.headers.update(hop.headers(request.method, str(request.url)))
-
-    def _failed(self, hop: Any, error: BaseException) -> None:
-        network = isinstance(error, self.httpx.RequestError | OSError)
-        hop.failed(by_network=network and not isinstance(error, Denied))
+    @contextmanager
+    def _sending(self, hop: Hop, request: Any, url: str, sent: str | None) -> Iterator[None]:
+        """Under the hop's lease, which hears of it where no head comes."""
+        request.headers.update(hop.headers(request.method, url))
+        try:
+            yield
+        except AddressRefused as error:
+            hop.failed(by_network=False)
+            raise self.errors.of(self._names.denied(url, sent), request) from error
+        except BaseException as error:
+            network = isinstance(error, self.httpx.RequestError | OSError)
+            dialled = isinstance(error, self.httpx.ConnectError | self.httpx.ConnectTimeout)
+            hop.failed(
+                by_network=network and not isinstance(error, Denied),
+                unconnected=error if dialled else None,
+            )
+            raise
 
     def _leased(self, hop: Any, response: Any) -> Any:
         body = hop.answered(response.status_code, response.headers)
@@ -140,7 +180,7 @@ class _Library:
             body.free()
             return response
         self._bodies.add(body)
-        response.stream = self.stream(response.stream, body)
+        response.stream = self.leased(response.stream, body)
         return response
 
     def _free(self) -> None:
@@ -161,24 +201,16 @@ class _Library:
             raise
 
 
-class AsyncHopTransport(_Library):
+class AsyncHopTransport(_Library[Gate]):
     """The mixin of an asynchronous transport."""
 
-    def __init__(
-        self,
-        gate: Gate,
-        transport: Any = None,
-        *,
-        guarded: bool | None = None,
-        resolver: AbstractResolver | None = None,
-        **options: Any,
-    ) -> None:
-        self._gate = gate
-        self._prepare(gate, transport, guarded, resolver)
-        backend = _Backend(self.httpcore, self._names, gate)
-        self._inner = transport or _PoolTransport(
-            self, self._pool(self.httpcore.AsyncConnectionPool, backend, options)
-        )
+    leased = LeasedAsyncStream
+    streams = "AsyncByteStream"
+
+    def _own(self, options: dict[str, Any]) -> Any:
+        backend = _Backend(self.httpcore, self._names, self._gate)
+        pool = self._pool(self.httpcore.AsyncConnectionPool, backend, options)
+        return _PoolTransport(self, pool)
 
     async def handle_async_request(self, request: Any) -> Any:
         """Decide, wait for the turn, and send; called once a redirect hop."""
@@ -187,15 +219,8 @@ class AsyncHopTransport(_Library):
             if self.guarded:
                 self._names.refuse_url(self._gate, url, sent)
             hop = await begin(self._gate, url, sent)
-        self._begun(request, hop)
-        try:
+        with self._sending(hop, request, url, sent):
             response = await self._inner.handle_async_request(request)
-        except AddressRefused as error:
-            hop.failed(by_network=False)
-            raise self.errors.of(self._names.denied(url, sent), request) from error
-        except BaseException as error:
-            self._failed(hop, error)
-            raise
         return self._leased(hop, response)
 
     async def aclose(self) -> None:
@@ -207,24 +232,16 @@ class AsyncHopTransport(_Library):
             await self._names.close()
 
 
-class HopTransport(_Library):
+class HopTransport(_Library[SyncGatekeeper]):
     """The mixin of a transport for threads."""
 
-    def __init__(
-        self,
-        gate: SyncGatekeeper,
-        transport: Any = None,
-        *,
-        guarded: bool | None = None,
-        resolver: AbstractResolver | None = None,
-        **options: Any,
-    ) -> None:
-        self._gate = gate
-        self._prepare(gate, transport, guarded, resolver)
-        backend = _SyncBackend(self.httpcore, self._names, gate)
-        self._inner = transport or _SyncPoolTransport(
-            self, self._pool(self.httpcore.ConnectionPool, backend, options)
-        )
+    leased = LeasedStream
+    streams = "SyncByteStream"
+
+    def _own(self, options: dict[str, Any]) -> Any:
+        backend = _SyncBackend(self.httpcore, self._names, self._gate)
+        pool = self._pool(self.httpcore.ConnectionPool, backend, options)
+        return _SyncPoolTransport(self, pool)
 
     def handle_request(self, request: Any) -> Any:
         """Decide, wait for the turn, and send; called once a redirect hop."""
@@ -233,15 +250,8 @@ class HopTransport(_Library):
             if self.guarded:
                 self._gate.do(lambda inner: self._names.refuse_url(inner, url, sent))
             hop = begin_sync(self._gate, url, sent)
-        self._begun(request, hop)
-        try:
+        with self._sending(hop, request, url, sent):
             response = self._inner.handle_request(request)
-        except AddressRefused as error:
-            hop.failed(by_network=False)
-            raise self.errors.of(self._names.denied(url, sent), request) from error
-        except BaseException as error:
-            self._failed(hop, error)
-            raise
         return self._leased(hop, response)
 
     def close(self) -> None:
@@ -329,10 +339,11 @@ class _MappedStream:
 
 
 class _Dialling:
-    """What both backends do with the addresses of a host."""
+    """httpcore's network, where the guard says which addresses are dialled."""
 
     def __init__(self, httpcore: Any, names: GuardedNames, gate: Any) -> None:
         self._httpcore = httpcore
+        self._failures = httpcore.ConnectError, httpcore.ConnectTimeout
         self._names = names
         self._gate = gate
 
@@ -345,41 +356,32 @@ class _Dialling:
         except OSError as error:
             raise self._httpcore.ConnectError(str(error)) from error
 
+    def _failure(self, host: str, attempts: Attempts) -> Exception:
+        error: Exception = self._httpcore.ConnectError(f"{host} has no address")
+        return attempts.failure() or error
+
 
 class _Backend(_Dialling):
-    """httpcore's network, where the guard says which addresses are dialled."""
+    """... for asyncio, or what else anyio runs on."""
 
     def __init__(self, httpcore: Any, names: GuardedNames, gate: Any) -> None:
         super().__init__(httpcore, names, gate)
         self._network = httpcore.AnyIOBackend()
 
     async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
+        self, host: str, port: int, timeout: float | None = None, **options: Any
     ) -> Any:
         """Dial the first address that answers of those that the guard lets through."""
         began = time.monotonic()
         with self._looking_up():
             found = await self._names.addresses(self._gate, host, port)
-        for number, (address, real) in enumerate(found, 1):
-            left = None if timeout is None else timeout - (time.monotonic() - began)
+        attempts = Attempts(self._names, found, timeout, began)
+        for address, real, seconds in attempts:
             try:
-                self._names.dialled()
-                return await self._network.connect_tcp(
-                    address,
-                    real,
-                    timeout=seconds_each(left, len(found) + 1 - number),
-                    local_address=local_address,
-                    socket_options=socket_options,
-                )
-            except (self._httpcore.ConnectError, self._httpcore.ConnectTimeout):
-                if number == len(found):
-                    raise
-        raise self._httpcore.ConnectError(f"{host} has no address")
+                return await self._network.connect_tcp(address, real, timeout=seconds, **options)
+            except self._failures as error:
+                attempts.failures.append(error)
+        raise self._failure(host, attempts)
 
     async def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> Any:
         """Refused: it is no address of a site."""
@@ -391,39 +393,26 @@ class _Backend(_Dialling):
 
 
 class _SyncBackend(_Dialling):
-    """`_Backend`, for threads; names are looked up in the gate's loop."""
+    """... for threads; names are looked up in the gate's loop."""
 
     def __init__(self, httpcore: Any, names: GuardedNames, gate: SyncGatekeeper) -> None:
         super().__init__(httpcore, names, gate)
         self._network = httpcore.SyncBackend()
 
     def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
+        self, host: str, port: int, timeout: float | None = None, **options: Any
     ) -> Any:
         """Dial the first address that answers of those that the guard lets through."""
         began = time.monotonic()
         with self._looking_up():
             found = self._gate.wait(lambda inner: self._names.addresses(inner, host, port))
-        for number, (address, real) in enumerate(found, 1):
-            left = None if timeout is None else timeout - (time.monotonic() - began)
+        attempts = Attempts(self._names, found, timeout, began)
+        for address, real, seconds in attempts:
             try:
-                self._names.dialled()
-                return self._network.connect_tcp(
-                    address,
-                    real,
-                    timeout=seconds_each(left, len(found) + 1 - number),
-                    local_address=local_address,
-                    socket_options=socket_options,
-                )
-            except (self._httpcore.ConnectError, self._httpcore.ConnectTimeout):
-                if number == len(found):
-                    raise
-        raise self._httpcore.ConnectError(f"{host} has no address")
+                return self._network.connect_tcp(address, real, timeout=seconds, **options)
+            except self._failures as error:
+                attempts.failures.append(error)
+        raise self._failure(host, attempts)
 
     def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> Any:
         """Refused: it is no address of a site."""

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from gatekeeper import Deferred, Denied, GateClosed, InvalidURL, LeaseTimeout, NotYet
+from gatekeeper.fetching.faults import LEAST
 from tests.conformance.ways import AGENT
 from tests.integrations.rigs import Rig
-from tests.internet import FakeInternet, Hold, Page, Reset, Stall, redirect
+from tests.internet import Fail, FakeInternet, Hold, Page, Reset, Stall, redirect
 
 DENYING = "User-agent: *\nDisallow: /private\n"
 
@@ -264,3 +265,22 @@ async def test_tls_is_checked_by_name(internet: FakeInternet, rig_on: Any) -> No
     assert (await rig.get("https://a.test/")).text == "safe"
     with pytest.raises(rig.base_error()):
         await rig.get("https://wrong.test/")
+
+
+@pytest.mark.parametrize("how", [Fail.SERVFAIL, Fail.NXDOMAIN, "refused"])
+async def test_pages_that_could_not_be_dialled_tell_of_a_lost_uplink(
+    internet: FakeInternet, rig_on: Any, how: str
+) -> None:
+    """As robots.txt files do, and the pages of a polite session."""
+    names = [f"a{number}.test" for number in range(LEAST + 1)]
+    for name in names:
+        internet.dns(name, how) if isinstance(how, Fail) else internet.refusing(name)
+    rig = await rig_on(internet, host=[{"match": "*", "robots": "allow"}])
+    for name in names:
+        with pytest.raises(rig.base_error()):
+            await rig.get(f"http://{name}/")
+    await settled(rig)
+    # That a sidecar's client reaches nobody says nothing about the sidecar's own uplink.
+    lost = how is Fail.SERVFAIL and rig.sidecar is None
+    stats = rig.gate.stats() if rig.sidecar is None else rig.sidecar.gate.stats()
+    assert stats.directory.local_fault is lost

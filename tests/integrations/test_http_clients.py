@@ -12,9 +12,11 @@ import pytest
 
 from gatekeeper import Config, ConfigError, Denied, Gatekeeper, LeaseTimeout, SyncGatekeeper
 from gatekeeper.config import IdentityConfig
+from gatekeeper.fetching.faults import LEAST
 from gatekeeper.identity import PublicKey, new_key
+from gatekeeper.integrations import hops
 from tests.conformance.ways import AGENT, settings
-from tests.internet import FakeInternet, Page
+from tests.internet import FakeInternet, Hold, Page
 from tests.test_identity import as_sent, verify
 
 LIBRARIES = ["httpx", "httpx2"]
@@ -234,3 +236,90 @@ async def test_each_hop_over_requests_is_signed(
     for request in internet.requests:
         assert len(request.headers.getall("Signature")) == 1
         verify(as_sent(request), public)
+
+
+@pytest.mark.parametrize("why", ["silent", "no route", "silent or refused"])
+async def test_connections_that_come_to_nothing_tell_of_a_lost_uplink(
+    internet: FakeInternet, library: Any, why: str
+) -> None:
+    """One address of a host that says no was reached: then the uplink stands."""
+    names = [f"a{number}.test" for number in range(LEAST + 1)]
+    for name in names:
+        addresses = [internet.blackhole(name)]
+        if why == "silent or refused":
+            addresses.append(internet.refusing(name))
+        internet.dns(name, addresses)
+    options = {"local_address": "192.0.2.1"} if why == "no route" else {}  # that is nobody's
+    config = settings(host=[{"match": "*", "robots": "allow"}])
+    transport = transports(library).PoliteTransport
+    async with (
+        Gatekeeper(AGENT, config=config, resolver=internet.resolver) as gate,
+        library.AsyncClient(
+            transport=transport(gate, **options), timeout=0.2 if why == "silent" else 2.0
+        ) as client,
+    ):
+        errors = await asyncio.gather(
+            *(client.get(f"http://{name}/") for name in names), return_exceptions=True
+        )
+        silent = why == "silent"
+        assert {type(error).__name__ for error in errors} == {
+            "ConnectTimeout" if silent else "ConnectError"
+        }
+        assert gate.stats().directory.local_fault is (why != "silent or refused")
+
+
+async def test_connections_of_requests_that_time_out_tell_of_a_lost_uplink(
+    internet: FakeInternet,
+) -> None:
+    requests = pytest.importorskip("requests")
+    names = [f"a{number}.test" for number in range(LEAST + 1)]
+    for name in names:
+        internet.blackhole(name)
+    config = settings(host=[{"match": "*", "robots": "allow"}])
+
+    def crawl() -> bool:
+        with (
+            SyncGatekeeper(AGENT, config=config, resolver=internet.resolver) as gate,
+            polite_requests(gate) as session,
+        ):
+            for name in names:
+                with pytest.raises(requests.ConnectTimeout):
+                    session.get(f"http://{name}/", timeout=0.02)
+            return bool(gate.stats().directory.local_fault)  # type: ignore[union-attr]
+
+    assert await asyncio.to_thread(crawl)
+
+
+async def test_a_request_of_which_nothing_is_heard_is_looked_at(
+    internet: FakeInternet, library: Any
+) -> None:
+    """Its lease awaits a head, as that of a polite session's request does."""
+    hold = Hold(Page("late"))
+    internet.site("a.test").robots("").on("/x", hold)
+    transport = transports(library).PoliteTransport
+    async with (
+        Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+        library.AsyncClient(transport=transport(gate)) as client,
+    ):
+        asked = asyncio.create_task(client.get("http://a.test/x"))
+        await hold.waiting.acquire()
+        [lease] = gate._open.leases.holdings.everybody()
+        assert lease.awaits_head
+        hold.release()
+        assert (await asked).text == "late"
+        assert not lease.awaits_head
+
+
+def test_an_attempt_to_connect_always_has_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With none at all a socket does not wait, and its error says nothing of the time."""
+    now = [100.0]
+    monkeypatch.setattr(hops.time, "monotonic", lambda: now[0])
+    found = [("127.0.0.1", 1), ("127.0.0.2", 2), ("127.0.0.3", 3)]
+    seconds = []
+    for _, _, each in hops.Attempts(hops.GuardedNames(Config()), found, 6.0, 100.0):
+        seconds.append(each)
+        now[0] += 5.0
+    assert seconds == [2.0, 0.5, 0.001]
+    unlimited = hops.Attempts(hops.GuardedNames(Config()), found, None, 100.0)
+    assert [each for _, _, each in unlimited] == [20.0, 30.0, 60.0]
+    assert unlimited.failure() is None
