@@ -555,11 +555,11 @@ class SyncLease:
     @property
     def counts_bytes(self) -> bool:
         """Has its host a budget for which the bytes of the response count?"""
-        return bool(self._lease.counts_bytes)
+        return bool(self.inner.counts_bytes)
 
     def received(self, size: int) -> None:
         """So many bytes of the response came; for those that no report tells of."""
-        self._do(lambda: self._lease.received(size))
+        self._do(lambda: self.inner.received(size))
 
     def renew(self, seconds: float) -> None:
         """Put the end `seconds` from now."""
