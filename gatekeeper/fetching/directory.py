@@ -100,6 +100,8 @@ _LARGE: Final = 65_536
 """Octets of a text from which on it is parsed in a thread."""
 _TURN: Final = 0.5
 """Seconds that a probe waits for the turn of its host before it only connects."""
+_RENEWED: Final = 1_000
+"""Flights under way beyond which none is begun for a file that others have renewed."""
 _SOON: Final = 1.0
 """Seconds after which to ask again where nothing could be recorded."""
 
@@ -262,6 +264,12 @@ class Directory:
             record, asked = await self._wait_for(origin, force=True)
             if asked:
                 return record
+
+    def renew(self, origin: str) -> None:
+        """Have the file fetched again in the background, if there is a record of it: there is a
+        newer one than ours. With many under way it waits until it expires."""
+        if self._open and len(self._flights) < _RENEWED and self._cache.get(origin) is not None:
+            self._launch(origin, force=True)
 
     def void_refusals(self) -> None:
         """The guard has other settings: what it refused to fetch may be asked for again."""

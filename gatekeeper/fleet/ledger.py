@@ -17,7 +17,7 @@ import contextlib
 import hashlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -129,6 +129,7 @@ class RedisLedger:
         self._url = url
         self._store = Store(url, config)
         self._texts: Store | None = None
+        self._shared: SharedFetcher | None = None
         self._prefix = f"{{{namespace}}}:"
         self._epoch_keys = [self._key(name) for name in ("epoch", "known", "pushed")]
         self.member: str = secrets.token_hex(4)
@@ -166,10 +167,16 @@ class RedisLedger:
             return None
         return cls(config.url, namespace=config.namespace, clock=clock, config=config)
 
-    def sharing(self, fetcher: RobotsSource, cache: CacheConfig) -> RobotsSource:
-        """A source of robots.txt files which the fleet fetches once."""
+    def sharing(
+        self, fetcher: RobotsSource, cache: CacheConfig, renew: Callable[[str], object]
+    ) -> RobotsSource:
+        """A source of robots.txt files which the fleet fetches once. `renew(origin)` is called
+        where another member has a newer one than this."""
         self._texts = Store(self._url, self.config, any_memory=True)
-        return SharedFetcher(fetcher, self._texts, cache, prefix=self._prefix, member=self.member)
+        self._shared = SharedFetcher(
+            *(fetcher, self._texts, cache), prefix=self._prefix, member=self.member, renew=renew
+        )
+        return self._shared
 
     def _key(self, name: str) -> str:
         return self._prefix + name
@@ -616,6 +623,8 @@ class RedisLedger:
             kind = said[0]
             if kind == "j":
                 self._beat_now.set()
+            elif kind == "t" and self._shared is not None:
+                self._shared.told(said[1], said[2], bool(said[3]))
             elif kind == "g":
                 self._quarantine_until = 0.0
                 for listener in self._listeners.values():

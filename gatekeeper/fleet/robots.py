@@ -2,8 +2,10 @@
 
 What a retrieval came to lies in the store for as long as it is fresh, and half as long again so
 that a 304 finds its text. Who wants a file looks there first; who finds nothing newer than what it
-has claims the origin, fetches in the host's turn, and writes. The others look again until the claim
-is over: a member that dies with one delays them by `CLAIM` seconds.
+has claims the origin, fetches in the host's turn, and writes. That is published: who waits reads it
+at once, and who holds an older copy takes it over, so that a refresh by one is one by all. Where
+nothing is heard the others look again until the claim is over: a member that dies with one delays
+them by `CLAIM_FOR` seconds.
 
 Without the store each member fetches for itself, as far as it gets a turn for that.
 """
@@ -14,13 +16,14 @@ import asyncio
 import contextlib
 import secrets
 import zlib
+from collections.abc import Callable
 
 import msgspec
 from cachetools import LRUCache
 
 from gatekeeper.config import CacheConfig
 from gatekeeper.errors import LedgerLost
-from gatekeeper.fetching.directory import RobotsSource
+from gatekeeper.fetching.directory import RobotsSource, flying
 from gatekeeper.fetching.outcomes import Kept, Lifetime, Outcome, Retrieval, Validators, fresh_for
 from gatekeeper.fleet import scripts
 from gatekeeper.fleet.store import Store
@@ -65,9 +68,17 @@ class SharedFetcher:
     """A source of robots.txt files that asks the fleet first."""
 
     def __init__(
-        self, fetcher: RobotsSource, store: Store, cache: CacheConfig, *, prefix: str, member: str
+        self,
+        fetcher: RobotsSource,
+        store: Store,
+        cache: CacheConfig,
+        *,
+        prefix: str,
+        member: str,
+        renew: Callable[[str], object] = lambda _origin: None,
     ) -> None:
-        """`prefix`: how the keys of the namespace begin; `member`: our own name in the fleet."""
+        """`prefix`: how the keys of the namespace begin; `member`: our own name in the fleet;
+        `renew(origin)`: fetch a file again, of which another member has a newer one."""
         self._fetcher = fetcher
         self._store = store
         self._cache = cache
@@ -76,32 +87,59 @@ class SharedFetcher:
         self._calls = asyncio.Semaphore(_AT_ONCE)
         self._seen: LRUCache[str, str] = LRUCache(_REMEMBERED)
         """The stamp of what we have of an origin."""
+        self._offered: LRUCache[str, str] = LRUCache(_REMEMBERED)
+        """The stamp of what another member wrote since, and which `renew` was called for."""
+        self._renew = renew
+        self._waiting: dict[str, asyncio.Event] = {}
+        """Origins that another member asks, and somebody here waits for."""
 
     async def reach(self, origin: str) -> bool | None:
         """Whether a new connection to the origin comes about; None: it can't be told."""
         return await self._fetcher.reach(origin)
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
-        """What another member found since we asked last, or else what we find."""
-        look = _LOOK
+        """What another member found since we asked last, or else what we find. Where somebody
+        wants the site itself to be asked, only what is found from now on will do."""
+        look, flight = _LOOK, flying.get()
+        anew = flight is not None and flight.force and self._offered.pop(origin, None) is None
         while True:
             try:
-                if (found := await self._newer(origin)) is not None:
+                if (found := await self._newer(origin, anew)) is not None:
                     return found
                 left = await self._claim(origin)
             except LedgerLost:
                 return await self._fetcher.fetch(origin, validators)
             if not left:
                 return await self._fetch_for_all(origin, validators)
-            await asyncio.sleep(min(look, left))
+            anew = False
+            await self._wait(origin, min(look, left))
             look = min(2 * look, _LOOK_MAX)
 
-    async def _newer(self, origin: str) -> Retrieval | None:
+    def told(self, origin: str, stamp: str, good: bool) -> None:
+        """Another member, or we, wrote what it found; `good`: the site answered."""
+        if (waiting := self._waiting.get(origin)) is not None:
+            waiting.set()
+        if good and self._seen.get(origin, stamp) != stamp:
+            self._offered[origin] = stamp
+            self._renew(origin)
+
+    async def _wait(self, origin: str, seconds: float) -> None:
+        """Until another member has written what it found; at most so many seconds, for a message
+        may be lost."""
+        written = self._waiting.setdefault(origin, asyncio.Event())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await written.wait()
+        if self._waiting.get(origin) is written:
+            del self._waiting[origin]
+
+    async def _newer(self, origin: str, anew: bool) -> Retrieval | None:
+        """What lies in the store and we have not; `anew`: what lies there now is known."""
         shared, age = await self._read(origin)
         if shared is None or shared.stamp == self._seen.get(origin) or age >= shared.fresh:
             return None
         self._seen[origin] = shared.stamp
-        return _retrieval(shared, age)
+        return None if anew else _retrieval(shared, age)
 
     async def _read(self, origin: str) -> tuple[_Shared | None, float]:
         """What lies in the store, and how old it is in seconds."""
@@ -169,10 +207,12 @@ class SharedFetcher:
             shared = msgspec.structs.replace(
                 before, stamp=shared.stamp, fresh=shared.fresh, kept=shared.kept
             )
-        key, milliseconds = f"{self._prefix}r:{origin}", round(shared.kept * 1000)
+        key, milliseconds = f"{self._prefix}r:{origin}", str(round(shared.kept * 1000))
+        self._seen[origin] = shared.stamp  # before the message about it comes back
+        message = msgspec.msgpack.encode(("t", origin, shared.stamp, retrieval.outcome.good))
+        arguments = [msgspec.msgpack.encode(shared), milliseconds, f"{self._prefix}all", message]
         async with self._calls:
-            await self._store.run("SET", key, msgspec.msgpack.encode(shared), "PX", milliseconds)
-        self._seen[origin] = shared.stamp
+            await self._store.script(scripts.WRITE, [key], arguments)
 
 
 def _share(retrieval: Retrieval, fresh: float) -> _Shared:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BEAT", "CLAIM", "DECLARE", "FORMAT", "PUSHED", "READ", "RELEASE", "TURN"]
+__all__ = ["BEAT", "CLAIM", "DECLARE", "FORMAT", "PUSHED", "READ", "RELEASE", "TURN", "WRITE"]
 
 FORMAT: Final = 1
 """The version of what is written to the store. Members share a namespace with equal ones only.
@@ -446,3 +446,9 @@ return 0
 
 READ: Final = "return {redis.call('PTTL', KEYS[1]), redis.call('GET', KEYS[1])}"
 """A text, and the milliseconds for which it is still kept."""
+
+WRITE: Final = """
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return redis.call('PUBLISH', ARGV[3], ARGV[4])
+"""
+"""Keep a text for so many milliseconds, and tell everybody on the channel."""

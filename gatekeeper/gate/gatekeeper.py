@@ -534,7 +534,12 @@ class Gatekeeper:
         """What brings the files: with a fleet, whichever member asks first."""
         if not isinstance(self._ledger, RedisLedger):
             return fetcher
-        return self._ledger.sharing(fetcher, self.config.cache)
+        return self._ledger.sharing(fetcher, self.config.cache, self._renew)
+
+    def _renew(self, origin: str) -> None:
+        """Another member of the fleet has a newer file than we, if we have one."""
+        if self._opened is not None:
+            self._opened.directory.renew(origin)
 
     def _connector(self) -> aiohttp.TCPConnector:
         return GuardedConnector(

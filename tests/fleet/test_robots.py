@@ -9,10 +9,14 @@ import pytest
 
 from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import LedgerLost
+from gatekeeper.fetching.directory import Flight, flying
 from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators
+from gatekeeper.fleet import robots
 from gatekeeper.fleet.robots import SharedFetcher
 from gatekeeper.fleet.store import Store
+from tests.fleet.conftest import Join
 from tests.fleet.server import Server
+from tests.pacing.ledger_rules import Listener
 
 ORIGIN = "https://a.example"
 
@@ -159,6 +163,67 @@ async def test_a_304_is_shared_with_the_text_that_it_speaks_of(member: Member) -
     found = await other.fetch(ORIGIN)
     assert (found.outcome, found.body) == (Outcome.RULES, text)
     assert site.asked == 2
+
+
+async def test_who_waits_is_told_at_once(
+    member: Member, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look that is the net beneath would come after an hour here."""
+    monkeypatch.setattr(robots, "_LOOK", 3600.0)
+    monkeypatch.setattr(robots, "_LOOK_MAX", 3600.0)
+    monkeypatch.setattr(robots, "CLAIM_FOR", 9000.0)
+    site, ledger = Site(), await join()
+    ledger.listen("a", Listener())
+    await until(lambda: ledger.hearing)
+    site.open.clear()
+    fetching = asyncio.create_task(member(site, "one").fetch(ORIGIN))
+    await until(lambda: site.asked == 1)
+    other = ledger.sharing(site, CacheConfig(), lambda origin: None)
+    waiting = asyncio.create_task(other.fetch(ORIGIN))
+    await until(lambda: ORIGIN in other._waiting)  # type: ignore[attr-defined]
+    site.open.set()
+    async with asyncio.timeout(5.0):
+        assert (await waiting).body == (await fetching).body
+    assert site.asked == 1
+
+
+async def test_a_newer_file_is_offered_to_who_has_an_older_one(member: Member, join: Join) -> None:
+    site, ledger, offered = Site(), await join(), list[str]()
+    ledger.listen("a", Listener())
+    await until(lambda: ledger.hearing)
+    one, other = member(site, "one"), ledger.sharing(site, CacheConfig(), offered.append)
+    await one.fetch("https://b.example")  # of which the other one has nothing
+    await one.fetch(ORIGIN)
+    await other.fetch(ORIGIN)
+    site.answer = Retrieval(outcome=Outcome.SERVER_ERROR, status=500)
+    await one.fetch(ORIGIN)  # nothing that is better than what it has
+    site.answer = Retrieval(outcome=Outcome.RULES, status=200, body=b"User-agent: *")
+    await one.fetch(ORIGIN)
+    await until(lambda: bool(offered))
+    assert offered == [ORIGIN]
+    assert (await other.fetch(ORIGIN)).body == b"User-agent: *"
+    asked = site.asked
+    await other.fetch(ORIGIN)  # its own: nobody offers it to itself
+    await asyncio.sleep(0.05)
+    assert offered == [ORIGIN]
+    assert site.asked == asked + 1
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_refresh_asks_the_site_whatever_lies_in_the_store(
+    member: Member, known: bool
+) -> None:
+    site = Site()
+    one, other = member(site, "one"), member(site, "other")
+    if known:
+        await other.fetch(ORIGIN)
+    await one.fetch(ORIGIN)
+    asked = site.asked
+    flight = Flight(ORIGIN, force=True)
+    token = flying.set(flight)
+    await other.fetch(ORIGIN)
+    flying.reset(token)
+    assert site.asked == asked + 1
 
 
 async def test_what_is_our_own_fault_is_told_nobody(member: Member) -> None:
