@@ -25,6 +25,8 @@ __all__ = [
     "Decisions",
     "Explanation",
     "FetchStory",
+    "FleetHold",
+    "FleetScope",
     "HostBody",
     "HostState",
     "LeaseBody",
@@ -139,6 +141,36 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """None for a what-if, where nothing was fetched."""
 
 
+class FleetHold(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a member that may be under way."""
+
+    member: str
+    """The name of its machine, a number that it made up, and that of its scheduler there."""
+    since: datetime
+    until: datetime
+    """It ends then, unless the member renews it, as it does while the request is under way."""
+    headed: bool
+    """The head of the answer is there."""
+
+
+class FleetScope(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store of a fleet knows of a host, or of a clock that it shares."""
+
+    scope: str
+    last_at: datetime | None
+    """The latest start, head or failure, of any member; None: it was never asked, or long ago."""
+    blocked_until: datetime | None
+    block_reason: str
+    paused: bool
+    holds: tuple[FleetHold, ...]
+    waiting: int
+    """Members that wait for it."""
+    day_pages: int
+    """Of its budget: the pages of the day, of all members ..."""
+    day_bytes: int
+    """... and their bytes."""
+
+
 class HostBody(msgspec.Struct, frozen=True, kw_only=True):
     """One host and every clock it has."""
 
@@ -169,6 +201,9 @@ class HostBody(msgspec.Struct, frozen=True, kw_only=True):
     """Decisions about its URLs, among the latest ones: the sidecar keeps some thousands."""
     denied: int = 0
     deferred: int = 0
+    fleet: tuple[FleetScope, ...] | None = None
+    """What all members of the fleet hold; None: this gate is alone, or the store can't be asked.
+    `GET /v1/hosts/{host}` alone says it."""
 
 
 class BlockBody(

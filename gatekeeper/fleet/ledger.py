@@ -16,7 +16,9 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import re
 import secrets
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +28,7 @@ from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.fetching.directory import RobotsSource
+from gatekeeper.fleet.overrides import FleetOverrides
 from gatekeeper.fleet.robots import SharedFetcher
 from gatekeeper.fleet.scripts import BEAT, DECLARE, FORMAT, PUSHED, TURN
 from gatekeeper.fleet.store import Store, StoreIdentity
@@ -34,11 +37,13 @@ from gatekeeper.pacing.ledger import (
     MAX_TICKETS,
     End,
     Granted,
+    HoldView,
     LedgerListener,
     NotBefore,
     Report,
     ScopeClock,
     ScopeRequest,
+    ScopeView,
     TakeRequest,
     micros,
 )
@@ -132,8 +137,14 @@ class RedisLedger:
         self._shared: SharedFetcher | None = None
         self._prefix = f"{{{namespace}}}:"
         self._epoch_keys = [self._key(name) for name in ("epoch", "known", "pushed")]
-        self.member: str = secrets.token_hex(4)
+        self.member: str = f"{_machine()}-{secrets.token_hex(4)}"
+        """Our own name: the machine's, and a number that is made up."""
         self._listeners: dict[str, LedgerListener] = {}
+        keys = self._key("epoch"), self._key("overrides")
+        self.overrides: FleetOverrides = FleetOverrides(
+            *(self._store, keys, self._key("all")), tell_now=self._tell_now
+        )
+        """What operators say of hosts at run time, to any member."""
         self._held: dict[str, _Held] = {}
         self._pending: list[_Told] = []
         self._flying: asyncio.Task[None] | None = None
@@ -178,6 +189,9 @@ class RedisLedger:
         )
         return self._shared
 
+    def _tell_now(self) -> None:
+        self._beat_now.set()
+
     def _key(self, name: str) -> str:
         return self._prefix + name
 
@@ -199,6 +213,7 @@ class RedisLedger:
             await self._store.close()
             raise
         self._open = True
+        _log.info("member %s of the fleet at %s", self.member, self._store.where)
         loop = asyncio.get_running_loop()
         self._hearing = loop.create_task(self._hear())
         self._beating = loop.create_task(self._beat())
@@ -315,6 +330,13 @@ class RedisLedger:
     async def resume(self, scopes: Sequence[str]) -> None:
         """Requests again."""
         await self._tell(0, [("p", scope, 0) for scope in scopes])
+
+    async def look(self, scopes: Sequence[str]) -> list[ScopeView]:
+        """What is known of each, and which member holds it. Raises LedgerLost."""
+        if self._dividing:
+            raise LedgerLost(f"{self._store.where} can't be reached")
+        found = await self._call(3, [("v", scope) for scope in scopes], len(scopes))
+        return [_view(one) for one in found]
 
     def _renewals(self, tokens: Sequence[str]) -> list[tuple[Any, ...]]:
         held = [(token, one) for token in tokens if (one := self._held.get(token)) is not None]
@@ -484,6 +506,7 @@ class RedisLedger:
             ]
             for first in range(0, len(operations), _AT_ONCE):
                 await self._turn(operations[first : first + _AT_ONCE])
+        await self.overrides.tell_again(epoch)
         arguments = [epoch, self.member, str(int(survivor)), self._key("all")]
         await self._store.script(
             PUSHED, self._epoch_keys, [*arguments, *{*self._members, self.member}]
@@ -538,9 +561,9 @@ class RedisLedger:
         """Give a sign of life, and see who else does."""
         forget = str(micros(max(60.0, 3 * self.config.hold)))
         channel = self._key("all") if greeting else ""
-        keys = [self._epoch_keys[0], self._key("members")]
+        keys = [self._epoch_keys[0], self._key("members"), self._key("overrides")]
         sent = self._clock.monotonic()
-        epoch, left, now, found = await self._store.script(
+        epoch, left, now, found, words = await self._store.script(
             BEAT, keys, [self.member, forget, channel]
         )
         if _text(epoch) != self._epoch:
@@ -554,6 +577,7 @@ class RedisLedger:
             _text(name): (now - float(score)) / 1e6
             for name, score in zip(found[::2], found[1::2], strict=True)
         }
+        await self.overrides.catch_up(int(words))
 
     async def _beat(self) -> None:
         while True:
@@ -565,6 +589,7 @@ class RedisLedger:
             try:
                 async with self._using:
                     if self._epoch:
+                        await self.overrides.tell(self._epoch)
                         await self._sign()
                         await self._turn([])
                     else:
@@ -623,6 +648,8 @@ class RedisLedger:
             kind = said[0]
             if kind == "j":
                 self._beat_now.set()
+            elif kind == "o":
+                self.overrides.heard(said[1], said[2])
             elif kind == "t" and self._shared is not None:
                 self._shared.told(said[1], said[2], bool(said[3]))
             elif kind == "g":
@@ -660,6 +687,20 @@ class RedisLedger:
             return NotBefore(left)
         self._held[request.token] = _Held(tuple(one.scope for one in request.scopes), granted=True)
         return Granted(request.token, self.config.hold)
+
+
+def _view(told: list[Any]) -> ScopeView:
+    clock, holds, waiting = told
+    views = (
+        HoldView(token.partition(":")[0], age / 1e6, left / 1e6, bool(headed))
+        for token, age, left, headed in holds
+    )
+    return ScopeView(_heard_of(clock), tuple(views), waiting)
+
+
+def _machine() -> str:
+    """The machine's name, as far as it can stand in that of a member."""
+    return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:32] or "member"
 
 
 def _weight(member: str, name: str) -> bytes:

@@ -27,7 +27,18 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BEAT", "CLAIM", "DECLARE", "FORMAT", "PUSHED", "READ", "RELEASE", "TURN", "WRITE"]
+__all__ = [
+    "BEAT",
+    "CLAIM",
+    "DECLARE",
+    "FORMAT",
+    "OVERRIDE",
+    "PUSHED",
+    "READ",
+    "RELEASE",
+    "TURN",
+    "WRITE",
+]
 
 FORMAT: Final = 1
 """The version of what is written to the store. Members share a namespace with equal ones only.
@@ -269,8 +280,17 @@ local function take(token, asked)
   return granted(asked)
 end
 
+local function view(i)
+  local r = load(i)
+  local holds, blocked = {}, math.max(0, r.u - now)
+  for k, one in ipairs(r.h) do holds[k] = {one[1], now - one[4], one[2] - now, one[3]} end
+  return {{name(i), r.b and now - r.b or false, in_force(r, 0, 0), blocked,
+    blocked > 0 and r.r or '', r.p, r.d and now - r.d or false, r.q, r.z}, holds, #r.t}
+end
+
 local answers = {}
 local act = {
+  v = function(op) answers[#answers + 1] = view(op[2]) end,
   t = function(op) answers[#answers + 1] = take(op[2], op[3]) end,
   h = function(op)
     for _, i in ipairs(op[3]) do
@@ -420,15 +440,17 @@ channel for all, the members that it knows of."""
 BEAT: Final = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
+redis.call('PEXPIRE', KEYS[3], string.format('%.0f', ARGV[2] / 1000))
 redis.call('ZADD', KEYS[2], string.format('%.0f', now), ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now - ARGV[2]))
 if ARGV[3] ~= '' then redis.call('PUBLISH', ARGV[3], cmsgpack.pack({'j', ARGV[1]})) end
-local E = redis.call('HMGET', KEYS[1], 'id', 'until')
+local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'words')
 return {E[1] or '', math.max(0, (tonumber(E[2]) or 0) - now), string.format('%.0f', now),
-  redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')}
+  redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), tonumber(E[3]) or 0}
 """
-"""A member lives. KEYS: the epoch, the members. ARGV: the member, how long one that says nothing
-is remembered, the channel for a newcomer's greeting (empty: it is none)."""
+"""A member lives. KEYS: the epoch, the members, the overrides, which end with the last member.
+ARGV: the member, how long one that says nothing is remembered, the channel for a newcomer's
+greeting (empty: it is none). The last part of the answer: how many overrides were said."""
 
 CLAIM: Final = """
 local owner = redis.call('GET', KEYS[1])
@@ -452,3 +474,18 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return redis.call('PUBLISH', ARGV[3], ARGV[4])
 """
 """Keep a text for so many milliseconds, and tell everybody on the channel."""
+
+OVERRIDE: Final = """
+if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return 0 end
+for i = 5, #ARGV, 2 do
+  if ARGV[2] == '0' or redis.call('HEXISTS', KEYS[2], ARGV[i]) == 0 then
+    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
+    redis.call('PUBLISH', ARGV[4], cmsgpack.pack({'o', ARGV[i], ARGV[i + 1]}))
+  end
+end
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+return redis.call('HINCRBY', KEYS[1], 'words', 1)
+"""
+"""The operator's overrides, said at run time. KEYS: the epoch, the overrides. ARGV: the epoch;
+1 where they are told after a loss, so that one that is there is newer; the milliseconds for which
+they are kept; the channel for all; the matches, and after each its rule."""

@@ -128,6 +128,8 @@ class Gatekeeper:
         self._scheduler = Scheduler(
             config, clock=self._clock, rng=self._rng, storage=self._storage, ledger=self._ledger
         )
+        if isinstance(self._ledger, RedisLedger):
+            self._ledger.overrides.follow(self._follow)
         self._waits: WaitGraph[Lease] = WaitGraph(
             self._clock, config.pacing.own_wait, self._scheduler.needs
         )
@@ -443,8 +445,14 @@ class Gatekeeper:
     def override(self, rule: HostRule) -> None:
         """Say a `[[host]]` word at run time: it replaces an earlier one for that match, and
         what it leaves out is as if nobody had said it. `group` must be one of the
-        configuration's. Raises ConfigError, and changes nothing then.
+        configuration's. Every member of a fleet follows it, for as long as one of them lives.
+        Raises ConfigError, and changes nothing then.
         """
+        self._follow(rule)
+        if isinstance(self._ledger, RedisLedger):
+            self._ledger.overrides.say(rule)
+
+    def _follow(self, rule: HostRule) -> None:
         self._scheduler.say(rule)
         self._overrides.say(rule)
         self._decider.forget()

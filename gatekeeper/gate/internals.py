@@ -16,7 +16,7 @@ from gatekeeper.clock import Clock
 from gatekeeper.config import Config
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision
-from gatekeeper.errors import GateClosed
+from gatekeeper.errors import GateClosed, LedgerLost
 from gatekeeper.fetching.directory import OnRetrieval
 from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.outcomes import OutcomeRow
@@ -27,6 +27,7 @@ from gatekeeper.gate.leases import Lease
 from gatekeeper.gate.questions import token_of
 from gatekeeper.identity import Signer
 from gatekeeper.middleware import DeadlineMiddleware, gate_middleware_with
+from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.pacing.scopes import Scope
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.url_cache import UrlCache
@@ -240,6 +241,13 @@ class GateInternals:
     def watch_hosts(self) -> tuple[Mapping[str, Scope], list[Scope]]:
         """See `Scheduler.watch`."""
         return self._scheduler.watch()
+
+    async def look(self, host: str) -> list[ScopeView]:
+        """What the fleet's store knows of the host; empty without one, and while it is away."""
+        try:
+            return await self._scheduler.look(host)
+        except LedgerLost:
+            return []
 
     def record(self, origin: str) -> Record | None:
         """What is in memory of an origin, however old. Raises GateClosed."""

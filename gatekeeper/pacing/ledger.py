@@ -24,6 +24,7 @@ __all__ = [
     "MAX_TICKETS",
     "End",
     "Granted",
+    "HoldView",
     "Ledger",
     "LedgerListener",
     "MemoryLedger",
@@ -32,6 +33,7 @@ __all__ = [
     "Report",
     "ScopeClock",
     "ScopeRequest",
+    "ScopeView",
     "TakeRequest",
 ]
 
@@ -134,6 +136,27 @@ class End(NamedTuple):
     """Bytes of the response, where the scope has a budget for them."""
 
 
+class HoldView(NamedTuple):
+    """One request that may be under way."""
+
+    owner: str
+    """Whose: how its token begins."""
+    age: float
+    """Seconds since it was granted."""
+    seconds: float
+    """Until it runs out, unless it is renewed."""
+    headed: bool
+
+
+class ScopeView(NamedTuple):
+    """Everything that is known of one scope."""
+
+    clock: ScopeClock
+    holds: tuple[HoldView, ...]
+    waiting: int
+    """Requests that wait for it by name: a member asks for one of a host at a time."""
+
+
 class LedgerListener(Protocol):
     """Told of what others did. The calls come between two turns of the loop; they must be short."""
 
@@ -185,6 +208,9 @@ class Ledger(Protocol):
 
     async def resume(self, scopes: Sequence[str]) -> None:
         """Requests again."""
+
+    async def look(self, scopes: Sequence[str]) -> list[ScopeView]:
+        """What is known of each, and who holds it: for people. Nothing changes."""
 
 
 # Inside, moments and durations are whole microseconds: what is added up stays exact, and the
@@ -411,7 +437,27 @@ class MemoryLedger:
         """Requests again."""
         self._pause(scopes, False)
 
+    async def look(self, scopes: Sequence[str]) -> list[ScopeView]:
+        """What is known of each, and who holds it."""
+        now = self._now()
+        return [self._view(self._record(name, now), now) for name in scopes]
+
     # --- how --------------------------------------------------------------------------------
+
+    def _view(self, record: ScopeRecord, now: int) -> ScopeView:
+        used = record.used(now)
+        clock = record.clock(_Need(0, 1, False, None), now)
+        return ScopeView(
+            clock._replace(day=used.day, pages=used.pages, bytes=used.bytes),
+            tuple(
+                HoldView(
+                    token.partition(":")[0],
+                    *((now - hold.start) / 1e6, (hold.end - now) / 1e6, hold.headed),
+                )
+                for token, hold in record.holds.items()
+            ),
+            len(record.tickets),
+        )
 
     def _now(self) -> int:
         return round(self._clock.monotonic() * 1e6)

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from gatekeeper.pacing.ledger import (
     Report,
     ScopeClock,
     ScopeRequest,
+    ScopeView,
     TakeRequest,
 )
 from gatekeeper.pacing.queues import ScopeQueue
@@ -39,6 +40,8 @@ MAX_BATCH = 1024
 """Requests in one flight; a ledger may split them further."""
 RETRY_INITIAL = 0.1
 RETRY_MAX = 5.0
+
+_schedulers = itertools.count(1)
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +118,8 @@ class LedgerCalls:
         self._ledger = ledger
         self._clock = clock
         self._answers = answers
-        self.owner: str = secrets.token_hex(4)
+        name = getattr(ledger, "member", None)
+        self.owner: str = f"{name}.{next(_schedulers)}" if name else secrets.token_hex(4)
         """How the tokens of this scheduler begin."""
         self._numbers = itertools.count()
         self._asking: dict[str, ScopeQueue] = {}
@@ -228,6 +232,11 @@ class LedgerCalls:
                 interval_for=max(report.interval_for, known.interval_for),
             )
         self._schedule()
+
+    async def look(self, scopes: Sequence[str]) -> list[ScopeView]:
+        """What the ledger knows of each; nothing where it can't say so."""
+        look = getattr(self._ledger, "look", None)
+        return [] if look is None else list(await look(scopes))
 
     def pause(self, scope: str, paused: bool) -> None:
         """The operator's word."""

@@ -476,6 +476,11 @@ class ScopeMemory:
             self.promises.remember(scope, now)
         return scope if blocked else None
 
+    def names(self, host: str) -> tuple[str, ...]:
+        """Its scope, and those that it shares, as far as they are known."""
+        scope = self.known(host)
+        return (host, *(() if scope is None else (one.name for one in scope.shared)))
+
     def budget_spent(self, host: str) -> BudgetSpent | None:
         """Why no page of the host may be asked for today, as far as is known here."""
         scope = self.known(host)

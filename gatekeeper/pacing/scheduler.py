@@ -22,7 +22,7 @@ from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError, GateClosed, LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.pacing.budgets import BudgetSpent
 from gatekeeper.pacing.engine import Engine, Grant
-from gatekeeper.pacing.ledger import Ledger, Report, ScopeClock
+from gatekeeper.pacing.ledger import Ledger, Report, ScopeClock, ScopeView
 from gatekeeper.pacing.ledger_calls import Hold, LedgerAnswers, LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import ROBOTS, ScopeQueue
@@ -703,6 +703,10 @@ class Scheduler:
         """Every clock of the host, each with where it came from; empty for an unknown one."""
         scope = self._memory.known(host)
         return () if scope is None else explain(scope, self._clock, self._pacing)
+
+    async def look(self, host: str) -> list[ScopeView]:
+        """What the ledger knows of the host's scopes; empty without one. May raise anything."""
+        return [] if self._remote is None else await self._remote.look(self._memory.names(host))
 
     def due_at(self, host: str) -> float:
         """Monotonic moment before which no lease can be had; inf: not before an event."""

@@ -376,7 +376,8 @@ def _clocks(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[ClockView]
         if budget is not None and used is not None and (left := used.began + DAY - now) > 0:
             spent = budget.spent(used.pages, used.bytes)
             text = f"{budget.sentence(used)}{'; no more until then' if spent else ''}"
-            view = ClockView(scope.name, "budget", text, left, utc(wall + left), decides=spent)
+            until = utc(wall + left) if spent else None  # before that nothing waits for it
+            view = ClockView(scope.name, "budget", text, left, until, decides=spent)
             views.append(view)
         views.extend(_held_against(scope.name, history, now, wall))
     return views

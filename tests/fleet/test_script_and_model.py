@@ -21,7 +21,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.fleet import RedisLedger, scripts
-from gatekeeper.fleet.ledger import _OUTCOMES, _Held, _report
+from gatekeeper.fleet.ledger import _OUTCOMES, _Held, _report, _view
 from gatekeeper.pacing import ledger as ledger_module
 from gatekeeper.pacing.budgets import DAY, DailyBudget
 from gatekeeper.pacing.ledger import (
@@ -174,6 +174,14 @@ class BothLedgers(RuleBasedStateMachine):
     def pause(self, host: str, paused: bool) -> None:
         self.model._pause([host], paused)
         self.script.turn([("p", host, int(paused))])
+
+    @rule(host=HOSTS)
+    def look(self, host: str) -> None:
+        model = self.model
+        now = model._now()
+        expected = model._view(model._record(host, now), now)
+        (found,) = self.script.turn([("v", host)])
+        assert _view(found) == expected
 
     @rule()
     def scripts_are_forgotten(self) -> None:

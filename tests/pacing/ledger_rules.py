@@ -390,6 +390,24 @@ class LedgerRules:
         await time.tick(5.01)
         assert await granted(ledger, "c:1", group)
 
+    async def test_it_says_who_holds_what(self, ledger: Ledger, time: Time) -> None:
+        page = ScopeRequest("h", 0.0, 9, False, DailyBudget(pages=5))
+        assert await granted(ledger, "a:1", page)
+        await ledger.head(["a:1"])
+        await time.tick(2.0)
+        assert await granted(ledger, "b:1", page)
+        await ledger.block([Report("h", 60.0, "429")])
+        await ledger.pause(["g"])
+        assert not await granted(ledger, "c:1", "h", "g")
+        h, g, nothing = await ledger.look(["h", "g", "unknown"])
+        assert [(one.owner, one.headed) for one in h.holds] == [("a", True), ("b", False)]
+        assert near(20.0 - h.holds[1].age, 20.0)
+        assert near(h.holds[0].seconds, 18.0)
+        assert near(h.clock.blocked, 60.0)
+        assert (h.clock.reason, h.clock.pages, h.waiting) == ("429", 2, 1)
+        assert (g.clock.paused, g.holds, g.waiting) == (True, (), 1)
+        assert nothing == (ScopeClock("unknown"), (), 0)
+
     async def test_many_in_one_call(self, ledger: Ledger, time: Time) -> None:
         answers: Sequence[Granted | NotBefore] = await ledger.take(
             [asks(f"a:{number}", f"h{number % 300}") for number in range(600)]

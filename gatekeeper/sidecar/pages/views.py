@@ -446,6 +446,7 @@ def host_page(service: Service, host: HostBody, leases: list[LeaseView], visitor
         tag("ul", [tag("li", _sentence(view)) for view in host.clocks], class_="clocks")
         if host.clocks
         else tag("p", "No clock runs for it: it may be asked at once.", class_="empty"),
+        _fleet_holds(host, now),
         tag("h2", "Its robots.txt"),
         _origins(service, host.host, now),
         tag("h2", "Who waits, and who has a lease"),
@@ -454,6 +455,27 @@ def host_page(service: Service, host: HostBody, leases: list[LeaseView], visitor
         _actions(service, host, visitor),
     ]
     return Page(host.host, f"hosts/{quote(host.host, safe='')}", body, REFRESH)
+
+
+def _fleet_holds(host: HostBody, now: datetime) -> Child:
+    """What the members of a fleet hold of it."""
+    if host.fleet is None:
+        return None
+    rows = []
+    for scope in host.fleet:
+        told = [f"{number(scope.waiting)} wait"] if scope.waiting else []
+        if scope.blocked_until is not None:
+            told.append(f"blocked: {scope.block_reason}")
+        told += ["paused"] if scope.paused else []
+        told += [f"{number(scope.day_pages)} pages today"] if scope.day_pages else []
+        text = f": {', '.join(told)}" if told else ""
+        holds = [
+            tag("li", f"{one.member} asks it since ", age(one.since, now)) for one in scope.holds
+        ]
+        rows.append(
+            tag("li", tag("strong", scope.scope), text, tag("ul", holds) if holds else None)
+        )
+    return [tag("h2", "What the members of the fleet hold"), tag("ul", rows, class_="clocks")]
 
 
 def _in_a_word(host: HostBody, now: datetime) -> Child:

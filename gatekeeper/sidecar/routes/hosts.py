@@ -9,8 +9,10 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
+from gatekeeper.clock import utc
 from gatekeeper.config import host_named
 from gatekeeper.errors import LeaseTimeout
+from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.sidecar.exchange import (
     CRAWL_OR_ADMIN,
     Call,
@@ -23,7 +25,14 @@ from gatekeeper.sidecar.exchange import (
     read_query,
 )
 from gatekeeper.sidecar.pages.state import host_body
-from gatekeeper.wire import BlockBody, HostBody, HostState, RefreshBody
+from gatekeeper.wire import (
+    BlockBody,
+    FleetHold,
+    FleetScope,
+    HostBody,
+    HostState,
+    RefreshBody,
+)
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
@@ -185,7 +194,43 @@ async def host_of(service: Service, host: str) -> HostBody:
     """What is told of one host. Raises ConfigError for what is none."""
     state, clocks = service.operators, await service.gate.why(host)
     waiting, counts = state.waiting_by_host()[host], state.counts()[host]
-    return host_body(state, host, clocks, waiting=waiting, counts=counts)
+    body = host_body(state, host, clocks, waiting=waiting, counts=counts)
+    wall = service.clock.wall()
+    found = tuple(fleet_scope(view, wall) for view in await service.internals.look(host))
+    if not found:
+        return body
+    state_now = body.state
+    if any(one.paused for one in found):
+        state_now = "paused"
+    elif any(one.blocked_until for one in found) and state_now != "paused":
+        state_now = "blocked"
+    elif found[0].holds and state_now in ("free", "waiting"):
+        state_now = "busy"
+    return msgspec.structs.replace(body, fleet=found, state=state_now)
+
+
+def fleet_scope(view: ScopeView, wall: float) -> FleetScope:
+    """What a fleet's store knows of one scope, at that wall time."""
+    clock = view.clock
+    return FleetScope(
+        scope=clock.scope,
+        last_at=None if clock.age is None else utc(wall - clock.age),
+        blocked_until=utc(wall + clock.blocked) if clock.blocked else None,
+        block_reason=clock.reason,
+        paused=clock.paused,
+        holds=tuple(
+            FleetHold(
+                member=hold.owner,
+                since=utc(wall - hold.age),
+                until=utc(wall + hold.seconds),
+                headed=hold.headed,
+            )
+            for hold in view.holds
+        ),
+        waiting=view.waiting,
+        day_pages=clock.pages,
+        day_bytes=clock.bytes,
+    )
 
 
 def _control(action: str, handler: Handler, summary: str, body: type, *statuses: int) -> Route:

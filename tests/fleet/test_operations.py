@@ -1,0 +1,214 @@
+"""What an operator does on one member holds on all of them, and any of them says who holds what."""
+
+from __future__ import annotations
+
+import asyncio
+import time as clock
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gatekeeper import Deferred, Gatekeeper, LeaseTimeout
+from gatekeeper.config import HostRule
+from gatekeeper.fleet import RedisLedger
+from tests.conformance.ways import AGENT, Sidecar, settings
+from tests.fleet.conftest import FleetTime, Join
+from tests.fleet.server import Server
+from tests.internet import FakeInternet
+
+URL = "http://a.test/x"
+TwoGates = tuple[Gatekeeper, Gatekeeper]
+
+
+async def until(true: Callable[[], Any], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while True:
+            found = true()
+            if await found if isinstance(found, Awaitable) else found:
+                return
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def gates(internet: FakeInternet, join: Join) -> AsyncIterator[TwoGates]:
+    """Two gates of one fleet; the internet has one site."""
+    internet.site("a.test").robots("").page("/x")
+    async with AsyncExitStack() as stack:
+        made = []
+        for _ in range(2):
+            ledger = await join()
+            gate = Gatekeeper(
+                *(AGENT,), config=settings(), resolver=internet.resolver, ledger=ledger
+            )
+            made.append(await stack.enter_async_context(gate))
+            await until(lambda ledger=ledger: ledger.hearing)
+        yield made[0], made[1]
+
+
+async def asks(gate: Gatekeeper) -> None:
+    async with gate.lease(URL, timeout=5) as lease:
+        lease.report(status=200)
+
+
+async def test_pause_and_resume(gates: TwoGates) -> None:
+    one, other = gates
+    await asks(one)
+    await asks(other)
+    await one.pause("a.test")
+    await until(lambda: paused(other))
+    with pytest.raises(LeaseTimeout):
+        await other.acquire(URL, timeout=0.2, owned=False)
+    waiting = asyncio.create_task(asks(other))
+    await other.resume("a.test")  # whoever paused it
+    await waiting
+    await until(lambda: not_paused(one))
+    await asks(one)
+
+
+async def paused(gate: Gatekeeper) -> bool:
+    return any(view.kind == "pause" for view in await gate.why("a.test"))
+
+
+async def not_paused(gate: Gatekeeper) -> bool:
+    return not await paused(gate)
+
+
+async def blocked(gate: Gatekeeper) -> bool:
+    return any(view.kind == "block" for view in await gate.why("a.test"))
+
+
+async def not_blocked(gate: Gatekeeper) -> bool:
+    return not await blocked(gate)
+
+
+async def test_block_and_its_end(gates: TwoGates) -> None:
+    one, other = gates
+    await asks(one)
+    await asks(other)
+    await one.block("a.test", clock.time() + 600, "maintenance")
+    await until(lambda: blocked(other))
+    with pytest.raises(LeaseTimeout):
+        await other.acquire(URL, timeout=0.1)
+    await other.block("a.test", 0.0)
+    await asks(other)
+    await until(lambda: not_blocked(one))
+    await asks(one)
+
+
+async def test_a_pause_holds_where_nothing_was_heard_of_it(
+    gates: TwoGates, join: Join, internet: FakeInternet
+) -> None:
+    """A member that comes later, and knows nothing of the host."""
+    await gates[0].pause("a.test")
+    ledger = await join()
+    late = Gatekeeper(AGENT, config=settings(), resolver=internet.resolver, ledger=ledger)
+    async with late:
+        with pytest.raises((LeaseTimeout, Deferred)):
+            await late.acquire(URL, timeout=0.3)
+        await late.resume("a.test")
+        await asks(late)
+
+
+async def test_a_refresh_asks_the_site_once_and_all_have_what_it_says(
+    gates: TwoGates, internet: FakeInternet
+) -> None:
+    one, other = gates
+    assert await one.allowed(URL)
+    assert await other.allowed(URL)
+    fetched = sum(request.path == "/robots.txt" for request in internet.requests)
+    assert fetched == 1
+    internet.site("a.test").robots("User-agent: *\nDisallow: /x\n")
+    await one.refresh("http://a.test")
+    assert not await one.allowed(URL)
+    await until(lambda: denied(other))
+    assert sum(request.path == "/robots.txt" for request in internet.requests) == 2
+
+
+async def denied(gate: Gatekeeper) -> bool:
+    return not await gate.allowed(URL)
+
+
+async def test_an_override_is_followed_by_all_and_by_who_comes_later(
+    gates: TwoGates, join: Join, internet: FakeInternet, server: Server
+) -> None:
+    one, other = gates
+    assert await other.allowed(URL)
+    one.override(HostRule(match="a.test", robots="deny", reason="closed"))
+    await until(lambda: denied(other))
+    ledger = await join()
+    late = Gatekeeper(AGENT, config=settings(), resolver=internet.resolver, ledger=ledger)
+    async with late:
+        await until(lambda: denied(late))
+        # The latest word counts, whoever says it ...
+        late.override(HostRule(match="a.test", robots="obey", max_pages_per_day=2))
+        await until(lambda: allowed(one))
+        await until(lambda: allowed(other))
+        await asks(one)
+        await asks(other)
+        with pytest.raises(Deferred) as caught:
+            await late.acquire(URL, timeout=3)
+        assert caught.value.decision.reason == "budget"
+    # ... also where the store has lost it.
+    assert int(server.ask("EXISTS", "{gatekeeper}:overrides")[1:2]) == 1
+
+
+async def allowed(gate: Gatekeeper) -> bool:
+    return await gate.allowed(URL)
+
+
+async def test_overrides_outlive_the_stores_memory_and_lost_messages(
+    join: Join, server: Server, time: FleetTime
+) -> None:
+    one, other = await join(), await join()
+    heard: list[HostRule] = []
+    other.overrides.follow(heard.append)
+    rule = HostRule(match="a.test", interval=7.0)
+    one.overrides.say(rule)
+    await until(lambda: heard == [rule])
+    server.ask("FLUSHALL")
+    newcomer = RedisLedger(server.url, clock=time.clock)
+    found: list[HostRule] = []
+    newcomer.overrides.follow(found.append)
+    async with newcomer:
+        await until(lambda: found == [rule])
+    # A message that nobody hears is made up for with the next beat.
+    task = other._hearing
+    assert task is not None
+    task.cancel()
+    one.overrides.say(HostRule(match="b.test", interval=8.0))
+    await until(lambda: len(heard) == 2)
+
+
+async def test_any_member_says_which_member_holds_what(
+    gates: TwoGates, internet: FakeInternet, server: Server
+) -> None:
+    one, _ = gates
+    sidecar = Sidecar(internet, settings(fleet={"url": server.url}), None)
+    await sidecar.start()
+    try:
+        held = await one.acquire(URL, owned=False)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{sidecar.where}/v1/hosts/a.test") as response,
+        ):
+            body = await response.json()
+        (scope,) = body["fleet"]
+        assert scope["scope"] == "a.test"
+        assert body["state"] == "busy"
+        (hold,) = scope["holds"]
+        fleet = one.stats().fleet
+        assert fleet is not None
+        assert hold["member"].startswith(fleet.member + ".")
+        assert hold["since"] < hold["until"]
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{sidecar.where}/ui/hosts/a.test") as response,
+        ):
+            page = await response.text()
+        assert hold["member"] in page
+        held.end()
+    finally:
+        await sidecar.stop()
