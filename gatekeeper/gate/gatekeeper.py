@@ -128,8 +128,6 @@ class Gatekeeper:
         self._scheduler = Scheduler(
             config, clock=self._clock, rng=self._rng, storage=self._storage, ledger=self._ledger
         )
-        if isinstance(self._ledger, RedisLedger):
-            self._ledger.overrides.follow(self._follow)
         self._waits: WaitGraph[Lease] = WaitGraph(
             self._clock, config.pacing.own_wait, self._scheduler.needs
         )
@@ -172,6 +170,8 @@ class Gatekeeper:
                 stack.push_async_callback(self._storage.close)
             if self._dns is not None:
                 stack.push_async_callback(self._dns.close)
+            if isinstance(self._ledger, RedisLedger):
+                self._ledger.overrides.follow(self._follow)
             await self._scheduler.open()
             stack.callback(self._waits.close)
             stack.push_async_callback(self._scheduler.close)
