@@ -133,7 +133,7 @@ class SharedFetcher:
         if self._waiting.get(origin) is written:
             del self._waiting[origin]
 
-    async def _newer(self, origin: str, anew: bool) -> Retrieval | None:
+    async def _newer(self, origin: str, anew: bool = False) -> Retrieval | None:
         """What lies in the store and we have not; `anew`: what lies there now is known."""
         shared, age = await self._read(origin)
         if shared is None or shared.stamp == self._seen.get(origin) or age >= shared.fresh:
