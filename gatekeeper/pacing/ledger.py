@@ -182,7 +182,8 @@ class Ledger(Protocol):
     """Who may start when. May raise anything: the scheduler then asks again.
 
     Each call is repeated until it succeeds, so each must be idempotent. Calls that are made in
-    one turn of the loop take effect in the order block, head, end, take.
+    one turn of the loop take effect in the order block, head, end, take. One that can say what it
+    knows of scopes, and who holds them, has `look(scopes)`, as `MemoryLedger` has.
     """
 
     def listen(self, owner: str, listener: LedgerListener) -> None:
@@ -208,9 +209,6 @@ class Ledger(Protocol):
 
     async def resume(self, scopes: Sequence[str]) -> None:
         """Requests again."""
-
-    async def look(self, scopes: Sequence[str]) -> list[ScopeView]:
-        """What is known of each, and who holds it: for people. Nothing changes."""
 
 
 # Inside, moments and durations are whole microseconds: what is added up stays exact, and the
