@@ -10,11 +10,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
+import io
 import json
 import logging
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -73,6 +78,42 @@ async def bare(pages: list[str]) -> int:
                 await response.read()
 
         return await _pool(fetch, pages)
+
+
+async def bare_files(pages: list[str]) -> int:
+    """Asks nobody, and writes each page to a file in its host's folder."""
+    made: set[str] = set()
+    with tempfile.TemporaryDirectory(prefix="gatekeeper-bench-") as folder:
+        async with _client() as session:
+
+            async def fetch(url: str) -> None:
+                async with session.get(url) as response:
+                    body = await response.read()
+                host, _, name = url.partition("://")[2].partition("/")
+                if host not in made:
+                    Path(folder, host).mkdir()
+                    made.add(host)
+                with open(f"{folder}/{host}/{name.replace('/', '-')}", "wb") as file:
+                    file.write(body)
+
+            return await _pool(fetch, pages)
+
+
+async def fetch_files(pages: list[str]) -> int:
+    """`gatekeeper fetch -i FILE -o DIR`, without the start of its process."""
+    from gatekeeper.cli.crawl.progress import watcher
+    from gatekeeper.cli.crawl.runner import Job, crawl
+    from gatekeeper.cli.crawl.sources import Limits
+
+    with tempfile.TemporaryDirectory(prefix="gatekeeper-bench-") as folder:
+        listed, output = Path(folder, "urls.txt"), Path(folder, "pages")
+        listed.write_text("\n".join(pages), encoding="utf-8")
+        limits = Limits(concurrency=CONCURRENCY)
+        job = Job(AGENT, _config(), input=str(listed), output=output, limits=limits)
+        with redirect_stdout(io.StringIO()):
+            status = await crawl(job, watcher(quiet=True))
+        found = sum(len(files) for _, _, files in os.walk(output)) if status == 0 else 0
+        return found - sum(path.is_file() for path in output.iterdir())
 
 
 async def by_hand(pages: list[str]) -> int:
@@ -229,9 +270,13 @@ _OURS = ("aiohttp", "gatekeeper", "gatekeeper.session")
 
 CRAWLERS = {
     "bare aiohttp": Crawler(bare, "aiohttp", ("aiohttp",)),
-    "polite_session": Crawler(polite, "gatekeeper", _OURS),
-    "gate.lease": Crawler(leases, "gatekeeper", _OURS),
-    "PoliteQueue": Crawler(queue, "gatekeeper", _OURS),
+    "polite_session": Crawler(polite, "robots-gatekeeper", _OURS),
+    "gate.lease": Crawler(leases, "robots-gatekeeper", _OURS),
+    "PoliteQueue": Crawler(queue, "robots-gatekeeper", _OURS),
+    "bare aiohttp, to files": Crawler(bare_files, "aiohttp", ("aiohttp",)),
+    "gatekeeper fetch -o": Crawler(
+        fetch_files, "robots-gatekeeper", (*_OURS, "gatekeeper.cli.crawl.runner")
+    ),
     "aiohttp and Protego": Crawler(by_hand, "protego", ("aiohttp", "protego")),
     "Crawlee": Crawler(crawlee, "crawlee", ("crawlee.crawlers", "crawlee.storage_clients"), True),
     "Scrapy": Crawler(scrapy, "scrapy", ("scrapy.crawler",), True),

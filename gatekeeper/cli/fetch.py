@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit 0 if all was fetched, 1 if anything was not, 130 after Ctrl-C."""
     from gatekeeper.cli.crawl.progress import watcher  # noqa: PLC0415 - `--help` stays quick
     from gatekeeper.cli.crawl.runner import Job, crawl  # noqa: PLC0415
-    from gatekeeper.sidecar.listening import raise_file_limit  # noqa: PLC0415
+    from gatekeeper.sidecar.listening import loop_factory, raise_file_limit  # noqa: PLC0415
 
     raise_file_limit()  # silent hosts hold one file each until they are given up
     log_to_stderr()
@@ -161,4 +161,5 @@ def run(args: argparse.Namespace) -> int:
         as_json=args.json,
         retry_denied=args.retry_denied,
     )
-    return asyncio.run(crawl(job, watcher(quiet=args.json)))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(crawl(job, watcher(quiet=args.json)))

@@ -34,6 +34,7 @@ __all__ = [
     "close_own",
     "describe",
     "limit_accept_errors",
+    "loop_factory",
     "notify",
     "open_sockets",
     "open_to_others",
@@ -276,6 +277,16 @@ class ConnectionLimits(NamedTuple):
     backlog: int
     """Connections that may come in at once: the event loop accepts as many in one go, before
     any of them can be turned away."""
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes a loop of uvloop where that is installed; None: asyncio's own is to be used."""
+    try:
+        import uvloop  # noqa: PLC0415 - an extra
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 def raise_file_limit() -> ConnectionLimits:

@@ -38,6 +38,7 @@ from gatekeeper.sidecar.listening import (
     close_own,
     describe,
     limit_accept_errors,
+    loop_factory,
     notify,
     open_sockets,
     open_to_others,
@@ -97,17 +98,8 @@ def serve(options: ServeOptions) -> None:
     """
     check_config(options.config, options.identity)
     set_up(options.config.server)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_until_told(options))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # noqa: PLC0415 - an extra
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 async def _until_told(options: ServeOptions) -> None:

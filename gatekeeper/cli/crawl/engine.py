@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -17,7 +16,7 @@ from aiohttp import hdrs
 from yarl import URL
 
 from gatekeeper import urls
-from gatekeeper.cli.crawl.manifest import Entry, Manifest, Result, Trails, WarcPlace
+from gatekeeper.cli.crawl.manifest import Entry, Folder, Manifest, Result, Trails, WarcPlace
 from gatekeeper.cli.crawl.output import Body, Warc, WarcHead
 from gatekeeper.cli.crawl.progress import Hosts, Tally
 from gatekeeper.cli.crawl.sources import Given, Limits
@@ -222,7 +221,7 @@ class Place:
     """Where results are put; any part may be missing."""
 
     manifest: Manifest | None = None
-    folder: Path | None = None
+    folder: Folder | None = None
     warc: Warc | None = None
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeVar
 
 import msgspec
 
@@ -39,61 +41,118 @@ NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0)
 """For os.open: fail at a symbolic link. 0 where the system has no such thing (Windows)."""
 _DIRECTORY: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _FROM_ABOVE: Final = {os.open, os.mkdir, os.rename, os.unlink} <= os.supports_dir_fd
+_MOST_OPEN: Final = 64
+"""Directories that stay open; at least the two of one call."""
+_T = TypeVar("_T")
+_At = tuple[str, int | None]
 
 
 class Folder:
     """A directory, and the files in the directories that it holds.
 
-    Each method raises StorageError that names the file.
+    Those used last stay open, so that a file costs the calls that make it, and no more. Use it as
+    a context. Each method raises StorageError that names the file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._open: OrderedDict[str, int] = OrderedDict()
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
 
     def create(self, directory: str, name: str) -> IO[bytes]:
         """A new, empty file, whatever had its name before; the directory is made as needed."""
-        with self._inside(directory) as (prefix, above):
-            with suppress(FileNotFoundError):
-                os.unlink(prefix + name, dir_fd=above)
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | getattr(os, "O_BINARY", 0)
-            return os.fdopen(os.open(prefix + name, flags, 0o644, dir_fd=above), "w+b")
+        return self._do(lambda one: os.fdopen(_created(one, name), "w+b"), directory)
+
+    def store(self, data: bytes, place: tuple[str, str], to: tuple[str, str]) -> None:
+        """A new file with that content: whole in the one place (its directory, its name) before
+        it is moved to the other."""
+
+        def write(one: _At, other: _At) -> None:
+            descriptor, left = _created(one, place[1]), memoryview(data)
+            try:
+                while left:
+                    left = left[os.write(descriptor, left) :]
+            except BaseException:
+                os.unlink(one[0] + place[1], dir_fd=one[1])
+                raise
+            finally:
+                os.close(descriptor)
+            _replace(one, place[1], other, to[1])
+
+        self._do(write, place[0], to[0])
 
     def move(self, place: tuple[str, str], to: tuple[str, str]) -> None:
         """Move a file (its directory, its name), over another one or a link of that name."""
-        with self._inside(place[0]) as (prefix, above), self._inside(to[0]) as (other, below):
-            os.replace(prefix + place[1], other + to[1], src_dir_fd=above, dst_dir_fd=below)
+        self._do(lambda one, other: _replace(one, place[1], other, to[1]), place[0], to[0])
 
     def remove(self, directory: str, name: str) -> None:
         """Remove a file; one that is not there is no error."""
-        with self._inside(directory) as (prefix, above), suppress(FileNotFoundError):
-            os.unlink(prefix + name, dir_fd=above)
 
-    @contextmanager
-    def _inside(self, directory: str) -> Iterator[tuple[str, int | None]]:
-        """What a name in the directory begins with, and the descriptor that it starts from."""
-        path = self.path / directory
+        def unlink(one: _At) -> None:
+            with suppress(FileNotFoundError):
+                os.unlink(one[0] + name, dir_fd=one[1])
+
+        self._do(unlink, directory)
+
+    def _do(self, action: Callable[..., _T], *directories: str) -> _T:
+        """Call it with where each directory is; once more where somebody took one away."""
         try:
-            if not _FROM_ABOVE:
-                path.mkdir(exist_ok=True)
-                if path.is_symlink():
-                    raise _link(path)
-                yield f"{path}{os.sep}", None
-                return
-            above = os.open(self.path, _DIRECTORY)
             try:
-                with suppress(FileExistsError):
-                    os.mkdir(directory, dir_fd=above)
-                inside = os.open(directory, _DIRECTORY | NO_LINK, dir_fd=above)
-            finally:
-                os.close(above)
-            try:
-                yield "", inside
-            finally:
-                os.close(inside)
+                return action(*map(self._at, directories))
+            except FileNotFoundError:
+                self._close()
+                return action(*map(self._at, directories))
         except OSError as error:
+            for directory in directories:
+                if (path := self.path / directory).is_symlink():
+                    raise _link(path) from error
+            raise StorageError(f"{self.path / directories[-1]}: {error.strerror}") from error
+
+    def _at(self, directory: str) -> _At:
+        """What a name in the directory begins with, and the descriptor that it starts from."""
+        if not _FROM_ABOVE:
+            path = self.path / directory
+            path.mkdir(exist_ok=True)
             if path.is_symlink():
-                raise _link(path) from error
-            raise StorageError(f"{path}: {error.strerror}") from error
+                raise _link(path)
+            return f"{path}{os.sep}", None
+        found = self._open.get(directory)
+        if found is not None:
+            self._open.move_to_end(directory)
+            return "", found
+        above = os.open(self.path, _DIRECTORY)
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(directory, dir_fd=above)
+            found = os.open(directory, _DIRECTORY | NO_LINK, dir_fd=above)
+        finally:
+            os.close(above)
+        if len(self._open) >= _MOST_OPEN:
+            os.close(self._open.popitem(last=False)[1])
+        self._open[directory] = found
+        return "", found
+
+    def _close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+def _created(at: _At, name: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | getattr(os, "O_BINARY", 0)
+    try:
+        return os.open(at[0] + name, flags, 0o644, dir_fd=at[1])
+    except FileExistsError:
+        os.unlink(at[0] + name, dir_fd=at[1])
+        return os.open(at[0] + name, flags, 0o644, dir_fd=at[1])
+
+
+def _replace(one: _At, name: str, other: _At, to: str) -> None:
+    os.replace(one[0] + name, other[0] + to, src_dir_fd=one[1], dst_dir_fd=other[1])
 
 
 def refuse_links(folder: Path, *names: str) -> None:
@@ -291,6 +350,7 @@ class Manifest:
         os.ftruncate(descriptor, end)
 
 
+@lru_cache(maxsize=4096)
 def digest(url: str) -> bytes:
     """What stands for a URL in memory: 16 bytes, however long it is."""
     return hashlib.blake2b(url.encode(), digest_size=16).digest()

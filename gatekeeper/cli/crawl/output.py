@@ -40,6 +40,8 @@ __all__ = [
 # --- a file a page ---------------------------------------------------------------------------
 
 _PARTS = ".parts"
+_SMALL = 1 << 16
+"""Bytes of a body that stay in memory: a hundred workers hold 6 MiB at most."""
 _SPOOLED = 1 << 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9.\-]+")
 _LONGEST = 60
@@ -81,29 +83,30 @@ def name_for(url: str, content_type: str) -> str:
 
 
 class Body:
-    """A body while it arrives: a file in `folder`'s `.parts`, a spooled one, or none at all.
+    """A body while it arrives: in memory while it is small, then a file in `folder`'s `.parts`; a
+    spooled one; or none at all.
 
-    Use it as a context: a body that was not kept leaves nothing behind. Writing is to the
-    page cache, in the pieces the network brings; a thread for each would cost more.
+    Use it as a context: a body that was not kept leaves nothing behind. Writing is to the page
+    cache, at once: a thread that writes while the loop is busy gets the interpreter a few times in
+    a millisecond at most, and needs it for every call.
     """
 
-    def __init__(self, url: str, folder: Path | None, *, limit: int, spool: bool) -> None:
+    def __init__(self, url: str, folder: Folder | None, *, limit: int, spool: bool) -> None:
         self.size: int = 0
         self.cut: str | None = None
         """Why the end of it is missing, if it is, in the words of WARC-Truncated."""
         self._url = url
-        self._folder = None if folder is None else Folder(folder)
-        self._part = hashlib.sha256(url.encode()).hexdigest()
+        self._folder = folder
+        self._name = hashlib.sha256(url.encode()).hexdigest()
         self._limit = limit
         self._spool = spool
         self._hash = hashlib.sha256()
-        self._kept = False
         self._file: IO[bytes] | None = None
+        self._pieces: list[bytes] = []
+        """What came before there is a file."""
 
     def __enter__(self) -> Body:
-        if self._folder is not None:
-            self._file = self._folder.create(_PARTS, self._part)
-        elif self._spool:
+        if self._folder is None and self._spool:
             self._file = tempfile.SpooledTemporaryFile(max_size=_SPOOLED)
         return self
 
@@ -111,8 +114,8 @@ class Body:
         if self._file is not None:
             with contextlib.suppress(OSError):  # of a body that nobody keeps
                 self._file.close()
-        if self._folder is not None and not self._kept:
-            self._folder.remove(_PARTS, self._part)
+            if self._folder is not None:
+                self._folder.remove(_PARTS, self._name)
 
     @property
     def sha256(self) -> str:
@@ -132,30 +135,50 @@ class Body:
         self.size += len(piece)
         self._hash.update(piece)
         if self._file is not None:
-            try:
-                self._file.write(piece)
-            except OSError as error:
-                # Not the host's fault: it must not look like a failed request.
-                where = "temporary file" if self._folder is None else self._folder.path / _PARTS
-                raise StorageError(f"{where}: {error.strerror}") from error
+            self._append(self._file, piece)
+        elif self._folder is not None:
+            self._pieces.append(piece)
+            if self.size > _SMALL:
+                self._to_file(self._folder)
+
+    def _to_file(self, folder: Folder) -> IO[bytes]:
+        """Its file, with all that came so far."""
+        self._file = file = folder.create(_PARTS, self._name)
+        self._append(file, b"".join(self._pieces))
+        self._pieces.clear()
+        return file
+
+    def _append(self, file: IO[bytes], piece: bytes) -> None:
+        try:
+            file.write(piece)
+        except OSError as error:
+            # Not the host's fault: it must not look like a failed request.
+            where = "temporary file" if self._folder is None else self._folder.path / _PARTS
+            raise StorageError(f"{where}: {error.strerror}") from error
 
     def open(self) -> IO[bytes]:
         """What was taken, from its beginning."""
-        if self._file is None:
+        file = self._file
+        if file is None and self._folder is not None:
+            file = self._to_file(self._folder)
+        if file is None:
             raise ValueError("this body was not stored")
-        self._file.flush()
-        self._file.seek(0)
-        return self._file
+        file.flush()
+        file.seek(0)
+        return file
 
     def keep(self, content_type: str) -> str | None:
         """Put it in its place, over an earlier body of the same URL; its name there."""
-        if self._folder is None or self._file is None:
+        if self._folder is None:
             return None
         name = name_for(self._url, content_type)
         host, _, last = name.partition("/")
+        if self._file is None:
+            self._folder.store(b"".join(self._pieces), (_PARTS, self._name), (host, last))
+            return name
         self._file.close()
-        self._folder.move((_PARTS, self._part), (host, last))
-        self._kept = True
+        self._folder.move((_PARTS, self._name), (host, last))
+        self._file = None
         return name
 
 

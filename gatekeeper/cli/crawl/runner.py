@@ -19,7 +19,7 @@ import msgspec
 
 from gatekeeper.cli.common import DENIED, OK, json_text, version
 from gatekeeper.cli.crawl.engine import Crawl, Place
-from gatekeeper.cli.crawl.manifest import Entry, Manifest, Result, refuse_links
+from gatekeeper.cli.crawl.manifest import Entry, Folder, Manifest, Result, refuse_links
 from gatekeeper.cli.crawl.output import Response, Warc, warc_writer
 from gatekeeper.cli.crawl.progress import (
     TURN,
@@ -250,9 +250,10 @@ def _place(job: Job, stack: AsyncExitStack) -> Place:
     if path is None:
         return Place()
     retry = job.retry_denied
+    folder = stack.enter_context(Folder(job.output)) if job.output is not None else None
     if job.warc is None:
         manifest = _told_of(stack.enter_context(Manifest(path, retry_denied=retry)))
-        return Place(manifest, job.output)
+        return Place(manifest, folder)
     begun = job.warc.exists() and job.warc.stat().st_size > 0
     name = job.archive or ""
     kept = Manifest(path, archive=name if begun else "", retry_denied=retry)
@@ -263,7 +264,7 @@ def _place(job: Job, stack: AsyncExitStack) -> Place:
         name=name,
         last=manifest.warc_places.get(name) if begun else None,
     )
-    return Place(manifest, job.output, stack.enter_context(made))
+    return Place(manifest, folder, stack.enter_context(made))
 
 
 def _told_of(manifest: Manifest) -> Manifest:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatekeeper import urls
+from gatekeeper.cli.crawl import manifest, output
+from gatekeeper.cli.crawl.manifest import Folder
 from gatekeeper.cli.crawl.output import Body, name_for, parts
 from gatekeeper.errors import InvalidURL, StorageError
 
@@ -27,6 +32,23 @@ def content(*pieces: bytes) -> StreamReader:
         stream.feed_data(piece)
     stream.feed_eof()
     return stream
+
+
+async def stored(pages: Folder, url: str = URL) -> str | None:
+    with Body(url, pages, limit=100, spool=False) as body:
+        await body.receive(content(b"hello"))
+        return body.keep("text/plain")
+
+
+@pytest.fixture(params=["in memory while small", "in a file from the first byte"])
+def pages(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Folder]:
+    """The folder of a crawl; its bodies are kept in memory while they are small, or not."""
+    if "file" in request.param:
+        monkeypatch.setattr(output, "_SMALL", -1)
+    with Folder(tmp_path) as made:
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -63,8 +85,10 @@ def test_two_urls_never_share_a_name() -> None:
     assert name_for("https://a.test/x?1", "") != name_for("https://a.test/x?2", "")
 
 
-async def test_a_kept_body_stands_in_its_place_and_nothing_else_does(tmp_path: Path) -> None:
-    with Body(URL, tmp_path, limit=100, spool=False) as body:
+async def test_a_kept_body_stands_in_its_place_and_nothing_else_does(
+    pages: Folder, tmp_path: Path
+) -> None:
+    with Body(URL, pages, limit=100, spool=False) as body:
         await body.receive(content(b"hello ", b"world"))
         name = body.keep("text/plain")
     assert name == name_for(URL, "text/plain")
@@ -74,14 +98,14 @@ async def test_a_kept_body_stands_in_its_place_and_nothing_else_does(tmp_path: P
     assert list(parts(tmp_path).iterdir()) == []
 
 
-async def test_a_body_that_was_not_kept_leaves_nothing(tmp_path: Path) -> None:
-    with Body(URL, tmp_path, limit=100, spool=False) as body:
+async def test_a_body_that_was_not_kept_leaves_nothing(pages: Folder, tmp_path: Path) -> None:
+    with Body(URL, pages, limit=100, spool=False) as body:
         await body.receive(content(b"half of it"))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-async def test_reading_stops_at_the_limit(tmp_path: Path) -> None:
-    with Body(URL, tmp_path, limit=8, spool=False) as body:
+async def test_reading_stops_at_the_limit(pages: Folder, tmp_path: Path) -> None:
+    with Body(URL, pages, limit=8, spool=False) as body:
         await body.receive(content(b"12345", b"67890", b"more"))
         name = body.keep("")
     assert body.cut == "length"
@@ -95,9 +119,11 @@ async def test_a_body_of_exactly_the_limit_is_whole() -> None:
     assert body.cut is None
 
 
-async def test_a_later_body_of_the_same_url_replaces_the_earlier(tmp_path: Path) -> None:
+async def test_a_later_body_of_the_same_url_replaces_the_earlier(
+    pages: Folder, tmp_path: Path
+) -> None:
     for text in (b"old", b"new"):
-        with Body(URL, tmp_path, limit=100, spool=False) as body:
+        with Body(URL, pages, limit=100, spool=False) as body:
             await body.receive(content(text))
             name = body.keep("")
     assert name is not None
@@ -113,11 +139,46 @@ async def test_without_a_folder_nothing_is_written_but_everything_counted() -> N
 
 async def test_a_full_disk_is_not_taken_for_a_failed_request(tmp_path: Path) -> None:
     full = pytest.raises(StorageError, match=r"\.parts: No space left")
-    with Body(URL, tmp_path, limit=10**9, spool=False) as body, full:
+    folder = Folder(tmp_path)
+    with folder, Body(URL, folder, limit=10**9, spool=False) as body:
+        await body.receive(content(b"x" * 100_000))
         assert body._file is not None
         body._file.close()
         body._file = os.fdopen(os.open("/dev/full", os.O_RDWR), "w+b", buffering=0)
-        await body.receive(content(b"x" * 100_000))
+        with full:
+            await body.receive(content(b"x" * 100_000))
+
+
+async def test_a_small_body_for_which_there_is_no_room_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = Folder(tmp_path)
+    with folder, Body(URL, folder, limit=100, spool=False) as body:
+        await body.receive(content(b"hello"))
+        monkeypatch.setattr(manifest.os, "write", full)
+        with pytest.raises(StorageError, match=r"a\.test: No space left"):
+            body.keep("")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+async def test_a_folder_that_is_taken_away_meanwhile_is_made_again(pages: Folder) -> None:
+    assert (name := await stored(pages)) is not None
+    for directory in pages.path.iterdir():
+        shutil.rmtree(directory)
+    assert await stored(pages) == name
+    assert (pages.path / name).read_bytes() == b"hello"
+
+
+async def test_more_hosts_than_folders_stay_open(
+    pages: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "_MOST_OPEN", 2)
+    names = [await stored(pages, f"http://{host}.test/") for host in "abcabca"]
+    assert len(pages._open) == 2
+    assert all(name is not None and (pages.path / name).is_file() for name in names)
 
 
 # -- links that somebody left in the folder
@@ -140,9 +201,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def store(folder: Path) -> str | None:
-    with Body(URL, folder, limit=100, spool=False) as body:
-        await body.receive(content(b"hello"))
-        return body.keep("text/plain")
+    with Folder(folder) as pages:
+        return await stored(pages)
 
 
 def untouched(elsewhere: Path) -> bool:
