@@ -233,6 +233,8 @@ class RecordCache:
             record = self._thaw(origin)
             if record is not None:
                 self.put(record)
+                if record.text is not None:
+                    self.texts.wake(record.text)
         return record
 
     def put(self, record: Record) -> None:
@@ -751,14 +753,16 @@ class RecordUpdates:
         if self._storage is not None:
             self._storage.put_origin(tombstone(origin))
 
-    def restore(self, stored: OriginRecord) -> Record | None:
-        """A record as it was stored, and kept from here on; None if it can't be used."""
+    def restore(self, stored: OriginRecord, text: FileText | None = None) -> Record | None:
+        """A record as it was stored, and kept from here on; None if it can't be used. `text`: that
+        of its body, if it was read already."""
         try:
             record = from_stored(
                 stored,
                 config=self._config,
                 clock=self._clock,
                 texts=self._cache.texts,
+                read=text,
                 uptime=self._uptime,
             )
         except (zlib.error, ValueError) as error:

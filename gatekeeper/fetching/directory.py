@@ -12,6 +12,7 @@ import asyncio
 import logging
 import math
 import random
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -36,9 +37,16 @@ from gatekeeper.fetching.outcomes import (
     hurried,
     precedence,
 )
-from gatekeeper.fetching.records import NO_TEXT, FileText, OriginAnswer, Record, Standing
-from gatekeeper.robots import RobotsTxt
-from gatekeeper.storage.base import Storage
+from gatekeeper.fetching.records import (
+    LARGE,
+    NO_TEXT,
+    FileText,
+    OriginAnswer,
+    Record,
+    Standing,
+)
+from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.storage.base import Storage, unpack_body
 
 __all__ = [
     "NO_TEXT",
@@ -96,8 +104,8 @@ OnChange = Callable[[str, RobotsTxt | None, RobotsTxt | None], object]
 """Called with the origin, the old text and the new one; None where there is no file."""
 OnRetrieval = Callable[[str, Retrieval, float], object]
 
-_LARGE: Final = 65_536
-"""Octets of a text from which on it is parsed in a thread."""
+_PACKS: Final = 1_000
+"""How many times smaller than its text a packed body may be."""
 _TURN: Final = 0.5
 """Seconds that a probe waits for the turn of its host before it only connects."""
 _RENEWED: Final = 1_000
@@ -155,13 +163,16 @@ class Directory:
         on_retrieval: OnRetrieval = lambda _origin, _retrieval, _seconds: None,
         faults: LocalFaults | None = None,
         warm: dict[str, Record] | None = None,
+        choose: Callable[[RobotsTxt, str], Policy] = RobotsTxt.policy,
+        agent: str = "",
     ) -> None:
         """`on_evict(origin)` is called when a record in `warm` or handed out goes cold,
         `on_learnt` with each record that a retrieval came to, `on_retrieval` after each one with
         the origin, what it came to, and its seconds with the wait for turns. They must be short
         and must not raise. `faults` hears from others, too, who answers, and has `plan_probes`
         called when in doubt; None: it is the directory's own. `warm` may be an empty dictionary
-        of the caller's."""
+        of the caller's. `choose` gives a text as it reads for an agent, called in a thread;
+        `agent` is the one that most questions are for."""
         self._fetcher = fetcher
         self._config = config
         self._clock = clock
@@ -189,6 +200,10 @@ class Directory:
         self._flights: dict[str, Flight] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._next_probe = SingleTimer(clock, self._send_probes)
+        self._choose, self._agent = choose, agent
+        self._choosing: dict[tuple[int, str], asyncio.Task[None]] = {}
+        self._aside = asyncio.Semaphore(1)
+        """One large text at a time: every thread that works takes from the loop's."""
         self._waiting = 0
         self._counts: Counter[str] = Counter()
         self._fetches = 0
@@ -208,7 +223,7 @@ class Directory:
         self._open = False
         self._soft_expiry.close()
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
-        tasks.extend(self._probes.values())
+        tasks.extend((*self._probes.values(), *self._choosing.values()))
         self._faults.close()
         self._next_probe.cancel()
         for task in tasks:
@@ -425,10 +440,58 @@ class Directory:
 
     async def _read_ahead(self, body: bytes | None) -> FileText | None:
         """Parse a large text in a thread, so that it holds up nobody else's answer."""
-        if body is None or len(body) < _LARGE:
+        if body is None or len(body) < LARGE:
             return None
         texts = self._cache.texts
-        return texts.find(body) or await asyncio.to_thread(texts.read, body)
+        if (known := texts.find(body)) is not None:
+            return known
+
+        def read() -> FileText:
+            text = texts.read(body)
+            if self._agent:
+                text.keep_policy(self._chosen(text.robots, self._agent), 1)
+            return text
+
+        async with self._aside:
+            return texts.find(body) or await asyncio.to_thread(read)
+
+    @staticmethod
+    def is_prepared(record: Record, agent: str) -> bool:
+        """A decision about the record for the agent holds nobody up: its text is no large one, or
+        was `prepare`d."""
+        text = record.text
+        return text is None or text.size < LARGE or text.policy_for(agent) is not None
+
+    async def prepare(self, record: Record, agent: str) -> None:
+        """Choose from a large text for the agent in a thread; once for however many ask."""
+        text = record.text
+        if text is None or self.is_prepared(record, agent):
+            return
+        key = text.key, agent
+        task = self._choosing.get(key)
+        if task is None:
+            task = self._choosing[key] = self._loop.create_task(self._prepare(text, agent))
+        await asyncio.shield(task)  # who is cancelled cancels nobody else's
+
+    async def _prepare(self, text: FileText, agent: str) -> None:
+        def read() -> tuple[RobotsTxt, Policy]:
+            robots = text.robots
+            return robots, self._chosen(robots, agent)
+
+        try:
+            async with self._aside:
+                robots, policy = await asyncio.to_thread(read)
+        finally:
+            del self._choosing[text.key, agent]
+        self._cache.texts.wake_as(text, robots)
+        text.keep_policy(policy, self._config.cache.max_agents)
+
+    def _chosen(self, robots: RobotsTxt, agent: str) -> Policy:
+        """The text as it reads for the agent, with all that a first question takes done."""
+        policy = self._choose(robots, agent)
+        if not policy.timed:
+            policy.allows("/", "")
+        return policy
 
     async def _load(self, origin: str, storage: Storage) -> Record | None:
         try:
@@ -437,7 +500,15 @@ class Directory:
             self._storage_errors += 1
             log.warning("the stored record of %s can't be read: %s", origin, error)
             return None
-        return None if stored is None else self._updates.restore(stored)
+        if stored is None:
+            return None
+        if stored.body is None or len(stored.body) < LARGE // _PACKS:
+            return self._updates.restore(stored)
+        try:
+            text = await self._read_ahead(unpack_body(stored.body))
+        except (zlib.error, ValueError):
+            text = None  # `restore` says what is wrong
+        return self._updates.restore(stored, text)
 
     def _validators(self, record: Record | None, origin: str) -> Validators | None:
         if record is None or record.good is None or not self._config.fetch.conditional:

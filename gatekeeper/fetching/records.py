@@ -29,6 +29,7 @@ from gatekeeper.robots.flat import FlatRules
 from gatekeeper.storage.base import OriginRecord, pack_body, unpack_body
 
 __all__ = [
+    "LARGE",
     "NO_TEXT",
     "PRIMER",
     "FileText",
@@ -104,8 +105,8 @@ _PER_OCTET: Final = 2
 """What a text costs more while it is awake: so many bytes, and so many an octet."""
 _CHANCES: Final = 8
 """Texts in use that are passed over in search of one that may rest."""
-_LARGE: Final = 65_536
-"""Octets from which a text is packed where it is parsed, in a thread."""
+LARGE: Final = 65_536
+"""Octets of a text from which it is parsed, packed and chosen from in a thread."""
 _KEY: Final = (1 << 60) - 1
 """A number up to here takes the fewest bytes for its bits."""
 
@@ -156,16 +157,10 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     @property
     def robots(self) -> RobotsTxt:
         """The text parsed, which is done for this one look where it is at rest."""
-        parsed = self.parsed
-        return self._read() if parsed is None else parsed
-
-    def _read(self) -> RobotsTxt:
+        if self.parsed is not None:
+            return self.parsed
         dialect, limit = self.how
         return RobotsTxt.parse(readable(self.body()), dialect=dialect, limit=limit)
-
-    def wake(self) -> None:
-        """Parse it again."""
-        self.parsed = self._read()
 
     def rest(self) -> None:
         """Pack it; the rules of the gate's own agent stay in the form that takes least."""
@@ -243,8 +238,13 @@ class FileTexts:
         return len(self._texts)
 
     def of(self, body: bytes, packed: bytes | None = None) -> FileText:
-        """The text with that body, parsed now unless it is in use already."""
-        return self.find(body) or self.read(body, packed)
+        """The text with that body: parsed now unless it is in use already, or comes packed."""
+        found = self.find(body)
+        if found is not None:
+            return found
+        if packed is None:
+            return self.read(body)
+        return FileText(len(body), self._how, False, None, packed, key=hash(body) & _KEY)
 
     def find(self, body: bytes) -> FileText | None:
         """The text with that body, if it is in use."""
@@ -252,12 +252,12 @@ class FileTexts:
         # Of two bodies with one key only the first is ever found.
         return text if text is not None and text.same_as(body) else None
 
-    def read(self, body: bytes, packed: bytes | None = None) -> FileText:
+    def read(self, body: bytes) -> FileText:
         """Parse a body; touches nothing shared, so it may run in a thread."""
         dialect, limit = self._how
         robots = RobotsTxt.parse(readable(body), dialect=dialect, limit=limit)
-        text = FileText(len(body), self._how, b"\r" in body, robots, packed, key=hash(body) & _KEY)
-        if packed is None and (len(body) >= _LARGE or text._restored() != body):
+        text = FileText(len(body), self._how, b"\r" in body, robots, key=hash(body) & _KEY)
+        if len(body) >= LARGE or text._restored() != body:
             # A mark, tags, or the end of it went in parsing; or packing it later would be felt.
             text.kept = deflate(body)
         return text
@@ -267,7 +267,8 @@ class FileTexts:
         text.users += 1
         if text.users == 1:
             self._texts.setdefault(text.key, text)
-            self._take_in(text)
+            if text.parsed is not None:
+                self._take_in(text)
 
     def release(self, text: FileText) -> None:
         """One record less has it."""
@@ -285,9 +286,15 @@ class FileTexts:
     def wake(self, text: FileText) -> None:
         """It is asked for, by more than plain questions of the gate's own agent."""
         text.used = True
-        if text.parsed is None and text.users:
-            text.wake()
-            self._take_in(text)
+        if text.parsed is None and text.users and text.size < LARGE:
+            self.wake_as(text, text.robots)
+
+    def wake_as(self, text: FileText, robots: RobotsTxt) -> None:
+        """It is awake, and that is what it was parsed to."""
+        if text.parsed is None:
+            text.parsed = robots
+            if text.users:
+                self._take_in(text)
 
     def _take_in(self, text: FileText) -> None:
         """Keep it awake, and let others rest for it."""
@@ -582,8 +589,9 @@ def from_stored(
     clock: Clock,
     texts: FileTexts,
     uptime: Callable[[float], float],
+    read: FileText | None = None,
 ) -> Record | None:
-    """The record again; None for a tombstone.
+    """The record again; None for a tombstone. `read`: its text, if that was read already.
 
     Raises ValueError or zlib.error for one that is damaged: a text that is lost must not
     be taken for an empty one, which would be a welcome.
@@ -614,7 +622,7 @@ def from_stored(
         config,
         current=current,
         good=good,
-        text=_text_of(stored, good, texts),
+        text=_text_of(stored, good, texts, read),
         fresh_until=now + min(soft, cap),
         expires=now + min(hard, cap),
         unreachable_since=_ago(stored.first_unreachable_at, then, uptime(now)),
@@ -659,14 +667,16 @@ def _good_of(stored: OriginRecord, current: OriginAnswer) -> OriginAnswer | None
     )
 
 
-def _text_of(stored: OriginRecord, good: OriginAnswer | None, texts: FileTexts) -> FileText | None:
+def _text_of(
+    stored: OriginRecord, good: OriginAnswer | None, texts: FileTexts, read: FileText | None
+) -> FileText | None:
     if good is None or not good.outcome.has_text:
         return None
     if stored.body is None:
         if good.outcome is Outcome.EMPTY:  # 204: there was no body
             return None
         raise ValueError("the text is missing")
-    return texts.of(unpack_body(stored.body))
+    return read or texts.of(unpack_body(stored.body))
 
 
 def _ago(then: float | None, wall: float, now: float) -> float | None:

@@ -189,6 +189,8 @@ class Gatekeeper:
                 on_retrieval=self._on_retrieval,
                 faults=self._faults,
                 warm=self._warm,
+                choose=self._decider.policy_of,
+                agent=self._agent,
             )
             questions = GateQuestions(
                 self._decider,

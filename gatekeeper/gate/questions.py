@@ -113,11 +113,11 @@ class GateQuestions:
 
         For a URL that `Decider.recall` said nothing of.
         """
-        fresh = self._fresh(target.origin)
+        fresh = self._fresh(target.origin, agent)
         decision = self._decider.decide(url, target, agent, fresh, self.moment())
         while decision is None:
             try:
-                record = await self.record(target, asyncio.current_task(self._loop))
+                record = await self.record(target, asyncio.current_task(self._loop), agent)
             except WaitsForItself as error:
                 return self._decider.held_back(
                     url, target, agent, error.held, error.whose, self.moment()
@@ -187,7 +187,7 @@ class GateQuestions:
         async def ask(origin: str) -> Record | WaitsForItself:
             # In a task of the batch's own; the leases that count are the asker's.
             try:
-                return await self.record(urls.parse(f"{origin}/"), asker)
+                return await self.record(urls.parse(f"{origin}/"), asker, agent)
             except WaitsForItself as error:
                 return error
 
@@ -209,7 +209,7 @@ class GateQuestions:
     def _answer(self, url: str, agent: str) -> Decision | str:
         """The decision, or the origin that has to be asked first."""
         target = urls.parse(url)
-        fresh = self._fresh(target.origin)
+        fresh = self._fresh(target.origin, agent)
         decision = self._decider.decide(url, target, agent, fresh, self.moment())
         return target.origin if decision is None else decision
 
@@ -249,6 +249,7 @@ class GateQuestions:
     async def policy(self, url: str, agent: str) -> Policy:
         """See `Gatekeeper.policy`."""
         record = await self._record_of(url)
+        await self._directory.prepare(record, agent)
         robots = record.standing(self._clock).robots
         if robots is None:
             return self._decider.closed_policy(agent)
@@ -277,14 +278,22 @@ class GateQuestions:
         9309 section 2.3.1.4; RFC-38, VND-05)?"""
         self._directory.note_page(origin, ok)
 
-    async def record(self, target: Target, task: asyncio.Task[object] | None) -> Record:
-        """What is known of the target's origin, asked for, on behalf of the task, if need be.
+    async def record(
+        self, target: Target, task: asyncio.Task[object] | None, agent: str | None = None
+    ) -> Record:
+        """What is known of the target's origin, asked for, on behalf of the task, if need be; and
+        made ready for decisions about the agent.
 
         Raises WaitsForItself where that could never come, as the task holds what it waits for.
         """
+        get = self._directory.get
         if self._directory.peek(target.origin) is not None:
-            return await self._directory.get(target.origin)  # it does not wait
-        return await self.ask(self._directory.get, target, task)
+            record = await get(target.origin)  # it does not wait
+        else:
+            record = await self.ask(get, target, task)
+        if agent is not None and not self._directory.is_prepared(record, agent):
+            await self._directory.prepare(record, agent)
+        return record
 
     async def ask(
         self,
@@ -332,12 +341,12 @@ class GateQuestions:
             near = await self._dns.scopes(target.host, target.port)
         return self._waits.begin(task, target.url, target.host, near, under)
 
-    def _fresh(self, origin: str) -> Record | None:
-        """The record, if nothing about it is due to be asked again."""
+    def _fresh(self, origin: str, agent: str) -> Record | None:
+        """The record, if nothing about it is due to be asked again, nor to be made ready."""
         record = self._directory.peek(origin)
-        if record is not None and self._monotonic() < record.fresh_until:
-            return record
-        return None
+        if record is None or self._monotonic() >= record.fresh_until:
+            return None
+        return record if self._directory.is_prepared(record, agent) else None
 
     async def _record_of(self, url: str) -> Record:
         """What is known of the URL's origin, asked for if need be.

@@ -359,6 +359,9 @@ def _declared(source: Source, name: str, records: Sequence[AgentRecord]) -> tupl
 Conflicts = Literal["strict", "declared"]
 V2Semantics = Literal["order", "precedence"]
 
+_WORDS = ("-delay", "-rate", "-time", "comment", "content-")
+"""Each line that `FIELDS` name holds one of them."""
+_NOTHING_SAID = read_directives(dict.fromkeys(FIELDS, ()))
 _BIG = 65_536
 """Octets of rules from which their places are looked up at once, not with the first answer."""
 _MAX_CANDIDATES = 1_000
@@ -669,6 +672,10 @@ class Policy:
 
     def _said(self) -> Directives:
         if self._wishes is None:
+            lower = self.robots.lines.lower()
+            if not any(word in lower for word in _WORDS):
+                self._wishes = _NOTHING_SAID
+                return _NOTHING_SAID
             said: dict[str, list[str]] = {}
             for _, values in self._spoken(*FIELDS):
                 said = {field: said.get(field) or found for field, found in values.items()}

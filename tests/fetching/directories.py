@@ -12,6 +12,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.directory import Directory, Record
 from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators
+from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.storage.base import Storage
 
 ORIGIN = "https://a.test"
@@ -98,6 +99,8 @@ async def house(
     storage: Storage | None = None,
     seed: int = 1,
     on_evict: Callable[[str], object] | None = None,
+    choose: Callable[[RobotsTxt, str], Policy] = RobotsTxt.policy,
+    agent: str = "",
     **sections: Any,
 ) -> AsyncIterator[House]:
     """An open directory, closed at the end."""
@@ -111,6 +114,8 @@ async def house(
         rng=random.Random(seed),
         storage=storage,
         on_evict=on_evict,
+        choose=choose,
+        agent=agent,
     )
     await directory.open()
     try:

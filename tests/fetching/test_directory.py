@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -12,7 +14,8 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
-from gatekeeper.robots import RobotsTxt
+from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.storage.memory import MemoryStorage
 from tests.fetching.directories import (
     DAY,
     HOUR,
@@ -497,3 +500,60 @@ async def test_ten_thousand_origins_at_once_one_in_ten_dead() -> None:
     assert all(answered[f"https://o{n}.test"] < 0.1 for n in range(10_000) if n % 10)
     assert stats.texts == 90
     assert (stats.in_flight, stats.waiting, stats.local_fault) == (0, 0, False)
+
+
+def thread_of(called: list[str]) -> Callable[[RobotsTxt, str], Policy]:
+    """Chooses, and notes in which thread it did."""
+
+    def choose(robots: RobotsTxt, agent: str) -> Policy:
+        called.append(threading.current_thread().name)
+        return robots.policy(agent)
+
+    return choose
+
+
+async def test_a_large_text_is_chosen_from_beside_the_loop_once() -> None:
+    large = b"User-agent: *\n" + b"Disallow: /x\n" * 20_000
+    called: list[str] = []
+    async with house(file(large), choose=thread_of(called), agent="bot") as it:
+        record = await it.get()
+        assert it.directory.is_prepared(record, "bot")
+        assert not it.directory.is_prepared(record, "other")
+        tasks = [asyncio.create_task(it.directory.prepare(record, "other")) for _ in range(5)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.gather(*tasks[1:])
+        assert it.directory.is_prepared(record, "other")
+        assert record.text is not None
+        assert not record.text.policy_for("other").allowed("/x")  # type: ignore[union-attr]
+        await it.directory.prepare(record, "other")
+        assert len(called) == 2
+        assert threading.main_thread().name not in called
+        # At rest it takes a thread again.
+        record.text.rest()
+        assert not it.directory.is_prepared(await it.get(), "bot")
+        await it.directory.prepare(record, "bot")
+        assert record.text.parsed is not None
+        assert threading.main_thread().name not in called
+
+
+async def test_a_small_text_takes_no_thread() -> None:
+    called: list[str] = []
+    async with house(choose=thread_of(called), agent="bot") as it:
+        record = await it.get()
+        assert it.directory.is_prepared(record, "any")
+        await it.directory.prepare(record, "any")
+        assert not called
+
+
+async def test_a_large_text_out_of_the_storage_is_read_beside_the_loop() -> None:
+    large = b"User-agent: *\n" + b"Disallow: /x\n" * 20_000
+    storage, called = MemoryStorage(), list[str]()
+    async with house(file(large), storage=storage) as it:
+        await it.get()
+    async with house(DOWN, storage=storage, choose=thread_of(called), agent="bot") as it:
+        record = await it.get()
+        assert it.allows(record, "/x") is False
+        assert it.directory.is_prepared(record, "bot")
+        assert it.source.asked == []
+        assert threading.main_thread().name not in called
