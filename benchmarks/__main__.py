@@ -18,6 +18,7 @@ SUITES = {
     "text": "parse, first answer and match beside six parsers",
     "memory": "what one kept policy costs",
     "origins": "what an origin costs the gate, hot and cold",
+    "stops": "how long large files stop the loop",
     "hostile": "the worst 500 KiB files we can construct",
     "gate": "`await gate.allowed(url)` on warm origins",
     "storage": "the journal and the state file",

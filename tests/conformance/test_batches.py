@@ -36,7 +36,7 @@ def world(internet: FakeInternet) -> FakeInternet:
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader with an error of its own, which nobody foresaw."""
-    read, ordinary = urls._read, urls.split_ordinary
+    read, ordinary, as_written = urls._read, urls.split_ordinary, urls.is_sent_as_written
 
     def fail(raw: str) -> Any:
         if "%62oom" in raw:
@@ -48,7 +48,13 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
             raise UnicodeDecodeError("punycode", b"", 0, 1, "injected")
         return ordinary(raw)
 
+    def fail_as_well(path: str) -> bool:
+        if "%62oom" in path:
+            raise UnicodeDecodeError("punycode", b"", 0, 1, "injected")
+        return as_written(path)
+
     monkeypatch.setattr(urls, "_read", fail)
+    monkeypatch.setattr(urls, "is_sent_as_written", fail_as_well)
     monkeypatch.setattr(urls, "split_ordinary", fail_too)
     monkeypatch.setattr(urls, "all_plain", lambda _: False)
 
