@@ -198,7 +198,7 @@ class HostBody(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP status that a client last reported of a page."""
     last_status_at: datetime | None = None
     allowed: int = 0
-    """Decisions about its URLs, among the latest ones: the sidecar keeps some thousands."""
+    """Decisions about its URLs since the sidecar started, or since it forgot the host."""
     denied: int = 0
     deferred: int = 0
     fleet: tuple[FleetScope, ...] | None = None

@@ -450,13 +450,16 @@ class Decider:
         urls: Sequence[str],
         agent: str,
         now: float,
+        tally: Counter[CachedDecision] | None = None,
         written: list[WrittenDecision] | None = None,
     ) -> list[str | None]:
-        """`recall_many` as the JSON of each decision; `written`, if any, takes what was given.
+        """`recall_many` as the JSON of each decision; `written`, if any, takes what was given,
+        `tally` how often each was.
 
         None also where the rule that decides was not met before.
         """
-        return self._cache.write_many(urls, agent, now, self.numbers, written)
+        tally = Counter() if tally is None else tally
+        return self._cache.write_many(urls, agent, now, self.numbers, written, tally)
 
     def _keep(
         self, decision: Decision, path: str, record: Record, agent: str, moment: Moment

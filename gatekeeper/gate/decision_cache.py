@@ -287,15 +287,17 @@ class DecisionCache:
         now: float,
         numbers: Iterator[int],
         written: list[WrittenDecision] | None,
+        tally: Counter[CachedDecision],
     ) -> list[str | None]:
         """The JSON of each URL's decision; None where it is not kept, or the authority is not
         spelt as the origin is.
 
-        `numbers` make the ids; `written`, if any, takes what was given.
+        `numbers` make the ids; `written`, if any, takes what was given, `tally` how often each was.
         """
         split = None if urls.all_plain(raws) else urls.split_ordinary
         known: dict[str, CachedOrigin | None] = {"": None}  # no slash, no authority
         texts: list[str | None] = []
+        given: list[CachedDecision] = []
         # A number that no decision takes is left out.
         for url, number in zip(raws, numbers, strict=False):
             cut = url.find("/", 8) + 1
@@ -310,11 +312,14 @@ class DecisionCache:
             if cached is None:
                 texts.append(None)
                 continue
-            cached.count[0] += 1
+            given.append(cached)
             head, rest = cached.json or cached.write()
             texts.append(f'{head}{url}{rest}{number:x}"}}')
             if written is not None:
                 written.append(WrittenDecision(cached, url, number))
+        tally.update(given)
+        for cached, count in tally.items():
+            cached.count[0] += count
         return texts
 
     def own(self, authority: str) -> CachedOrigin | None:

@@ -21,7 +21,7 @@ from gatekeeper.fetching.directory import OnRetrieval
 from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.outcomes import OutcomeRow
 from gatekeeper.fetching.records import Record
-from gatekeeper.gate.decision_cache import WrittenDecision
+from gatekeeper.gate.decision_cache import CachedDecision, WrittenDecision
 from gatekeeper.gate.gatekeeper import Gatekeeper
 from gatekeeper.gate.leases import Lease
 from gatekeeper.gate.questions import token_of
@@ -71,18 +71,22 @@ class GateInternals:
         urls: Sequence[str],
         *,
         user_agent: str | None = None,
+        tally: Counter[CachedDecision] | None = None,
         written: list[WrittenDecision] | None = None,
     ) -> list[str | None]:
-        """`recall` for many URLs, each decision as JSON; `written`, if any, takes what was given.
+        """`recall` for many URLs, each decision as JSON; `written`, if any, takes what was given,
+        `tally` how often each was.
 
         None also for a URL whose deciding rule was not met before.
         """
         agent = self._gate._agent if user_agent is None else token_of(user_agent)
         try:
-            return self._decider.write_many(urls, agent, self._monotonic(), written)
+            return self._decider.write_many(urls, agent, self._monotonic(), tally, written)
         except Exception:  # noqa: BLE001 - one URL's error is its own
             # The error of one URL is not that of its batch: each is looked at by itself then.
             _log.exception("many URLs can't be answered at once")
+            if tally is not None:
+                tally.clear()
             if written is not None:
                 written.clear()
             return [None] * len(urls)

@@ -40,7 +40,7 @@ def test_the_ring_keeps_the_latest_and_counts_all() -> None:
         feed.add(decision(number), "r", "local")
     assert [one.number for one in feed.since(0)] == [3, 4, 5]
     assert (feed.count, feed.oldest) == (5, 3)
-    assert feed.counts()["https://a.test"].allow == 3
+    assert feed.counts("a.test").allow == 5
     assert feed.find("t-2") is None
     assert feed.find("t-4").number == 4  # type: ignore[union-attr]
 
@@ -56,9 +56,54 @@ def test_batches_stand_in_the_order_in_which_all_were_given() -> None:
     assert [one.number for one in feed.since(2)] == [3, 4, 5]
     assert [one.number for one in feed.since(0, 2)] == [4, 5]
     assert feed.find("t-3").client == "other"  # type: ignore[union-attr]
-    assert (feed.counts()["https://a.test"].allow, feed.counts()["https://a.test"].deny) == (5, 0)
     assert feed.urls_of("https://a.test", 10)[0] == "https://a.test/5"
     assert set(feed.urls_of("https://a.test", 10)) == {f"https://a.test/{n}" for n in range(1, 6)}
+
+
+def test_totals_of_a_host_go_over_its_origins() -> None:
+    feed = DecisionFeed(VirtualClock())
+    for origin in ("https://a.test", "http://a.test", "http://a.test:8080"):
+        feed.count_of(origin).add(Verdict.DENY, 2)
+    feed.count_of("http://[::1]:8080").add(Verdict.DEFER)
+    assert (feed.counts("a.test").deny, feed.counts("a.test").allow) == (6, 0)
+    assert feed.counts("a.test").origins == (
+        *("https://a.test", "http://a.test", "http://a.test:8080"),
+    )
+    assert feed.counts("::1").defer == 1
+    assert feed.counts("b.test").allow == 0
+    for port in range(1000):
+        feed.count_of(f"http://a.test:{port}")
+    assert len(feed.counts("a.test").origins) <= 16
+
+
+def test_totals_are_kept_of_the_hosts_in_use_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gatekeeper.sidecar.pages.feeds._HOSTS", 10)
+    feed = DecisionFeed(VirtualClock())
+    for number in range(1000):
+        feed.count_of("https://often.test").add(Verdict.ALLOW)
+        for port in range(3):
+            feed.count_of(f"https://h{number}.test:{port}").add(Verdict.DENY)
+    assert feed.counts("often.test").allow == 1000
+    assert feed.counts("h999.test").deny == 3
+    assert feed.counts("h1.test").deny == 0
+    assert len(feed._hosts) + len(feed._earlier_hosts) <= 20
+    assert len(feed._origins) <= 20
+
+
+async def test_every_way_of_asking_counts(door: Any, internet: FakeInternet) -> None:
+    """Beyond what the ring keeps, alone and in batches, also where an answer is written inline."""
+    internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
+    sidecar = await door()
+    sidecar.service.operators.feed._ring.clear()
+    batch = {"urls": ["http://a.test/x", "http://a.test/private", "nothing"] * 4}
+    for _ in range(2):
+        assert (await sidecar.post("/v1/check", batch))[0] == 200
+        await sidecar.get("/v1/check", params={"url": "http://a.test/private"})
+    await sidecar.post("/v1/leases", {"url": "http://a.test/x"})
+    _, found = await sidecar.get("/v1/hosts/a.test")
+    assert (found["allowed"], found["denied"], found["deferred"]) == (9, 10, 0)
+    _, listed = await sidecar.get("/v1/hosts", params={"sort": "-denied"})
+    assert listed["hosts"][0]["denied"] == 10
 
 
 def test_what_is_kept_by_host_is_bounded() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from heapq import merge
 from itertools import islice
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from gatekeeper.clock import Clock, SystemClock, Timer
-from gatekeeper.decision import Decision
+from gatekeeper.decision import Decision, Verdict
 from gatekeeper.fetching.outcomes import Outcome
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ __all__ = [
     "GivenDecision",
     "Series",
     "SeriesBody",
+    "host_of",
     "retrievals",
 ]
 
@@ -42,7 +43,7 @@ _RING: Final = 4096
 _BATCHES: Final = 8
 """Batches that are kept, of a thousand decisions each."""
 _HOSTS: Final = 50_000
-"""Hosts whose last status is kept, twice over: in use, and from before."""
+"""Hosts whose last status and totals are kept, twice over: in use, and from before."""
 
 
 class GivenDecision(NamedTuple):
@@ -58,40 +59,56 @@ class GivenDecision(NamedTuple):
 
 
 class Counts:
-    """How often an origin was allowed, denied and deferred."""
+    """How often the URLs of a host were allowed, denied and deferred."""
 
-    __slots__ = ("allow", "defer", "deny")
+    __slots__ = ("allow", "defer", "deny", "origins")
 
     def __init__(self) -> None:
         self.allow: int = 0
         self.deny: int = 0
         self.defer: int = 0
+        self.origins: tuple[str, ...] = ()
+        """Origins that were asked about, `_MOST_ORIGINS` at most: a host has one for each port."""
 
-    def count(self, verdict: str) -> None:
-        """One more."""
-        if verdict == "allow":
-            self.allow += 1
-        elif verdict == "deny":
-            self.deny += 1
+    def add(self, verdict: Verdict, count: int = 1) -> None:
+        """So many more."""
+        if verdict is Verdict.ALLOW:
+            self.allow += count
+        elif verdict is Verdict.DENY:
+            self.deny += count
         else:
-            self.defer += 1
+            self.defer += count
 
 
+_MOST_ORIGINS: Final = 16
+_NONE: Final = Counts()
 _Entry = tuple[int, float, Decision, str, str]
 """The fields of a `GivenDecision`: a plain tuple costs a third of one with names."""
 _Batch = tuple[int, float, Sequence[str], str, str]
 _decision = msgspec.json.Decoder(Decision)
 
 
+def host_of(origin: str) -> str:
+    """The host of an origin, without its port and the brackets of an address.
+
+    >>> host_of("https://a.example:8443"), host_of("http://[::1]"), host_of("")
+    ('a.example', '::1', '')
+    """
+    authority = origin.partition("://")[2]
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0]
+    return authority.partition(":")[0]
+
+
 class DecisionFeed:
-    """The latest decisions, and what each host's pages answered last.
+    """The latest decisions, the totals of each host, and what its pages answered last.
 
     >>> from gatekeeper.clock import VirtualClock
     >>> from gatekeeper.decision import Reason
     >>> feed = DecisionFeed(VirtualClock())
     >>> feed.add(Decision(verdict=Verdict.DENY, reason=Reason.RULE, url="https://a.example/x",
     ...                   origin="https://a.example", user_agent="bot", id="7"), "1", "local")
-    >>> [one.decision.id for one in feed.since(0)], feed.counts()["https://a.example"].deny
+    >>> [one.decision.id for one in feed.since(0)], feed.counts("a.example").deny
     (['7'], 1)
     """
 
@@ -103,6 +120,10 @@ class DecisionFeed:
         self._batches: deque[_Batch] = deque(maxlen=batches)
         self._statuses: dict[str, tuple[int, float]] = {}
         self._earlier_statuses: dict[str, tuple[int, float]] = {}
+        self._hosts: dict[str, Counts] = {}
+        self._earlier_hosts: dict[str, Counts] = {}
+        self._origins: dict[str, Counts] = {}
+        """Those of the hosts, found by an origin without reading it."""
         self._wall = time.time if type(clock) is SystemClock else clock.wall
 
     def add(self, decision: Decision, request: str, client: str) -> None:
@@ -110,9 +131,32 @@ class DecisionFeed:
         number = self.count + 1
         self.count = number
         self._append((number, self._wall(), decision, request, client))
+        counts = self._origins.get(decision.origin)
+        if counts is None:
+            counts = self.count_of(decision.origin)
+        counts.add(decision.verdict)
+
+    def count_of(self, origin: str) -> Counts:
+        """The totals of the origin's host, to add to."""
+        counts = self._origins.get(origin)
+        if counts is None:
+            host = host_of(origin)
+            counts = self._hosts.get(host)
+            if counts is None:
+                if len(self._hosts) >= _HOSTS:
+                    self._earlier_hosts, self._hosts, self._origins = self._hosts, {}, {}
+                earlier = self._earlier_hosts.pop(host) if host in self._earlier_hosts else None
+                counts = self._hosts[host] = earlier or Counts()
+            if len(self._origins) >= 2 * _HOSTS:
+                self._origins.clear()
+            self._origins[origin] = counts
+            if origin not in counts.origins and len(counts.origins) < _MOST_ORIGINS:
+                counts.origins += (origin,)
+        return counts
 
     def add_batch(self, decisions: Sequence[str], request: str, client: str) -> None:
-        """Keep those of a batch, as the JSON that was given: nobody looks at most of them."""
+        """Keep those of a batch, as the JSON that was given: nobody looks at most of them. They
+        are not counted here (see `count_of`)."""
         self._batches.append((self.count + 1, self._wall(), decisions, request, client))
         self.count += len(decisions)
 
@@ -124,18 +168,10 @@ class DecisionFeed:
 
     # --- reading ------------------------------------------------------------------------
 
-    def counts(self) -> dict[str, Counts]:
-        """What each origin got, among the decisions that are kept."""
-        found: defaultdict[str, Counts] = defaultdict(Counts)
-        for _, _, decision, _, _ in self._ring:
-            found[decision.origin].count(decision.verdict.value)
-        for _, _, texts, _, _ in self._batches:
-            for text in texts:
-                # A thousand of them are not decoded for two words each.
-                verdict = text[12:17].rstrip('"')
-                origin = text.partition('"origin":"')[2].partition('"')[0]
-                found[origin].count(verdict)
-        return found
+    def counts(self, host: str) -> Counts:
+        """What was decided about the URLs of a host since the start, or since its totals were
+        forgotten: those of the 50,000 hosts asked about last are kept at least."""
+        return self._hosts.get(host) or self._earlier_hosts.get(host) or _NONE
 
     def last_status(self, host: str) -> tuple[int, float] | None:
         """The status that was last reported of a page of the host, and when (wall seconds)."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -15,7 +15,7 @@ from gatekeeper.fetching.records import Moment
 from gatekeeper.pacing.rules import SHARED
 from gatekeeper.pacing.scopes import INF
 from gatekeeper.pacing.waiting import ClockView
-from gatekeeper.sidecar.pages.feeds import Counts, DecisionFeed, Series, retrievals
+from gatekeeper.sidecar.pages.feeds import DecisionFeed, Series, retrievals
 from gatekeeper.sidecar.pages.host_index import STATES, HostIndex, HostOrder, state_of
 from gatekeeper.wire import HostBody, HostState
 
@@ -172,23 +172,13 @@ class OperatorState:
             waiting = self.waiting_by_host()
             return HostOrder(name, lambda scope, _now: waiting[scope.name])
         if name in ("allowed", "denied"):
-            counted = self.counts()
+            counts = self.feed.counts
             which = "allow" if name == "allowed" else "deny"
-            return HostOrder(name, lambda scope, _now: getattr(counted[scope.name], which))
+            return HostOrder(name, lambda scope, _now: getattr(counts(scope.name), which))
         if name == "status":
             last = self.feed.last_status
             return HostOrder(name, lambda scope, _now: (last(scope.name) or (0, 0.0))[0])
         return HostOrder(name, _KEYS[name])
-
-    def counts(self) -> Mapping[str, Counts]:
-        """What each host got among the latest decisions."""
-        found: defaultdict[str, Counts] = defaultdict(Counts)
-        for origin, counts in self.feed.counts().items():
-            host = found[_host_of(origin).strip("[]")]
-            host.allow += counts.allow
-            host.deny += counts.deny
-            host.defer += counts.defer
-        return found
 
     def waiting_by_host(self) -> Counter[str]:
         """How many requests wait for a lease of each host."""
@@ -200,8 +190,7 @@ class OperatorState:
         shown = f"[{host}]" if ":" in host else host
         usual = [f"https://{shown}", f"http://{shown}"]
         found = [one for one in usual if self._service.internals.record(one) is not None]
-        asked = sorted(one for one in self.feed.counts() if _host_of(one) == shown)
-        return list(dict.fromkeys((*found, *asked)))
+        return list(dict.fromkeys((*found, *sorted(self.feed.counts(host).origins))))
 
     def record(self, host: str) -> Record | None:
         """The record that speaks for a host: that of https, or else of http, at the usual port."""
@@ -336,16 +325,8 @@ _KEYS: Final = {
 }
 
 
-def _host_of(origin: str) -> str:
-    """The host of an origin, as it stands there."""
-    authority = origin.partition("://")[2]
-    if authority.startswith("["):
-        return authority.partition("]")[0] + "]"
-    return authority.partition(":")[0]
-
-
 def host_body(
-    state: OperatorState, host: str, clocks: tuple[ClockView, ...], *, waiting: int, counts: Counts
+    state: OperatorState, host: str, clocks: tuple[ClockView, ...], *, waiting: int
 ) -> HostBody:
     """What is told of one host; `clocks` are those of `Gatekeeper.why`."""
     clock = state.clock
@@ -358,7 +339,7 @@ def host_body(
     standing = None
     if record is not None:
         standing = record.standing(Moment(clock.monotonic(), wall))
-    last = state.feed.last_status(host)
+    last, counts = state.feed.last_status(host), state.feed.counts(host)
     return HostBody(
         host=host,
         state=_state(kinds, waits=bool(ends)),

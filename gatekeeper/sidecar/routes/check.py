@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ from gatekeeper import urls
 from gatekeeper.clock import utc
 from gatekeeper.decision import Decision, Reason, State
 from gatekeeper.fetching.outcomes import Outcome, is_binary, judge, readable
-from gatekeeper.gate.decision_cache import WrittenDecision
+from gatekeeper.gate.decision_cache import CachedDecision, WrittenDecision
 from gatekeeper.robots import Finding, Group, Policy, RobotsTxt
 from gatekeeper.sidecar.exchange import (
     CHECK,
@@ -86,17 +87,23 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
         raise Problem(413, "too-large", f"a batch may have {most} URLs at most", most=most)
     gate, agent = service.gate, batch.user_agent
     written: list[WrittenDecision] | None = [] if service.log.enabled else None
-    texts = service.internals.write_many(batch.urls, user_agent=agent, written=written)
+    tally: Counter[CachedDecision] = Counter()
+    texts = service.internals.write_many(batch.urls, tally=tally, user_agent=agent, written=written)
+    feed = service.operators.feed
+    for cached, count in tally.items():
+        feed.count_of(cached.decision.origin).add(cached.decision.verdict, count)
     if written:
         service.log.add_many(written, call.id, call.client)
     missing = [url for url, text in zip(batch.urls, texts, strict=True) if text is None]
     late: Iterator[str] = iter(())
     if missing:
         rest = await gate.check_all(missing, user_agent=agent)
+        for decision in rest:
+            feed.count_of(decision.origin).add(decision.verdict)
         service.log.add_many(rest, call.id, call.client)
         late = (encode(decision).decode() for decision in rest)
     given = [next(late) if text is None else text for text in texts]
-    service.operators.feed.add_batch(given, call.id, call.client)
+    feed.add_batch(given, call.id, call.client)
     return respond_json(call.request, f'{{"decisions":[{",".join(given)}]}}'.encode())
 
 

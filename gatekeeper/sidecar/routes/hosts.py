@@ -108,11 +108,11 @@ async def host_list(service: Service, query: HostQuery) -> HostList:
         )
     except ValueError as error:
         raise Problem(400, "bad-request", f"query: {error} - at `$.page`") from None
-    waiting, counts = state.waiting_by_host(), state.counts()
+    waiting = state.waiting_by_host()
     hosts = []
     for host in found.hosts:
         clocks = await service.gate.why(host)
-        hosts.append(host_body(state, host, clocks, waiting=waiting[host], counts=counts[host]))
+        hosts.append(host_body(state, host, clocks, waiting=waiting[host]))
     return HostList(
         hosts=hosts,
         total=found.total,
@@ -193,8 +193,7 @@ def _host(call: Call) -> str:
 async def host_of(service: Service, host: str) -> HostBody:
     """What is told of one host. Raises ConfigError for what is none."""
     state, clocks = service.operators, await service.gate.why(host)
-    waiting, counts = state.waiting_by_host()[host], state.counts()[host]
-    body = host_body(state, host, clocks, waiting=waiting, counts=counts)
+    body = host_body(state, host, clocks, waiting=state.waiting_by_host()[host])
     wall = service.clock.wall()
     found = tuple(fleet_scope(view, wall) for view in await service.internals.look(host))
     if not found:
