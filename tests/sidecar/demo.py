@@ -91,7 +91,7 @@ async def demo(
         yield Demo(service, gate, internet, runner.addresses[0][1], runner, session)
 
 
-async def furnish(demo: Demo) -> None:
+async def furnish(demo: Demo, rounds: int = 40) -> None:
     """Hosts in every state, a lease, somebody who waits, and an hour of numbers."""
     internet, gate, service = demo.internet, demo.gate, demo.service
     internet.site("https://shop.test").robots(ROBOTS)
@@ -99,7 +99,7 @@ async def furnish(demo: Demo) -> None:
     for name in ("news", "blog", "docs", "forum", "wiki", "images", "archive"):
         internet.site(f"http://{name}.test").robots("User-agent: *\nDisallow: /admin\n")
     internet.site("http://down.test").robots("busy", status=503)
-    for n in range(40):
+    for n in range(rounds):
         for path in ("products/1", "cart", "search?q=x", "products/private/2"):
             await gate.check(f"http://shop.test/{path}")
         async with demo.session.get(
