@@ -8,12 +8,14 @@ body; all but the bare client fetch and obey each host's robots.txt.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import importlib
 import io
 import json
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -80,23 +82,30 @@ async def bare(pages: list[str]) -> int:
         return await _pool(fetch, pages)
 
 
+def _folder() -> Path:
+    """Where pages go; it is removed when the process ends, which is not measured."""
+    folder = tempfile.mkdtemp(prefix="gatekeeper-bench-")
+    atexit.register(shutil.rmtree, folder)
+    return Path(folder)
+
+
 async def bare_files(pages: list[str]) -> int:
     """Asks nobody, and writes each page to a file in its host's folder."""
     made: set[str] = set()
-    with tempfile.TemporaryDirectory(prefix="gatekeeper-bench-") as folder:
-        async with _client() as session:
+    folder = _folder()
+    async with _client() as session:
 
-            async def fetch(url: str) -> None:
-                async with session.get(url) as response:
-                    body = await response.read()
-                host, _, name = url.partition("://")[2].partition("/")
-                if host not in made:
-                    Path(folder, host).mkdir()
-                    made.add(host)
-                with open(f"{folder}/{host}/{name.replace('/', '-')}", "wb") as file:
-                    file.write(body)
+        async def fetch(url: str) -> None:
+            async with session.get(url) as response:
+                body = await response.read()
+            host, _, name = url.partition("://")[2].partition("/")
+            if host not in made:
+                (folder / host).mkdir()
+                made.add(host)
+            with open(f"{folder}/{host}/{name.replace('/', '-')}", "wb") as file:
+                file.write(body)
 
-            return await _pool(fetch, pages)
+        return await _pool(fetch, pages)
 
 
 async def fetch_files(pages: list[str]) -> int:
@@ -105,15 +114,14 @@ async def fetch_files(pages: list[str]) -> int:
     from gatekeeper.cli.crawl.runner import Job, crawl
     from gatekeeper.cli.crawl.sources import Limits
 
-    with tempfile.TemporaryDirectory(prefix="gatekeeper-bench-") as folder:
-        listed, output = Path(folder, "urls.txt"), Path(folder, "pages")
-        listed.write_text("\n".join(pages), encoding="utf-8")
-        limits = Limits(concurrency=CONCURRENCY)
-        job = Job(AGENT, _config(), input=str(listed), output=output, limits=limits)
-        with redirect_stdout(io.StringIO()):
-            status = await crawl(job, watcher(quiet=True))
-        found = sum(len(files) for _, _, files in os.walk(output)) if status == 0 else 0
-        return found - sum(path.is_file() for path in output.iterdir())
+    listed = _folder() / "urls.txt"
+    listed.write_text("\n".join(pages), encoding="utf-8")
+    output = listed.with_name("pages")
+    limits = Limits(concurrency=CONCURRENCY)
+    job = Job(AGENT, _config(), input=str(listed), output=output, limits=limits)
+    with redirect_stdout(io.StringIO()):
+        status = await crawl(job, watcher(quiet=True))
+    return 0 if status else sum(len(os.listdir(host)) for host in output.glob("127.*"))
 
 
 async def by_hand(pages: list[str]) -> int:

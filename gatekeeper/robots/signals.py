@@ -23,6 +23,7 @@ from gatekeeper.errors import InvalidURL
 
 __all__ = [
     "CATEGORIES",
+    "PAGE_FIELDS",
     "CleanParam",
     "FieldError",
     "Item",
@@ -508,6 +509,23 @@ class PageSignals(msgspec.Struct, frozen=True, kw_only=True):
     """What `crawler-price` says, such as `USD 0.01` (Cloudflare's pay per crawl)."""
     challenges: tuple[AccessChallenge, ...] = ()
     """What WWW-Authenticate asks of machines, in order."""
+
+
+PAGE_FIELDS = frozenset(
+    [
+        "content-usage",
+        "crawler-price",
+        "link",
+        "payment-required",
+        "robots-tag",
+        "tdm-policy",
+        "tdm-reservation",
+        "www-authenticate",
+        "x-robots-tag",
+    ]
+)
+"""The fields that `page_signals` reads, in lower case: without one, only the status can say
+anything."""
 
 
 def page_signals(

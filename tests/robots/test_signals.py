@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gatekeeper.robots.signals import (
+    PAGE_FIELDS,
     CleanParam,
     PageRules,
     PageSignals,
@@ -414,3 +416,20 @@ def test_each_signal_has_its_row_in_the_documents() -> None:
     rows = re.findall(r'^\| `([a-z_]+)`<a id="signal-([a-z_]+)"></a> \|', page, re.MULTILINE)
     assert all(anchor == name for anchor, name in rows)
     assert {name for _, name in rows} == {f.name for f in msgspec.structs.fields(PageSignals)}
+
+
+class Asked(dict[str, str]):
+    """Header fields that note which of them were asked for."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name.lower())
+        return default
+
+
+def test_a_page_without_one_of_the_fields_says_nothing() -> None:
+    asked = Asked()
+    assert page_signals(asked, "examplebot", status=200) == page_signals({}, "")
+    assert asked.names == PAGE_FIELDS

@@ -26,7 +26,7 @@ from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
 from gatekeeper.fetching.guard import connecting
 from gatekeeper.fetching.limits import within_files
 from gatekeeper.middleware import signals
-from gatekeeper.robots.signals import page_signals
+from gatekeeper.robots.signals import PAGE_FIELDS, page_signals
 from gatekeeper.urls import mask
 
 if TYPE_CHECKING:
@@ -173,6 +173,8 @@ _SILENT = page_signals({}, "")
 
 def _said(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
     """What its header says about the use of the page; None without such a header."""
+    if response.status != 402 and PAGE_FIELDS.isdisjoint(map(str.lower, response.headers)):
+        return None
     try:
         found = signals(response)
     except Exception:  # noqa: BLE001 - one URL's error is its own

@@ -56,6 +56,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._above: int | None = None
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def __enter__(self) -> Folder:
@@ -125,13 +126,13 @@ class Folder:
         if found is not None:
             self._open.move_to_end(directory)
             return "", found
-        above = os.open(self.path, _DIRECTORY)
+        if self._above is None:
+            self._above = os.open(self.path, _DIRECTORY)
         try:
-            with suppress(FileExistsError):
-                os.mkdir(directory, dir_fd=above)
-            found = os.open(directory, _DIRECTORY | NO_LINK, dir_fd=above)
-        finally:
-            os.close(above)
+            found = os.open(directory, _DIRECTORY | NO_LINK, dir_fd=self._above)
+        except FileNotFoundError:
+            os.mkdir(directory, dir_fd=self._above)
+            found = os.open(directory, _DIRECTORY | NO_LINK, dir_fd=self._above)
         if len(self._open) >= _MOST_OPEN:
             os.close(self._open.popitem(last=False)[1])
         self._open[directory] = found
@@ -140,6 +141,9 @@ class Folder:
     def _close(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
+        if self._above is not None:
+            os.close(self._above)
+            self._above = None
 
 
 def _created(at: _At, name: str) -> int:

@@ -224,7 +224,7 @@ async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **s
                 ),
                 auto_decompress=place.warc is None,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                response_class=Response,
+                response_class=aiohttp.ClientResponse if place.warc is None else Response,
                 **session,
             )
         )
