@@ -228,6 +228,8 @@ class ServerConfig(_Section, frozen=True):
     """Requests a second from one client; None: no bound."""
     fetch_max_body: Size = 104_857_600
     fetch_timeout: Positive = 300.0
+    proxy_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None
+    """The port of a forward proxy for plain http, beside the API; None: there is none."""
     forward_auth: bool = False
     forward_auth_wait: Annotated[float, msgspec.Meta(ge=0, le=0.15)] = 0.0
     forward_auth_hosts: tuple[str, ...] = ()

@@ -33,6 +33,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--host", metavar="H", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", metavar="P", type=int, help="port (8750); 0 takes a free one")
     parser.add_argument("--socket", metavar="PATH", help="a unix socket instead, mode 0600")
+    parser.add_argument(
+        "--proxy", metavar="PORT", type=int, help="a forward proxy for plain http on that port"
+    )
     parser.add_argument("--token-file", metavar="FILE", help="bearer tokens, one a line")
     parser.add_argument(
         "--storage", metavar="PATH|memory", help="where state is kept; memory: nowhere"
@@ -51,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
             server__host=args.host,
             server__port=args.port,
             server__socket=args.socket,
+            server__proxy_port=args.proxy,
             server__token_file=args.token_file,
             storage__path=args.storage,
             fleet__url=args.fleet,
@@ -81,12 +85,15 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _announce_json(where: str, curl: str) -> None:
+def _announce_json(where: str, curl: str, proxy: str | None) -> None:
     """Say where it listens, as one line of JSON."""
-    print(json_text({"listening": where, "try": curl}), flush=True)
+    said = {"listening": where, "try": curl} | ({} if proxy is None else {"proxy": proxy})
+    print(json_text(said), flush=True)
 
 
-def _announce(where: str, curl: str) -> None:
+def _announce(where: str, curl: str, proxy: str | None) -> None:
     """Said once it listens; a program reads the address from the first line."""
     print(f"{NAME}: listening on {where}")
     print(f"try: {curl}", flush=True)
+    if proxy is not None:
+        print(f"proxy for plain http: {proxy}", flush=True)

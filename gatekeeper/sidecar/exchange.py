@@ -55,6 +55,7 @@ __all__ = [
     "json_response",
     "read_body",
     "read_inline_body",
+    "read_octets",
     "read_query",
     "respond_empty",
     "respond_json",
@@ -479,10 +480,7 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
         )
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise Problem(415, "media-type", "the body must be sent as it is, without an encoding")
-    try:
-        body = await _read_bytes(request, limit)
-    except web.RequestPayloadError:
-        raise Problem(400, "bad-request", "body: its framing is broken") from None
+    body = await read_octets(request, limit)
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -499,6 +497,14 @@ def read_inline_body(
         return decoder.decode(call.body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+async def read_octets(request: web.BaseRequest, limit: int) -> bytes:
+    """A body as it came. Raises Problem 413, 408 or 400."""
+    try:
+        return await _read_bytes(request, limit)
+    except web.RequestPayloadError:
+        raise Problem(400, "bad-request", "body: its framing is broken") from None
 
 
 async def _read_bytes(request: web.BaseRequest, limit: int) -> bytes:

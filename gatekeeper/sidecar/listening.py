@@ -33,9 +33,11 @@ __all__ = [
     "addresses",
     "close_own",
     "describe",
+    "describe_proxy",
     "limit_accept_errors",
     "loop_factory",
     "notify",
+    "open_proxy_sockets",
     "open_sockets",
     "open_to_others",
     "raise_file_limit",
@@ -87,31 +89,40 @@ def open_sockets(server: ServerConfig) -> list[socket.socket]:
     """Bound sockets for the configuration. Raises ConfigError saying what is in the way."""
     if server.socket is not None:
         return [_unix(Path(server.socket))]
+    return _open_tcp(server.host, server.port, "--port or server.port")
+
+
+def open_proxy_sockets(server: ServerConfig) -> list[socket.socket]:
+    """Those of the forward proxy, on the address of `server.host`; none where it has no port."""
+    if server.proxy_port is None:
+        return []
+    return _open_tcp(server.host, server.proxy_port, "--proxy or server.proxy_port")
+
+
+def _open_tcp(host: str, port: int, setting: str) -> list[socket.socket]:
     try:
-        found = socket.getaddrinfo(
-            server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise ConfigError(f"server.host: {server.host}: {error.strerror}") from error
+        raise ConfigError(f"server.host: {host}: {error.strerror}") from error
     # A free port can't be the same one for two addresses, so one address it is.
-    wanted = found[:1] if server.port == 0 else found
+    wanted = found[:1] if port == 0 else found
     sockets: list[socket.socket] = []
     try:
         sockets.extend(_tcp(family, address) for family, _, _, _, address in wanted)
     except OSError as error:
         for one in sockets:
             one.close()
-        raise ConfigError(_in_the_way(server, error)) from error
+        raise ConfigError(_in_the_way(f"{host} port {port}", setting, error)) from error
     return sockets
 
 
-def _in_the_way(server: ServerConfig, error: OSError) -> str:
-    remedy = "--port or server.port changes it"
+def _in_the_way(where: str, setting: str, error: OSError) -> str:
+    remedy = f"{setting} changes it"
     if error.errno == errno.EACCES:
         remedy = "this user needs a port above 1023, or CAP_NET_BIND_SERVICE"
     elif error.errno == errno.EADDRINUSE:
         remedy = f"another one may be running, {remedy}"
-    return f"{server.host} port {server.port}: {error.strerror}; {remedy}"
+    return f"{where}: {error.strerror}; {remedy}"
 
 
 def _tcp(family: int, address: tuple[object, ...]) -> socket.socket:
@@ -241,6 +252,15 @@ def describe(sock: socket.socket, server: ServerConfig) -> tuple[str, str]:
         at = f"-g {base}" if "[" in host else base
     query = "--data-urlencode url=https://www.wikipedia.org/"
     return where, f"curl -sG{_credentials(server)} {at}/v1/check {query}"
+
+
+def describe_proxy(sockets: list[socket.socket], server: ServerConfig) -> str | None:
+    """Where the forward proxy listens, as clients name it; None: there is none."""
+    if not sockets:
+        return None
+    host, port = sockets[0].getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    return f"{'http' if server.tls_cert is None else 'https'}://{host}:{port}"
 
 
 def _credentials(server: ServerConfig) -> str:

@@ -37,15 +37,18 @@ from gatekeeper.sidecar.listening import (
     addresses,
     close_own,
     describe,
+    describe_proxy,
     limit_accept_errors,
     loop_factory,
     notify,
+    open_proxy_sockets,
     open_sockets,
     open_to_others,
     raise_file_limit,
 )
 from gatekeeper.sidecar.logs import set_up
 from gatekeeper.sidecar.metrics import counter, gauge
+from gatekeeper.sidecar.proxy import Proxy
 from gatekeeper.sidecar.reload import check_config, reload
 from gatekeeper.sidecar.security import (
     Certificates,
@@ -85,8 +88,8 @@ class ServeOptions:
     config: Config
     reread: Callable[[], Config]
     """Read the configuration again; raises ConfigError."""
-    announce: Callable[[str, str], None]
-    """Told where the service listens, and a curl line."""
+    announce: Callable[[str, str, str | None], None]
+    """Told where the service listens, a curl line, and where the forward proxy listens, if any."""
     sources: Callable[[], Mapping[str, str]] = dict
     """Where each setting that was last read came from, by its dotted name."""
 
@@ -152,33 +155,40 @@ async def running(options: ServeOptions) -> AsyncIterator[Service]:
     given = activated_sockets(os.environ)
     own = [] if given else open_sockets(config.server)
     sockets = given or own
+    proxy_sockets: list[socket.socket] = []
     try:
+        proxy_sockets += open_proxy_sockets(config.server)
         async with Gatekeeper(options.identity, config=config) as gate:
-            service = _service(gate, config, sockets, options)
+            service = _service(gate, config, sockets, proxy_sockets, options)
             context = service.certificates.context if service.certificates else None
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(service.log.run())
                 try:
-                    async with _listening(service, sockets, context):
-                        options.announce(*describe(sockets[0], config.server))
+                    async with _listening(service, sockets, proxy_sockets, context):
+                        proxy = describe_proxy(proxy_sockets, config.server)
+                        options.announce(*describe(sockets[0], config.server), proxy)
                         notify("READY=1", os.environ)
                         yield service
                 finally:
                     await service.close()
                     writer.cancel()
     finally:
-        close_own(own)
+        close_own([*own, *proxy_sockets])
 
 
 def _service(
-    gate: Gatekeeper, config: Config, sockets: list[socket.socket], options: ServeOptions
+    gate: Gatekeeper,
+    config: Config,
+    sockets: list[socket.socket],
+    proxy_sockets: list[socket.socket],
+    options: ServeOptions,
 ) -> Service:
-    names = addresses(sockets)
+    names, proxies = addresses(sockets), addresses(proxy_sockets)
     tokens = read_tokens(config.server.token_file, warn=True)
-    if (open_door := exposed_address(names) or open_to_others(sockets)) is not None:
+    if (open_door := exposed_address(names + proxies) or open_to_others(sockets)) is not None:
         # T5: a socket that was handed over listens where the manager put it.
         demand_credentials(config.server, tokens, where=open_door)
-    for address, port in names:
+    for address, port in names + proxies:
         if (guard := internals(gate).guard) is not None:
             guard.listens_on(address, port)  # T3: even an allowed range leaves us out
     return Service(
@@ -208,26 +218,34 @@ def _lease_book(config: Config) -> LeaseBook:
 
 @contextlib.asynccontextmanager
 async def _listening(
-    service: Service, sockets: list[socket.socket], context: ssl.SSLContext | None
+    service: Service,
+    sockets: list[socket.socket],
+    proxy_sockets: list[socket.socket],
+    context: ssl.SSLContext | None,
 ) -> AsyncIterator[None]:
     """Accept connections while inside; on the way out, drain within bounds (T16)."""
     files = raise_file_limit()
     limit_accept_errors(asyncio.get_running_loop())
     memory = MemoryTrimmer(service.clock)
+    header = service.config.server.max_header
+    for_proxy = files.clients // 4 if proxy_sockets else 0
+    proxy = Server(Proxy(service).handle, header=header, connections=for_proxy)
     server = Server(
         service.handle,
-        header=service.config.server.max_header,
-        connections=files.clients,
+        header=header,
+        connections=files.clients - for_proxy,
         inline=service.inline,
         on_lost=memory.lost,
     )
     service.metrics.add_source(lambda: _connections(server))
-    runner = web.ServerRunner(server, shutdown_timeout=1.0)
-    await runner.setup()
+    runners = [web.ServerRunner(one, shutdown_timeout=1.0) for one in (server, proxy)]
     try:
+        for runner in runners:
+            await runner.setup()
         sites = [
             web.SockSite(runner, sock, ssl_context=context, backlog=files.backlog)
-            for sock in sockets
+            for runner, given in zip(runners, (sockets, proxy_sockets), strict=True)
+            for sock in given
         ]
         # Requests wait in the backlog meanwhile: no lease is granted before the old ones
         # are held again.
@@ -240,7 +258,8 @@ async def _listening(
         finally:
             await service.drain(sites)
     finally:
-        await runner.cleanup()
+        for runner in runners:
+            await runner.cleanup()
         memory.close()
 
 

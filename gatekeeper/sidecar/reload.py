@@ -49,6 +49,7 @@ RESTART: Final = frozenset(
         # They belong to the open sockets, or to the log of the process.
         "server.host",
         "server.port",
+        "server.proxy_port",
         "server.socket",
         "server.tls_cert",
         "server.tls_key",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import ipaddress
 import logging
@@ -268,6 +269,31 @@ class Admission:
             return self._by_certificate(transport)
         raise _no_token(headers)
 
+    def admit_to_proxy(self, request: web.BaseRequest) -> str:
+        """The name of a client of the forward proxy. Raises Problem 401, 403 or 407.
+
+        Its Host header is a site's, so that nothing follows from it: a page in a browser (T4) can't
+        send what a proxy is asked. The token stands in Proxy-Authorization, as `Bearer TOKEN` or as
+        the password of `Basic`, which is all that browsers know.
+        """
+        if self._certificates and not self._tokens:
+            return self._by_certificate(request.transport)
+        if not self._tokens:
+            return request.remote or "local"
+        token = self._tokens.match(_as_bearer(request.headers.get("Proxy-Authorization", "")))
+        if token is not None:
+            if Role.CRAWL not in token.roles:
+                raise _no_role(token, frozenset({Role.CRAWL}))
+            return token.name
+        if self._certificates:
+            return self._by_certificate(request.transport)
+        raise Problem(
+            407,
+            "unauthorized",
+            "the proxy needs a token of server.token_file, as a password",
+            headers={"Proxy-Authenticate": 'Basic realm="gatekeeper"'},
+        )
+
     @property
     def tokens(self) -> Tokens:
         """Those that are accepted; empty where none are asked for."""
@@ -305,6 +331,18 @@ class Admission:
             value for part in peer.get("subject", ()) for key, value in part if key == "commonName"
         ]
         return f"certificate {names[0]}" if names else "certificate"
+
+
+def _as_bearer(header: str) -> str:
+    """Basic credentials as those of a bearer: the password is the token (RFC 7617 section 2)."""
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() != "basic":
+        return header
+    try:
+        _, _, password = base64.b64decode(value.strip(), validate=True).partition(b":")
+        return f"Bearer {password.decode('ascii')}"
+    except ValueError:
+        return ""
 
 
 def _no_token(headers: Mapping[str, str]) -> Problem:

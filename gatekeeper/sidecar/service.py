@@ -339,6 +339,32 @@ class Service:
         add_request_id(response, request_id)
         return response
 
+    async def answer_by(
+        self,
+        request: web.BaseRequest,
+        where: str,
+        act: Callable[[Call], Coroutine[Any, Any, web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Answer what no route serves, as everything is answered: `act` says who asks, and what
+        the answer is; `where` names it in the metrics."""
+        call = Call(request, self.new_id(), "", "", {})
+        try:
+            if (before := self._entrance.enter()) is not None:
+                await before
+            response = await act(call)
+        except Exception as error:  # as in `_answer`
+            if _begun(request):
+                _break_off(request)
+                raise ConnectionResetError("the answer broke off") from error
+            response = self._problem(error, call.id, call).response(call.id)
+        except asyncio.CancelledError:
+            if _begun(request):
+                _break_off(request)
+            raise
+        self.metrics.answered(where, _method(request), response.status)
+        add_request_id(response, call.id)
+        return response
+
     def _inline(
         self, message: Any, payload: Any, remote: str | None, transport: asyncio.Transport
     ) -> bytes | None:

@@ -61,10 +61,12 @@ def test_serve_tells_a_program_where_it_listens_in_json(
     wired: list[ServeOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["serve", "--json"])
-    wired[0].announce("http://127.0.0.1:1", "curl ...")
+    wired[0].announce("http://127.0.0.1:1", "curl ...", None)
+    wired[0].announce("http://127.0.0.1:1", "curl ...", "http://127.0.0.1:2")
 
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"listening": "http://127.0.0.1:1", "try": "curl ..."}
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert told[0] == {"listening": "http://127.0.0.1:1", "try": "curl ..."}
+    assert told[1] == told[0] | {"proxy": "http://127.0.0.1:2"}
 
 
 def test_a_failing_healthcheck_speaks_json_when_asked_to(

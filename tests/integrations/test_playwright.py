@@ -11,8 +11,11 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from gatekeeper import ConfigError, Gatekeeper
+from gatekeeper.sidecar.listening import Server
+from gatekeeper.sidecar.proxy import Proxy
 from tests.conformance.conftest import short, sidecar_on
 from tests.conformance.ways import AGENT, settings
 from tests.integrations import test_conformance as suite
@@ -134,6 +137,36 @@ async def test_what_playwright_does_not_show_is_said(internet: FakeInternet) -> 
         assert polite.unseen == 2
         with pytest.raises(ConfigError, match="document"):
             await polite_route(await opened.new_context(), gate, exempt=["document"])
+
+
+async def test_the_proxy_sees_every_hop(internet: FakeInternet, sidecar_on: Any) -> None:
+    """What the page of Playwright names for that: each hop is decided, and takes a turn."""
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.2\nDisallow: /private\n")
+    site.redirect("/x", "/private").page("/private", "there")
+    site.redirect("/y", "/z").on("/z", html("<img src=/i.png>")).page("/i.png")
+    internet.site("b.test").robots("").redirect("/", "http://10.1.2.3/")
+    sidecar = await sidecar_on(internet)
+    runner = web.ServerRunner(Server(Proxy(sidecar.service).handle, header=16_384))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with browser() as opened:
+            server = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            context = await opened.new_context(proxy={"server": server}, service_workers="block")
+            page = await context.new_page()
+            denied = await page.goto("http://a.test/x")
+            assert (denied.status, denied.url) == (403, "http://a.test/private")
+            response = await page.goto("http://a.test/y")
+            assert response.url == "http://a.test/z"
+            assert (await page.goto("http://b.test/")).status == 403
+            await context.close()
+    finally:
+        await runner.cleanup()
+    assert {"/x", "/y", "/z", "/i.png"} <= set(site.paths)
+    assert "/private" not in site.paths
+    assert min(site.gaps()) >= 0.2
+    assert not internet.dialled("10.1.2.3")
+    assert {one.headers["User-Agent"] for one in internet.requests} == {AGENT}
 
 
 async def test_what_a_page_loads_is_decided_in_batches_and_takes_no_turns(

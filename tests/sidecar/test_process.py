@@ -71,6 +71,17 @@ async def test_the_curl_line_it_prints_works(start: Any) -> None:
     assert json.loads(out)["reason"] == "blocked"
 
 
+async def test_it_is_a_forward_proxy_as_well(start: Any, origin: str) -> None:
+    sidecar = await start("--user-agent", "testbot/1.0", "--proxy", "0")
+    line = (await sidecar.process.stdout.readline()).decode()
+    proxy = line.removeprefix("proxy for plain http: ").strip()
+    async with sidecar.session.get(f"{origin}/page", proxy=proxy) as response:
+        assert (response.status, await response.text()) == (200, "the page")
+    for refused in (f"{origin}/private", f"{proxy}/", f"{sidecar.base}/v1/hosts"):  # T3
+        async with sidecar.session.get(refused, proxy=proxy) as response:
+            assert response.status == 403
+
+
 @pytest.mark.parametrize("way", ["tcp", "unix"])
 async def test_the_curl_line_works_with_tls_and_a_token(
     start: Any, short: Path, tmp_path: Path, way: str

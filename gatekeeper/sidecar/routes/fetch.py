@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 import aiohttp
 import msgspec
@@ -23,7 +24,18 @@ from gatekeeper.sidecar.waiting import WantedLease
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["ROUTES", "decision_headers", "open_session"]
+__all__ = [
+    "ROUTES",
+    "decision_headers",
+    "hold_while_read",
+    "in_time",
+    "in_turn",
+    "open_session",
+    "pass_on",
+    "refuse_unsendable",
+]
+
+_T = TypeVar("_T")
 
 _ASKED = (
     "Accept",
@@ -121,10 +133,19 @@ def decision_headers(decision: Decision) -> dict[str, str]:
 async def fetch(service: Service, call: Call) -> web.StreamResponse:
     """Decide, wait for the host's turn, then pass the answer through as it comes."""
     query = read_query(call.query, FetchQuery)
+    async with in_time(service) as end:
+        return await _travel(service, call, query.url, end)
+
+
+@contextlib.asynccontextmanager
+async def in_time(service: Service) -> AsyncIterator[float]:
+    """Bounds what is fetched inside; gives the moment (monotonic) at which its time is over.
+
+    What keeps the page from coming becomes a Problem; a refusal is raised as it is.
+    """
     try:
         async with deadline(service.clock, service.config.server.fetch_timeout):
-            end = service.clock.monotonic() + service.config.server.fetch_timeout
-            return await _travel(service, call, query.url, end)
+            yield service.clock.monotonic() + service.config.server.fetch_timeout
     except (Denied, LeaseTimeout):
         raise  # 403 or 429, of a redirect hop as of the first
     except TimeoutError as error:
@@ -155,12 +176,20 @@ async def _travel(service: Service, call: Call, url: str, end: float) -> web.Str
 
 async def _hop(service: Service, call: Call, url: str, end: float) -> web.StreamResponse | str:
     """One request, in its host's turn: the page passed on, or where it redirects to."""
+    return await in_turn(service, call, url, end, lambda lease: _under(lease, service, call, url))
+
+
+async def in_turn(
+    service: Service, call: Call, url: str, end: float, send: Callable[[Lease], Awaitable[_T]]
+) -> _T:
+    """What `send` gives, called with a lease for the URL in its host's turn, before `end`."""
     try:
         lease = await _turn(service, call, url, end)
         lease.enter()
         try:
             with service.streams:
-                return await _under(lease, service, call, url)
+                service.decided(lease.decision, call)
+                return await send(lease)
         finally:
             lease.leave()
     except Denied as error:
@@ -170,7 +199,6 @@ async def _hop(service: Service, call: Call, url: str, end: float) -> web.Stream
 
 async def _under(lease: Lease, service: Service, call: Call, url: str) -> web.StreamResponse | str:
     """Ask for one URL under its lease: the page passed on, or where it is redirected."""
-    service.decided(lease.decision, call)
     asked = {name: call.request.headers[name] for name in _ASKED if name in call.request.headers}
     asked.setdefault("Accept-Encoding", "identity")
     async with service.session.request(
@@ -179,9 +207,13 @@ async def _under(lease: Lease, service: Service, call: Call, url: str) -> web.St
         service.operators.feed.reported(lease.host, page.status)
         if page.status in _REDIRECTS and (location := page.headers.get("Location")):
             return _led_to(url, location)
-        counted = counting_bytes(lease, page) if lease.counts_bytes else None
-        lease.ends_with(page.connection, counted)
-        return await _pass_on(service, call, page, lease.decision)
+        hold_while_read(lease, page)
+        return await pass_on(service, call, page, lambda: _head(page, lease.decision))
+
+
+def hold_while_read(lease: Lease, page: aiohttp.ClientResponse) -> None:
+    """The slot is held, and the bytes are counted, until the page was read."""
+    lease.ends_with(page.connection, counting_bytes(lease, page) if lease.counts_bytes else None)
 
 
 async def _turn(service: Service, call: Call, url: str, end: float) -> Lease:
@@ -210,10 +242,14 @@ def _led_to(url: str, location: str) -> str:
         raise Problem(502, "bad-redirect", f"the page redirects to {error}") from error
 
 
-async def _pass_on(
-    service: Service, call: Call, page: aiohttp.ClientResponse, decision: Decision
+async def pass_on(
+    service: Service,
+    call: Call,
+    page: aiohttp.ClientResponse,
+    head: Callable[[], Mapping[str, str]],
 ) -> web.StreamResponse:
-    """Head and body of the page, piece by piece, never more than `fetch_max_body`.
+    """The head that is given, and the page's body, piece by piece, never more than
+    `fetch_max_body`.
 
     Once the head is out every error breaks the connection off: `Service` sees to that.
     """
@@ -223,7 +259,7 @@ async def _pass_on(
         raise Problem(502, "too-large", f"the page has {length} bytes; {most} may pass")
     if not 200 <= page.status <= 599:
         raise Problem(502, "bad-answer", f"the site answered with the status {page.status}")
-    response = web.StreamResponse(status=page.status, headers=_head(page, decision))
+    response = web.StreamResponse(status=page.status, headers=head())
     response.headers["X-Request-Id"] = call.id
     if length is not None:
         response.content_length = length
@@ -241,15 +277,20 @@ async def _pass_on(
 def _head(page: aiohttp.ClientResponse, decision: Decision) -> dict[str, str]:
     """Raises Problem 502 for a header of the site that can't be passed on."""
     headers = {name: page.headers[name] for name in _ANSWERED if name in page.headers}
-    for name, value in headers.items():
-        if _UNSENDABLE.search(value):
-            raise Problem(502, "bad-answer", f"the site's {name} header holds what none may hold")
+    refuse_unsendable(headers)
     headers.update(_told(page))
     headers.update(_HARMLESS)
     headers.update(decision_headers(decision))
     headers["Content-Location"] = str(page.url)
     headers["Server"] = "gatekeeper"
     return headers
+
+
+def refuse_unsendable(headers: Mapping[str, str]) -> None:
+    """Raises Problem 502 for a field of the site that can't be passed on."""
+    for name, value in headers.items():
+        if _UNSENDABLE.search(value):
+            raise Problem(502, "bad-answer", f"the site's {name} header holds what none may hold")
 
 
 def _told(page: aiohttp.ClientResponse) -> dict[str, str]:

@@ -1,0 +1,258 @@
+"""The forward proxy: what it passes on, what it refuses, and who may use it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gatekeeper.identity import new_key
+from gatekeeper.sidecar.exchange import Role
+from gatekeeper.sidecar.listening import Server
+from gatekeeper.sidecar.proxy import Proxy
+from gatekeeper.sidecar.security import Token, Tokens
+from tests.internet import FakeInternet, Hold, NeverAnswer, Page, Reset, redirect
+from tests.test_identity import as_sent, verify
+
+ROBOTS = "User-agent: *\nDisallow: /private\n"
+
+
+class Client:
+    """Asks the proxy, by aiohttp or octet by octet."""
+
+    def __init__(self, service: Any, port: int, session: aiohttp.ClientSession) -> None:
+        self.service = service
+        self.port = port
+        self.session = session
+        self.base = f"http://127.0.0.1:{port}"
+
+    async def get(self, url: str, **options: Any) -> tuple[int, Any, str]:
+        options.setdefault("allow_redirects", False)
+        method = options.pop("method", "GET")
+        async with self.session.request(method, url, proxy=self.base, **options) as answer:
+            return answer.status, answer.headers, await answer.text()
+
+    async def raw(self, head: str, body: bytes = b"") -> bytes:
+        """All that comes back on a connection that is closed then."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        lines = head.replace("\n", "\r\n")
+        writer.write(f"{lines}\r\nConnection: close\r\n\r\n".encode() + body)
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+async def proxy(internet: FakeInternet, door: Any) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    async with AsyncExitStack() as stack:
+
+        async def begin(*, tokens: Tokens | None = None, **settings: Any) -> Client:
+            service = (await door(**settings)).service
+            if tokens is not None:
+                service.take_over(service.config, tokens)
+            runner = web.ServerRunner(Server(Proxy(service).handle, header=16_384))
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            return Client(service, runner.addresses[0][1], session)
+
+        yield begin
+
+
+async def test_a_page_is_decided_and_passed_on(internet: FakeInternet, proxy: Any) -> None:
+    site = internet.site("a.test").robots(ROBOTS).page("/x", "hello", headers={"X-Site": "yes"})
+    client = await proxy()
+    status, headers, text = await client.get("http://a.test/x?q=1", headers={"X-Mine": "yes"})
+    assert (status, text, headers["X-Site"]) == (200, "hello", "yes")
+    assert headers["Via"] == "1.1 gatekeeper"
+    assert headers["X-Gatekeeper-Verdict"] == "allow"
+    sent = site.requests[-1]
+    assert (sent.target, sent.headers["X-Mine"]) == ("/x?q=1", "yes")
+    assert sent.headers["User-Agent"] == "testbot/1.0"  # whatever the client calls itself
+    assert sent.headers["Via"] == "1.1 gatekeeper"
+
+    status, headers, text = await client.get("http://a.test/private")
+    assert status == 403
+    assert headers["Content-Type"] == "application/problem+json"
+    assert "line 2" in text
+    assert site.paths == ["/robots.txt", "/x?q=1"]
+
+
+async def test_fields_of_one_hop_go_no_further(internet: FakeInternet, proxy: Any) -> None:
+    lines = (
+        "Connection: X-One\r\nX-One: 1\r\nKeep-Alive: timeout=5\r\nProxy-Authenticate: Basic\r\n"
+    )
+    lines += (
+        "Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nX-Gatekeeper-Verdict: deny\r\nVia: 1.0 other\r\n"
+    )
+    from tests.internet import Raw
+
+    answer = f"HTTP/1.1 200 OK\r\n{lines}Content-Length: 2\r\n\r\nok".encode()
+    site = internet.site("a.test").robots("").on("/x", Raw(answer))
+    client = await proxy()
+    got = await client.raw(
+        "GET http://a.test/x HTTP/1.1\nHost: other.test\nConnection: X-Secret, Cookie2\n"
+        "X-Secret: 1\nCookie2: 1\nProxy-Authorization: Basic c2VjcmV0\nProxy-Connection: close\n"
+        "Upgrade: websocket\nTE: trailers\nSignature: forged\nCookie: k=v"
+    )
+    head, _, body = got.partition(b"\r\n\r\n")
+    assert body == b"ok"
+    assert head.count(b"Set-Cookie: ") == 2
+    assert b"Via: 1.0 other, 1.1 gatekeeper" in head
+    assert b"X-Gatekeeper-Verdict: allow" in head
+    for gone in (b"X-One", b"Keep-Alive", b"Proxy-Authenticate", b": deny"):
+        assert gone not in head
+    sent = site.requests[-1].headers
+    assert (sent["Host"], sent["Cookie"]) == ("a.test", "k=v")
+    gone_names = "X-Secret Cookie2 Proxy-Authorization Proxy-Connection Upgrade TE Signature"
+    assert not [name for name in gone_names.split() if name in sent]
+
+
+async def test_each_redirect_hop_is_the_client_s_to_ask_for(
+    internet: FakeInternet, proxy: Any
+) -> None:
+    site = internet.site("a.test").robots(ROBOTS).on("/x", redirect("/private"))
+    client = await proxy()
+    status, headers, _ = await client.get("http://a.test/x")
+    assert (status, headers["Location"]) == (302, "/private")
+    assert (await client.get("http://a.test/x", allow_redirects=True))[0] == 403
+    assert site.paths == ["/robots.txt", "/x", "/x"]
+
+
+async def test_requests_take_turns_and_bodies_are_passed_on(
+    internet: FakeInternet, proxy: Any
+) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n").page("/x")
+    client = await proxy()
+    asked = [client.get("http://a.test/x", method="POST", data=b"some") for _ in range(3)]
+    assert [status for status, _, _ in await asyncio.gather(*asked)] == [200] * 3
+    assert [one.body for one in site.requests[1:]] == [b"some"] * 3
+    assert site.requests[-1].method == "POST"
+    assert min(site.gaps()) >= 0.1
+    assert (await client.get("http://a.test/x", method="HEAD"))[::2] == (200, "")
+
+
+async def test_a_429_holds_the_host(internet: FakeInternet, proxy: Any) -> None:
+    busy = Page("busy", status=429, headers={"Retry-After": "300"})
+    site = internet.site("a.test").robots("").on("/x", busy)
+    client = await proxy()
+    assert (await client.get("http://a.test/x"))[::2] == (429, "busy")
+    status, headers, _ = await client.get("http://a.test/x")
+    assert status == 429
+    assert int(headers["Retry-After"]) > 200
+    assert site.paths == ["/robots.txt", "/x"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://10.1.2.3/",
+        "http://169.254.169.254/latest",
+        "http://in.example/",
+        "http://u:p@a.test/",
+    ],
+)
+async def test_the_guard_holds(internet: FakeInternet, proxy: Any, url: str) -> None:
+    internet.site("a.test").robots("")
+    internet.dns("in.example", "10.1.2.3")
+    client = await proxy()
+    got = await client.raw(f"GET {url} HTTP/1.1\nHost: x")
+    assert got.startswith(b"HTTP/1.1 403") or (b" 429 " in got[:20] and "example" in url)
+    assert not internet.dialled("10.1.2.3")
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("CONNECT a.test:443 HTTP/1.1", 403),
+        ("GET /x HTTP/1.1", 400),
+        ("GET https://a.test/x HTTP/1.1", 400),
+        ("GET ftp://a.test/x HTTP/1.1", 400),
+        ("OPTIONS * HTTP/1.1", 400),
+        ("TRACE http://a.test/x HTTP/1.1", 501),
+        ("GET http://a%zz.test/ HTTP/1.1", 400),
+    ],
+)
+async def test_what_is_no_request_for_plain_http_is_refused(
+    internet: FakeInternet, proxy: Any, line: str, status: int
+) -> None:
+    site = internet.site("a.test").robots("").page("/x")
+    client = await proxy()
+    got = await client.raw(f"{line}\nHost: a.test")
+    assert got.startswith(f"HTTP/1.1 {status}".encode())
+    assert site.paths == []
+
+
+@pytest.mark.parametrize(
+    ("credentials", "status"),
+    [
+        ("", 407),
+        ("Basic !!!", 407),
+        ("Basic " + base64.b64encode(b"any:" + b"x" * 40).decode(), 407),
+        ("Basic " + base64.b64encode(b"any:" + b"c" * 40).decode(), 403),
+        ("Basic " + base64.b64encode(b"any:" + b"t" * 40).decode(), 200),
+        ("Bearer " + "t" * 40, 200),
+    ],
+)
+async def test_with_tokens_it_wants_one_that_may_crawl(
+    internet: FakeInternet, proxy: Any, credentials: str, status: int
+) -> None:
+    site = internet.site("a.test").robots("").page("/x")
+    tokens = Tokens(
+        [
+            Token(b"t" * 40, "crawler", frozenset({Role.CRAWL, Role.CHECK})),
+            Token(b"c" * 40, "asker", frozenset({Role.CHECK})),
+        ]
+    )
+    client = await proxy(tokens=tokens)
+    field = f"\nProxy-Authorization: {credentials}" if credentials else ""
+    got = await client.raw(f"GET http://a.test/x HTTP/1.1\nHost: a.test{field}")
+    assert got.startswith(f"HTTP/1.1 {status}".encode())
+    assert (b"Proxy-Authenticate: Basic" in got) is (status == 407)
+    assert ("/x" in site.paths) is (status == 200)
+
+
+async def test_what_is_too_large_or_does_not_come_is_told(
+    internet: FakeInternet, proxy: Any
+) -> None:
+    site = internet.site("a.test").robots("").page("/x", "x" * 101)
+    site.on("/r", Reset()).on("/n", NeverAnswer())
+    client = await proxy(fetch_max_body=100, max_body=1024, fetch_timeout=1.0)
+    assert (await client.get("http://a.test/x"))[0] == 502
+    assert (await client.get("http://a.test/r"))[0] == 502
+    assert (await client.get("http://a.test/n"))[0] == 504
+    big = await client.get("http://a.test/x", method="POST", data=b"x" * 2000)
+    assert big[0] == 413
+    assert client.service.gate.stats().pacing.in_flight == 0
+
+
+async def test_a_client_that_hangs_up_frees_the_turn(internet: FakeInternet, proxy: Any) -> None:
+    hold = Hold(Page("late"))
+    internet.site("a.test").robots("").on("/1", hold).page("/2", "second")
+    client = await proxy()
+    first = asyncio.create_task(client.get("http://a.test/1"))
+    await hold.waiting.acquire()
+    first.cancel()
+    await asyncio.wait([first])
+    assert (await client.get("http://a.test/2"))[::2] == (200, "second")
+
+
+async def test_each_hop_is_signed(internet: FakeInternet, proxy: Any, tmp_path: Path) -> None:
+    path = tmp_path / "bot.pem"
+    public = new_key(path).public
+    site = internet.site("a.test").robots("").on("/x", redirect("/y")).page("/y")
+    client = await proxy(identity={"key": str(path), "directory": "https://bot.example"})
+    assert (await client.get("http://a.test/x", allow_redirects=True))[0] == 200
+    assert site.paths == ["/robots.txt", "/x", "/y"]
+    for one in site.requests:
+        assert len(one.headers.getall("Signature")) == 1
+        verify(as_sent(one), public)
