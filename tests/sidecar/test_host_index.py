@@ -203,3 +203,11 @@ async def test_the_list_of_hosts_tells_of_their_files_and_counts(
         assert (host["robots"], host["robots_status"], host["last_status"]) == ("parsed", 200, 404)
         assert (host["allowed"], host["denied"], page["complete"]) == (3, 1, True)
     assert (await service.get("/v1/hosts?sort=next&page=300"))[0] == 400
+
+
+async def test_a_host_at_another_port_has_its_file_too(door: Any, internet: FakeInternet) -> None:
+    internet.site("http://a.test:8080").robots("User-agent: *\nDisallow: /no\n")
+    service = await door()
+    await service.get("/v1/check?url=http://a.test:8080/x")
+    _, host = await service.get("/v1/hosts/a.test")
+    assert (host["robots"], host["robots_status"]) == ("parsed", 200)

@@ -193,10 +193,10 @@ class OperatorState:
         return list(dict.fromkeys((*found, *sorted(self.feed.counts(host).origins))))
 
     def record(self, host: str) -> Record | None:
-        """The record that speaks for a host: that of https, or else of http, at the usual port."""
-        shown = f"[{host}]" if ":" in host else host
+        """The record that speaks for a host: that of https, or else of http, at the usual port,
+        or else of another port."""
         recall = self._service.internals.record
-        return recall(f"https://{shown}") or recall(f"http://{shown}")
+        return next(filter(None, map(recall, self.origins(host))), None)
 
     # --- leases -------------------------------------------------------------------------
 
