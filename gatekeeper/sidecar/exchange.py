@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANY",
     "ANY_ROLE",
+    "BODY_TIMEOUT",
     "CHECK",
     "CRAWL",
     "CRAWL_OR_ADMIN",
@@ -91,6 +92,8 @@ class Call:
     """The raw query string."""
     params: Mapping[str, str]
     """What stood in the `{...}` of the path, decoded."""
+    permitted: Callable[[], bool] | None = None
+    """Whether who asks may still do so, for answers that go on; None: as he was admitted."""
 
 
 class InlineCall(msgspec.Struct, gc=False):

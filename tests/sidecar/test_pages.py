@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -235,13 +236,73 @@ async def test_a_cookie_is_signed_ends_and_goes_with_its_token(internet: FakeInt
     async with demo(internet, tokens=Tokens((ADMIN, CHECKER))) as shop:
         cookie = await sign_in(shop.base, CHECKER)
         forged = cookie.replace("carl", "olga")
-        for bad in (forged, cookie[:-1] + "0", cookie + "x", "gatekeeper_session=||||", ""):
+        long = f"gatekeeper_session=olga|{'9' * 5000}|{'9' * 5000}|x|y"
+        superscript = "gatekeeper_session=olga|2|99999999999999|x|y"
+        empty = "gatekeeper_session=||||"
+        for bad in (forged, cookie[:-1] + "0", cookie + "x", long, superscript, empty, ""):
             if bad != cookie:
                 answer, _ = await get(shop.base, "explain", headers={"Cookie": bad})
                 assert answer.status == 303
         shop.service.take_over(shop.service.config, Tokens((ADMIN,)))
         answer, _ = await get(shop.base, "explain", headers={"Cookie": cookie})
         assert answer.status == 303
+
+
+async def test_signing_out_leaves_no_cookie_behind(internet: FakeInternet) -> None:
+    """A browser keeps a cookie without a path for the folder of the page that gave it."""
+    async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
+        cookie = {"Cookie": await sign_in(shop.base, ADMIN)}
+        for path in ("hosts/a.test", "static/0/app.js", "events", "series"):
+            async with shop.session.get(f"{shop.base}/ui/{path}", headers=cookie) as answer:
+                assert "Set-Cookie" not in answer.headers, path
+        for path in ("", "hosts", "explain", "live"):
+            assert "Set-Cookie" in (await get(shop.base, path, headers=cookie))[0].headers
+
+
+async def test_behind_a_proxy_with_tls_the_cookie_goes_over_tls_alone(
+    internet: FakeInternet,
+) -> None:
+    async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
+        origin = {"Origin": shop.base.replace("http:", "https:")}
+        token = {"token": ADMIN.value.decode()}
+        answer, _ = await post(shop.base, "sign-in", token, headers=origin)
+        assert "; Secure" in answer.headers["Set-Cookie"]
+        cookie = {"Cookie": answer.headers["Set-Cookie"].partition(";")[0]}
+        answer, _ = await get(shop.base, "hosts", headers=cookie)
+        assert "; Secure" in answer.headers["Set-Cookie"]
+        answer, _ = await post(shop.base, "sign-in", token)
+        assert "; Secure" not in answer.headers["Set-Cookie"]
+
+
+@pytest.mark.parametrize("path", ["/v1/events", "/ui/events"])
+async def test_a_stream_ends_with_its_token(
+    internet: FakeInternet, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gatekeeper.sidecar.routes.operators._ASKED_AGAIN", 0.0)
+    async with demo(internet, tokens=Tokens((ADMIN, CHECKER))) as shop:
+        headers = {"Authorization": "Bearer " + "a" * 32}
+        if path == "/ui/events":
+            headers = {"Cookie": await sign_in(shop.base, ADMIN)}
+        async with shop.session.get(shop.base + path, headers=headers) as stream:
+            assert b"hello" in await stream.content.readuntil(b"\n\n")
+            await shop.gate.check("http://a.test/")
+            shop.service.take_over(shop.service.config, Tokens((CHECKER,)))
+            assert b"event: bye" in await stream.content.read()
+
+
+async def test_a_form_may_not_trickle_in(
+    internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gatekeeper.sidecar.routes.pages.BODY_TIMEOUT", 0.05)
+    async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
+        reader, writer = await asyncio.open_connection("127.0.0.1", shop.port)
+        writer.write(
+            b"POST /ui/sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n"
+            b"Content-Type: application/x-www-form-urlencoded\r\n\r\ntoken="
+        )
+        assert b" 408 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
 
 
 def test_a_session_ends_when_nobody_looks_and_after_half_a_day_anyhow() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -27,6 +28,11 @@ LONGEST: Final = 43_200
 """Seconds from the sign-in after which it is over at any rate."""
 
 
+_MOMENT: Final = re.compile("[0-9]{1,12}")
+"""Anything longer, which Python may refuse to read, is no moment of ours."""
+_SECURE: Final = "tls-"
+
+
 class Visitor(NamedTuple):
     """Somebody who may look."""
 
@@ -37,6 +43,8 @@ class Visitor(NamedTuple):
     """What each form has to carry."""
     cookie: str | None = None
     """The session's next cookie; None where there is no session."""
+    secure: bool = False
+    """It began over TLS, of a proxy say: its cookie goes over nothing else."""
 
 
 class Sessions:
@@ -55,18 +63,20 @@ class Sessions:
         text = request.cookies.get(COOKIE, "")
         name, began, until, nonce, signature = [*text.split("|"), "", "", "", "", ""][:5]
         now = self._clock.wall()
-        if not (began.isdecimal() and until.isdecimal() and now < int(until)):
+        if not (_MOMENT.fullmatch(began) and _MOMENT.fullmatch(until) and now < int(until)):
             return None
         for token in admission.tokens.of(name):
             signed = _signature(token, began, until, nonce)
             if hmac.compare_digest(signed.encode(), signature.encode("utf-8", "replace")):
                 cookie = self._cookie(token, int(began), nonce)
-                return Visitor(token.name, token.roles, self._form(nonce), cookie)
+                secure = nonce.startswith(_SECURE)
+                return Visitor(token.name, token.roles, self._form(nonce), cookie, secure)
         return None
 
-    def begin(self, token: Token) -> str:
-        """The cookie of a session that begins."""
-        return self._cookie(token, int(self._clock.wall()), secrets.token_urlsafe(16))
+    def begin(self, token: Token, *, secure: bool = False) -> str:
+        """The cookie of a session that begins; `secure`: over TLS."""
+        nonce = (_SECURE if secure else "") + secrets.token_hex(16)
+        return self._cookie(token, int(self._clock.wall()), nonce)
 
     def check_form(self, visitor: Visitor, fields: Mapping[str, str]) -> None:
         """Raises Problem 403 for a form that is none of our own pages'."""

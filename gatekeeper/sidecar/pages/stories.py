@@ -248,7 +248,7 @@ def _what_if(told: Explanation) -> Html:
         tag("summary", "What if it read otherwise?"),
         tag(
             "p",
-            "TextChange the text: the answer above follows as you type. Nothing is stored, "
+            "Change the text: the answer above follows as you type. Nothing is stored, "
             "and nobody else is answered by it.",
             class_="note",
         ),
@@ -438,10 +438,7 @@ def _way_back(
 class Versions(NamedTuple):
     """Two versions of a file, and what changed between them."""
 
-    old: HistoryEntry
-    new: HistoryEntry
-    old_lines: list[str]
-    new_lines: list[str]
+    changes: list[TextChange]
     verdicts: list[tuple[str, bool, bool]]
     """URLs lately asked about whose verdict differs: before and after."""
     asked: int
@@ -533,7 +530,7 @@ def _comparison(found: Versions) -> Iterator[Html]:
     yield tag("h2", "What changed in the text")
     yield table(
         "Old and new side by side",
-        ("TextChange", "Old", "New"),
+        ("Change", "Old", "New"),
         _diff_rows(found),
         empty="Nothing.",
     )
@@ -541,7 +538,7 @@ def _comparison(found: Versions) -> Iterator[Html]:
 
 def _diff_rows(found: Versions) -> Iterator[Html]:
     shown = 0
-    for change in line_changes(found.old_lines, found.new_lines):
+    for change in found.changes:
         if change.same:
             if len(change.old) > 6:
                 kept = [

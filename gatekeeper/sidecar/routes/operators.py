@@ -19,6 +19,7 @@ from gatekeeper.sidecar.exchange import (
     Call,
     Nothing,
     Problem,
+    Role,
     Route,
     json_response,
     read_body,
@@ -54,6 +55,8 @@ _SEARCHED: Final = 1000
 """Decisions that a stream with a filter looks at each time."""
 _SILENCE: Final = 10.0
 """Seconds after which a stream that has nothing to tell says that it is there."""
+_ASKED_AGAIN: Final = 10.0
+"""Seconds after which a stream looks whether its client may still listen."""
 _STREAMS: Final = 64
 """Streams that may be open."""
 _PREFIX: Final = secrets.token_hex(4)
@@ -238,18 +241,33 @@ async def stream_events(service: Service, call: Call) -> web.StreamResponse:
         with service.streams, contextlib.suppress(ConnectionError):
             await response.prepare(request)
             await response.write(stream.opening())
+            look_again = service.clock.monotonic() + _ASKED_AGAIN
             while service.phase == "serving":
+                if (now := service.clock.monotonic()) >= look_again:
+                    look_again = now + _ASKED_AGAIN
+                    if not _permitted(service, call):
+                        break
                 transport = request.transport
                 if transport is None or transport.is_closing():
                     break
                 if text := stream.look():
                     await response.write(text)
                 await service.clock.sleep(TICK)
-            else:
-                await response.write(b"event: bye\ndata: {}\n\n")
+            await response.write(b"event: bye\ndata: {}\n\n")
     finally:
         state.streams -= 1
     return response
+
+
+def _permitted(service: Service, call: Call) -> bool:
+    """Whether the token is still one, and has the role: a reload may have taken it away (T17)."""
+    if call.permitted is not None:
+        return call.permitted()
+    try:
+        service.admission.admit(call.request, frozenset({Role.ADMIN}))
+    except Problem:
+        return False
+    return True
 
 
 class _EventStream:

@@ -14,6 +14,7 @@ from gatekeeper import urls
 from gatekeeper.config import host_named
 from gatekeeper.errors import GatekeeperError, LeaseTimeout
 from gatekeeper.sidecar.exchange import (
+    BODY_TIMEOUT,
     CHECK,
     CRAWL_OR_ADMIN,
     Call,
@@ -152,8 +153,10 @@ def _to_sign_in(call: Call) -> web.Response:
 def _answer(service: Service, call: Call, page: Page, visitor: Visitor | None) -> web.Response:
     state = service.phase if service.ready or service.phase != "serving" else "not ready"
     response = page_response(page, visitor, state=state, ready=service.ready)
-    if visitor is not None and visitor.cookie is not None:
-        set_cookie(response, visitor.cookie, secure=call.request.secure)
+    # A cookie without a path is for the folder of the page that gives it. Those of a deeper page
+    # would stand beside the session's own, and outlive the sign-out.
+    if visitor is not None and visitor.cookie is not None and "/" not in _path(call):
+        set_cookie(response, visitor.cookie, secure=visitor.secure or call.request.secure)
     return response
 
 
@@ -167,12 +170,16 @@ def _trouble(call: Call, problem: Problem) -> Page:
 
 
 async def _fields(request: web.BaseRequest) -> dict[str, str]:
-    """The fields of a form. Raises Problem 413, 415."""
+    """The fields of a form. Raises Problem 408, 413, 415."""
     if request.content_type != "application/x-www-form-urlencoded":
         raise Problem(415, "media-type", "a form is wanted")
-    body = await request.content.read(_MAX_FORM + 1)
-    while len(body) <= _MAX_FORM and (more := await request.content.read(_MAX_FORM)):
-        body += more
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):  # T9: whoever signs in is nobody yet
+            while len(body) <= _MAX_FORM and (more := await request.content.read(_MAX_FORM)):
+                body += more
+    except TimeoutError:
+        raise Problem(408, "too-slow", f"the form took over {BODY_TIMEOUT:g} s") from None
     if len(body) > _MAX_FORM:
         raise Problem(413, "too-large", f"a form may have {_MAX_FORM} bytes at most")
     return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
@@ -226,7 +233,10 @@ async def sign_in(service: Service, call: Call) -> web.StreamResponse:
     if token is None:
         return _answer(service, call, _sign_in(wanted, "That is none of the tokens."), None)
     response = web.Response(status=303, headers={**HEADERS, "Location": _inside(wanted)})
-    set_cookie(response, service.sessions.begin(token), secure=call.request.secure)
+    # A proxy speaks TLS in our place: the browser says so.
+    origin = call.request.headers.get("Origin", "")
+    secure = call.request.secure or origin.lower().startswith("https://")
+    set_cookie(response, service.sessions.begin(token, secure=secure), secure=secure)
     return response
 
 
@@ -344,22 +354,19 @@ async def _versions(
         bodies.append(body or b"")
     asked = service.operators.feed.urls_of(origin, _COMPARED)
 
-    def compare() -> list[tuple[str, bool, bool]]:
+    def compare() -> stories.Versions:
         texts = [as_read(service, body) for body in bodies]
         before, after = (text.policy(service.gate.user_agent) for text in texts)
-        return [(url, before.allowed(url), after.allowed(url)) for url in asked]
+        verdicts = [(url, before.allowed(url), after.allowed(url)) for url in asked]
+        lines = [body.decode("utf-8", "replace").splitlines() for body in bodies]
+        return stories.Versions(
+            changes=stories.line_changes(*lines),
+            verdicts=[one for one in verdicts if one[1] != one[2]],
+            asked=len(asked),
+        )
 
     # Two texts of half a megabyte take a fifth of a second.
-    verdicts = await asyncio.to_thread(compare)
-    lines = [body.decode("utf-8", "replace").splitlines() for body in bodies]
-    return stories.Versions(
-        old=entries[old],
-        new=entries[new],
-        old_lines=lines[0],
-        new_lines=lines[1],
-        verdicts=[one for one in verdicts if one[1] != one[2]],
-        asked=len(asked),
-    )
+    return await asyncio.to_thread(compare)
 
 
 async def config(service: Service, call: Call, visitor: Visitor) -> Page:
@@ -379,6 +386,7 @@ def _feed(handler: Handler, needs: frozenset[Role]) -> Handler:
             raise Problem(401, "unauthorized", "sign in first")
         _demand(visitor, needs)
         call.client = visitor.name
+        call.permitted = lambda: _goes_on(service, call, visitor, needs)
         service.clients.enter(visitor.name)
         try:
             return await handler(service, call)
@@ -388,10 +396,20 @@ def _feed(handler: Handler, needs: frozenset[Role]) -> Handler:
     return handle
 
 
+def _goes_on(service: Service, call: Call, visitor: Visitor, needs: frozenset[Role]) -> bool:
+    """Whether a visitor may still be told: his token may have gone since."""
+    try:
+        if visitor.cookie is None:
+            return _visitor(service, call) is not None
+    except Problem:
+        return False
+    return any(not one.roles.isdisjoint(needs) for one in service.admission.tokens.of(visitor.name))
+
+
 async def what_if(service: Service, call: Call) -> web.StreamResponse:
     """The story of a text that was edited, as the part of a page."""
     asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
-    told = what_if_explanation(service, asked)
+    told = await asyncio.to_thread(what_if_explanation, service, asked)
     group = await asyncio.to_thread(stories.group_lines, service, told)
     markup = tag("div", stories.story(service, told, group), id="story")
     return web.Response(text=markup, content_type="text/html", charset="utf-8", headers=HEADERS)

@@ -103,6 +103,13 @@ async function refresh() {
   }
 }
 
+/** A session lasts while somebody looks. Pages of the first level renew its cookie by themselves,
+    when they are asked for again; others have one of those renew it. */
+export function keepSession() {
+  const renew = () => { if (!document.hidden) fetch(`${document.body.dataset.root}explain`).catch(() => {}); };
+  setInterval(renew, 300000);
+}
+
 async function keepUp() {
   for (;;) {
     await new Promise((go) => setTimeout(go, seconds * 1000));
@@ -112,5 +119,6 @@ async function keepUp() {
 
 if (seconds) {
   keepUp();
+  if (document.body.dataset.root !== "./") keepSession();
   document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
 }

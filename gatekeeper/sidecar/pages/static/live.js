@@ -1,6 +1,6 @@
 // Decisions as they are given. At most 200 rows are kept, and they are drawn four times a second,
 // however many come.
-import { tellStale } from "./app.js";
+import { keepSession, tellStale } from "./app.js";
 
 const MOST = 200;
 const SIGNS = { allow: ["ok", "●"], deny: ["bad", "■"], defer: ["warn", "▲"] };
@@ -102,4 +102,5 @@ button.addEventListener("click", () => {
 });
 addEventListener("pagehide", () => { if (source) source.close(); });
 setInterval(draw, 250);
+keepSession();
 open();
