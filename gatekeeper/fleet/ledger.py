@@ -52,6 +52,9 @@ __all__ = ["BEAT_EVERY", "FleetStats", "RedisLedger"]
 
 BEAT_EVERY = 2.0
 """Seconds between two signs of life of a member."""
+_SILENT = 2 * BEAT_EVERY
+"""Seconds without a sign of life after which a newcomer does not wait for a member to know of it,
+and a member can't be sure any more that it knows of all."""
 _GRACE = 1.0
 """Seconds without an answer after which the store counts as lost."""
 _STEP = 0.05
@@ -158,7 +161,11 @@ class RedisLedger:
         self._lived_in = ""
         """The last one in which we may have been granted something."""
         self._members: dict[str, float] = {}
-        """Seconds since each one's sign of life, at our last one."""
+        """Seconds since each one's sign of life, at our last one ..."""
+        self._listed_at = 0.0
+        """... and when that was."""
+        self._lived_on = StoreIdentity("", "")
+        """The server of the epoch in which we lived."""
         self._offset: tuple[float, float, float] | None = None
         """The store's clock minus ours: at least, at most, and when that was seen."""
         self._complaint = ""
@@ -465,6 +472,7 @@ class RedisLedger:
             if epoch != self._lived_in:
                 await self._tell_all(epoch)
             self._epoch = self._lived_in = epoch
+            self._lived_on = identity
             await self._sign()
         except LedgerLost:
             self._epoch = ""
@@ -496,9 +504,9 @@ class RedisLedger:
 
     async def _tell_all(self, epoch: str) -> None:
         """Every clock, block and hold that we know of."""
-        survivor, self._epoch = bool(self._lived_in), epoch
+        word, self._epoch = self._word(), epoch
         self._offset = None
-        if survivor:
+        if word:
             clocks = [one for listener in self._listeners.values() for one in listener.clocks()]
             operations = [
                 *map(_clock, clocks),
@@ -507,10 +515,24 @@ class RedisLedger:
             for first in range(0, len(operations), _AT_ONCE):
                 await self._turn(operations[first : first + _AT_ONCE])
         await self.overrides.tell_again(epoch)
-        arguments = [epoch, self.member, str(int(survivor)), self._key("all")]
+        arguments = [epoch, self.member, str(word), self._key("all"), str(micros(_SILENT))]
         await self._store.script(
             PUSHED, self._epoch_keys, [*arguments, *{*self._members, self.member}]
         )
+
+    def _word(self) -> int:
+        """What our list of members is worth where the store has lost its own: see `PUSHED`.
+
+        A newcomer is granted nothing before we know of it, unless we were silent for `_SILENT`: so
+        a list that is no older than that names everybody. An older one does not. Where the very
+        same server lost its memory, it was we who were cut off, and others may have gone on.
+        Another server may be why nobody could give a sign of life; then all come back at once.
+        """
+        if not self._lived_in:
+            return 0
+        if self._clock.monotonic() - self._listed_at <= _SILENT:
+            return 3
+        return 1 if self._store.identity == self._lived_on else 2
 
     async def _check_time(self, server: float, sent: float, received: float) -> None:
         """Did the store's clock run away from ours? Then what it says of the past is wrong."""
@@ -570,6 +592,7 @@ class RedisLedger:
             self._epoch = ""
             raise LedgerLost("the store's memory is another one than it was")
         received = self._clock.monotonic()
+        self._listed_at = sent
         self._quarantine_until = received + int(left) / 1e6
         now = float(now)
         await self._check_time(now / 1e6, sent, received)
@@ -606,7 +629,7 @@ class RedisLedger:
     async def _join(self) -> None:
         """Let the others know of us before anything is granted: who of them survives a loss of the
         store must know whom to wait for."""
-        end = self._clock.monotonic() + 1.25 * BEAT_EVERY
+        end = self._clock.monotonic() + 1.25 * _SILENT
         begun = self._clock.monotonic()
         greeting = True
         while True:
@@ -619,7 +642,7 @@ class RedisLedger:
             now = self._clock.monotonic()
             others = [age for name, age in self._members.items() if name != self.member]
             # Whoever has been silent for longer is gone, or will look for itself.
-            if now >= end or all(age < now - begun or age > 3 * BEAT_EVERY for age in others):
+            if now >= end or all(age < now - begun or age > _SILENT for age in others):
                 return
             await asyncio.sleep(0.05)
 
@@ -638,6 +661,12 @@ class RedisLedger:
             self._subscribed = 0
             await asyncio.sleep(0.25)
 
+    def _ask_again(self) -> None:
+        """The quarantine is over."""
+        if self._lost_at is None:
+            for listener in self._listeners.values():
+                listener.lost(False)
+
     def _heard(self, channel: str, data: bytes) -> None:
         try:
             said = msgspec.msgpack.decode(data)
@@ -653,9 +682,8 @@ class RedisLedger:
             elif kind == "t" and self._shared is not None:
                 self._shared.told(said[1], said[2], bool(said[3]))
             elif kind == "g":
-                self._quarantine_until = 0.0
-                for listener in self._listeners.values():
-                    listener.lost(False)
+                self._quarantine_until = self._clock.monotonic() + said[1] / 1e6
+                asyncio.get_running_loop().call_later(said[1] / 1e6, self._ask_again)
             for listener in self._listeners.values():
                 if kind == "b":
                     # A later version may say more.

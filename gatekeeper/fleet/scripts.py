@@ -412,6 +412,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
 redis.call('HSET', KEYS[1], 'id', ARGV[2], 'server', ARGV[3], 'format', ARGV[5],
+  'at', string.format('%.0f', now), 'hold', ARGV[4],
   'until', string.format('%.0f', now + 1.5 * ARGV[4]),
   'floor', string.format('%.0f', now + ARGV[4]))
 return {ARGV[2], ARGV[3]}
@@ -421,21 +422,33 @@ members known to somebody, those that have told what they know. ARGV: the epoch 
 none), the new one, the server's identity, the longest hold, the format."""
 
 PUSHED: Final = """
-if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return 0 end
+local E = redis.call('HMGET', KEYS[1], 'id', 'told', 'at', 'hold', 'until')
+if E[1] ~= ARGV[1] then return 0 end
 redis.call('SADD', KEYS[3], ARGV[2])
-if ARGV[3] == '1' then
-  redis.call('HSET', KEYS[1], 'told', '1')
-  for i = 5, #ARGV do redis.call('SADD', KEYS[2], ARGV[i]) end
+local word, told = tonumber(ARGV[3]), tonumber(E[2]) or 0
+if word > 0 then
+  told = math.max(told, word)
+  redis.call('HSET', KEYS[1], 'told', told)
+  for i = 6, #ARGV do redis.call('SADD', KEYS[2], ARGV[i]) end
 end
-if redis.call('HGET', KEYS[1], 'told') and #redis.call('SDIFF', KEYS[2], KEYS[3]) == 0 then
-  redis.call('HDEL', KEYS[1], 'until', 'floor')
-  redis.call('PUBLISH', ARGV[4], cmsgpack.pack({'g'}))
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+if (tonumber(E[5]) or 0) <= now then return 1 end
+if told >= 2 and #redis.call('SDIFF', KEYS[2], KEYS[3]) == 0 then
+  local left = told == 2 and math.max(0, E[3] + ARGV[5] - now) or 0
+  redis.call('HSET', KEYS[1], 'until', string.format('%.0f', now + left))
+  redis.call('HDEL', KEYS[1], 'floor')
+  redis.call('PUBLISH', ARGV[4], cmsgpack.pack({'g', left}))
+else
+  redis.call('HSET', KEYS[1], 'until', string.format('%.0f', E[3] + 1.5 * E[4]),
+    'floor', string.format('%.0f', E[3] + E[4]))
 end
 return 1
 """
 """A member has told all that it knows; once all that anybody knew have, the quarantine is over.
-KEYS: those of `DECLARE`. ARGV: the epoch, the member, whether it lived in an earlier epoch, the
-channel for all, the members that it knows of."""
+KEYS: those of `DECLARE`. ARGV: the epoch, the member, what its word is worth (0: it lived in no
+earlier epoch; 1: there may be members of which it never heard; 2: they get a while to come by
+themselves; 3: there are none), the channel for all, that while, the members that it knows of."""
 
 BEAT: Final = """
 local time = redis.call('TIME')

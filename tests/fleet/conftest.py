@@ -72,7 +72,7 @@ def server(running: Server) -> Server:
 
 @pytest.fixture
 def time(server: Server, monkeypatch: pytest.MonkeyPatch) -> FleetTime:
-    for name in ("TURN", "DECLARE", "BEAT"):
+    for name in ("TURN", "DECLARE", "BEAT", "PUSHED"):
         text = getattr(scripts, name).replace("redis.call('TIME')", SHIFTED)
         monkeypatch.setattr(ledger_module, name, text)
     return FleetTime(server, ShiftedClock())

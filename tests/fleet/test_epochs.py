@@ -9,6 +9,7 @@ import pytest
 
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger
+from gatekeeper.fleet.store import StoreIdentity
 from gatekeeper.pacing.ledger import End, Granted, NotBefore, Report, ScopeClock
 from tests.fleet.conftest import FleetTime, Join
 from tests.fleet.server import Server
@@ -211,6 +212,8 @@ async def test_a_server_that_dies_and_comes_back_empty(time: FleetTime) -> None:
         server.ask("SET", "{shift}", "0")
         time.server = server
         await time.tick(1000.0)
+        async with ledger._using:
+            await ledger._sign()
         assert await granted(ledger, "a:1", "h")
         server.kill()
         with pytest.raises(LedgerLost):
@@ -283,3 +286,50 @@ async def test_without_the_store_each_goes_on_with_hosts_of_its_own(
             await ledger.close()
     finally:
         server.close()
+
+
+async def cut_off(ledger: RedisLedger) -> None:
+    """It hears and says nothing any more, and knows nothing of that."""
+    for task in (ledger._beating, ledger._hearing):
+        assert task is not None
+        task.cancel()
+    await ledger._store._drop()
+
+
+async def test_who_was_cut_off_does_not_end_a_quarantine_for_those_it_never_heard_of(
+    join: Join, server: Server, time: FleetTime
+) -> None:
+    """A was alone, and is cut off. C comes (A is silent, so C does not wait for it), is granted a
+    start and stops. The store is emptied. A is the first that comes back, and knows of itself."""
+    a = await join()
+    await a._sign()
+    assert await granted(a, "a:1", "other")
+    await cut_off(a)
+    await time.tick(10.0)
+    c = await join()
+    assert await granted(c, "c:1", "h")
+    await cut_off(c)
+    server.ask("FLUSHALL")
+    left = (await again(a, "a:2", "h")).seconds
+    assert left > HOLD
+    await time.tick(left)
+    assert await granted(a, "a:2", "h", interval=0.0)  # what C was granted has run out
+
+
+async def test_after_another_server_came_up_all_get_a_while_to_come_back(
+    join: Join, server: Server, time: FleetTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could give a sign of life for long: it is enough that those who live come back."""
+    one, other = await join(), await join()
+    await one._sign()
+    for ledger in (one, other):
+        await cut_off(ledger)
+    await time.tick(60.0)
+    server.ask("FLUSHALL")
+    for ledger in (one, other):
+        ledger._lived_on = StoreIdentity("an earlier one", "")
+    assert (await again(one, "a:1", "h")).seconds > HOLD  # the other is known, and not here yet
+    left = (await again(other, "b:1", "h")).seconds
+    assert 0.0 < left <= 4.0
+    await time.tick(left)
+    assert await granted(other, "b:1", "h")
