@@ -218,7 +218,7 @@ async def test_a_server_that_dies_and_comes_back_empty(time: FleetTime) -> None:
         server.kill()
         with pytest.raises(LedgerLost):
             await take(ledger, "a:2", "x")
-        time.clock.by += 2.0
+        time.clock.by += 1.1
         with pytest.raises(LedgerLost):
             await take(ledger, "a:2", "x")
         assert ledger.state == "lost"
@@ -293,6 +293,7 @@ async def cut_off(ledger: RedisLedger) -> None:
     for task in (ledger._beating, ledger._hearing):
         assert task is not None
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
     await ledger._store._drop()
 
 

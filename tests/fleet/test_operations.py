@@ -178,6 +178,7 @@ async def test_overrides_outlive_the_stores_memory_and_lost_messages(
     task = other._hearing
     assert task is not None
     task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     one.overrides.say(HostRule(match="b.test", interval=8.0))
     await until(lambda: len(heard) == 2)
 
