@@ -15,6 +15,7 @@ waited for (600). The identity is USER_AGENT.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import pickle  # as Scrapy's own disk queues do, in the same folder: JOBDIR is the operator's
 import re
@@ -29,6 +30,7 @@ from msgspec.structs import replace
 from scrapy import Request, Spider, signals
 from scrapy.core.scheduler import BaseScheduler
 from scrapy.crawler import Crawler
+from scrapy.downloadermiddlewares.httpcache import HttpCacheMiddleware
 from scrapy.exceptions import IgnoreRequest
 from scrapy.http import Response
 from scrapy.robotstxt import RobotParser as BaseRobotParser
@@ -53,6 +55,7 @@ from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.integrations.refusals import MAX_WAIT, RefusedTurn, queue_gate
 from gatekeeper.library_internals import wake_scrapy
 from gatekeeper.middleware import unnamed
+from gatekeeper.origin_queues import Entry, KeptEntries
 from gatekeeper.queue import PoliteQueue, Turn
 from gatekeeper.remote.client import RemoteGatekeeper
 from gatekeeper.robots import Policy, RobotsTxt, product_token
@@ -212,8 +215,80 @@ def _plain(given: Any) -> Any:
     return dict(given)
 
 
+class _DirectTurn:
+    """Stands for the turn of a request that needs none."""
+
+    lease = None
+
+    def __init__(self, waiting: _DirectRequests, entry: Entry) -> None:
+        self._waiting = waiting
+        self.entry = entry
+
+    @property
+    def url(self) -> str:
+        """Of the request."""
+        return self.entry[2]
+
+    @property
+    def data(self) -> Any:
+        """What stands for the request."""
+        return self.entry[3]
+
+    def done(self) -> None:
+        """The request is done. Idempotent."""
+        self._waiting.done(self)
+
+
+class _DirectRequests:
+    """Requests that are nobody's turn, first come first served: those of no http or https, those
+    whose URL makes no sense, and those that Scrapy's own cache answers."""
+
+    def __init__(self, keep: Path | None) -> None:
+        """`keep`: the file in which they outlive the process, if any."""
+        self._kept = None if keep is None else KeptEntries(keep)
+        found = [] if self._kept is None else self._kept.load()
+        self._arrivals = itertools.count(found[-1][1] + 1 if found else 0)
+        self._waiting: deque[Entry] = deque(found)
+        self._given: set[_DirectTurn] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, url: str, data: bytes | int) -> None:
+        """Add one, by what stands for it: bytes are kept, a number is not."""
+        entry = 0.0, next(self._arrivals), url, data
+        if self._kept is not None and isinstance(data, bytes):
+            self._kept.add(entry)
+        self._waiting.append(entry)
+
+    def pop(self) -> _DirectTurn | None:
+        """The next one, if any."""
+        if not self._waiting:
+            return None
+        turn = _DirectTurn(self, self._waiting.popleft())
+        self._given.add(turn)
+        return turn
+
+    def done(self, turn: _DirectTurn) -> None:
+        """It is kept no longer."""
+        if turn in self._given:
+            self._given.discard(turn)
+            if self._kept is not None:
+                self._kept.remove(turn.entry)
+
+    def close(self) -> None:
+        """Everything under way has come to its end; what waits is left for the next run."""
+        for turn in list(self._given):
+            with suppress(StorageError):  # it is repeated then
+                self.done(turn)
+        if self._kept is not None:
+            self._kept.close()
+
+
 class PoliteScheduler(BaseScheduler):
     """Gives out each request when its host is due; holds the others, with JOBDIR in a file.
+
+    A request that Scrapy's HTTP cache answers (HTTPCACHE_ENABLED) takes no turn.
 
     A higher priority goes first within a host and among hosts that are due; equal ones as they
     came. DUPEFILTER_CLASS, `dont_filter` and the `scheduler/*` stats are as of Scrapy's own.
@@ -229,8 +304,8 @@ class PoliteScheduler(BaseScheduler):
         self._queue: PoliteQueue | None = None
         self._keeps = bool(crawler.settings.get("JOBDIR"))
         self._spider: Spider | None = None
-        self._direct: deque[Request] = deque()
-        """Of no http or https: nobody's turn."""
+        self._direct = _DirectRequests(None)
+        self._direct_first = False
         self._requests: dict[int, Request] = {}
         """Those that are in memory alone, by what stands for them in the queue."""
         self._number = 0
@@ -260,10 +335,11 @@ class PoliteScheduler(BaseScheduler):
             folder = Path(self._crawler.settings["JOBDIR"])
             folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before the crawl
             keep = folder / "gatekeeper-queue.sqlite"
+            self._direct = _DirectRequests(folder / "gatekeeper-direct.sqlite")
         self._loop = asyncio.get_running_loop()
         self._queue = PoliteQueue(shown, keep=keep)
-        if self._queue.qsize():
-            _log.info("Resuming crawl (%d requests scheduled)", self._queue.qsize())
+        if len(self):
+            _log.info("Resuming crawl (%d requests scheduled)", len(self))
         self._feeder = asyncio.create_task(self._feed(self._queue))
 
     def close(self, reason: str) -> Any:
@@ -279,6 +355,7 @@ class PoliteScheduler(BaseScheduler):
             await turn.give_back()
         for turn in list(self._crawl.turns.values()):
             self._end(turn)
+        self._direct.close()
         if self._queue is not None:
             await self._queue.close()
         if (closing := self._filter.close(reason)) is not None:
@@ -299,29 +376,53 @@ class PoliteScheduler(BaseScheduler):
         if not request.dont_filter and self._filter.request_seen(request):
             self._filter.log(request, self._spider)
             return False
-        kind = "memory"
-        if not request.url.startswith(("http://", "https://")):
-            self._direct.append(request)
-        else:
-            kind = self._put(request)
+        kind = self._put(request)
         self._stats.inc_value(f"scheduler/enqueued/{kind}")
         self._stats.inc_value("scheduler/enqueued")
         return True
 
     def _put(self, request: Request) -> str:
-        queue = cast("PoliteQueue", self._queue)
+        url = self._turn_of(request)
+        data: Any = self._packed(request) if self._keeps else None
+        kind = "disk"
+        if data is None:
+            kind = "memory"
+            self._number -= 1  # below nothing that an earlier run may have kept
+            self._requests[data := self._number] = request
+        if url is None:
+            self._direct.put(request.url, data)
+        else:
+            cast("PoliteQueue", self._queue).put_nowait(url, request.priority, data)
+        return kind
+
+    def _turn_of(self, request: Request) -> str | None:
+        """The URL to ask for a turn by; None: it needs none."""
+        if not request.url.startswith(("http://", "https://")) or self._is_cached(request):
+            return None
         try:
-            url = self._crawl.asked_as(request)
+            return self._crawl.asked_as(request)
         except InvalidURL:
-            self._direct.append(request)  # the middleware says what is wrong with it
-            return "memory"
-        if self._keeps and (packed := self._packed(request)) is not None:
-            queue.put_nowait(url, request.priority, packed)
-            return "disk"
-        self._number -= 1  # below nothing that an earlier run may have kept
-        self._requests[self._number] = request
-        queue.put_nowait(url, request.priority, self._number)
-        return "memory"
+            return None  # the middleware says what is wrong with it
+
+    def _is_cached(self, request: Request) -> bool:
+        """Whether HttpCacheMiddleware would answer it now. Should it not in the end, the request
+        waits for its turn in the middleware."""
+        if not self._crawler.settings.getbool("HTTPCACHE_ENABLED"):
+            return False
+        cache = self._crawler.get_downloader_middleware(HttpCacheMiddleware)
+        if cache is None or self._spider is None or request.meta.get("dont_cache"):
+            return False
+        asked = request.copy()  # a policy may add fields to it, to revalidate what is cached
+        try:
+            if not cache.policy.should_cache_request(asked):
+                return False
+            found = cache.storage.retrieve_response(self._spider, asked)
+            if found is None:
+                return bool(cache.ignore_missing)
+            return bool(cache.policy.is_cached_response_fresh(found, asked))
+        except Exception as error:  # noqa: BLE001 - whatever a storage raises, the site is asked
+            _log.warning("The cache can't say whether it has %s: %r", request, error)
+            return False
 
     def _packed(self, request: Request) -> bytes | None:
         try:
@@ -334,9 +435,12 @@ class PoliteScheduler(BaseScheduler):
 
     def next_request(self) -> Request | None:
         """One whose turn it is, with its lease; None: nobody's turn has come."""
-        request = self._direct.popleft() if self._direct else None
+        request: Request | None = None
         while request is None:
-            turn = self._next_turn()
+            # In turn, so that many of one kind don't keep those of the other waiting.
+            self._direct_first = not self._direct_first
+            turn: Turn | _DirectTurn | None = self._direct.pop() if self._direct_first else None
+            turn = turn or self._next_turn() or self._direct.pop()
             if turn is None:
                 return None
             request = self._unpacked(turn)
@@ -353,7 +457,7 @@ class PoliteScheduler(BaseScheduler):
         except (asyncio.QueueEmpty, GatekeeperError):
             return None  # the feeder meets an error as well, and says so
 
-    def _unpacked(self, turn: Turn) -> Request | None:
+    def _unpacked(self, turn: Turn | _DirectTurn) -> Request | None:
         data, kind = turn.data, "disk"
         if isinstance(data, bytes):
             request = request_from_dict(pickle.loads(data), spider=self._spider)  # noqa: S301 - JOBDIR's own
@@ -363,7 +467,8 @@ class PoliteScheduler(BaseScheduler):
                 self._end(turn)
                 return None
             request = found
-        self._crawl.turns[request] = turn
+        if isinstance(turn, Turn):
+            self._crawl.turns[request] = turn
         # It is done when nobody holds the request any more: its callback has run, and what it
         # gave is here or in a pipeline. Not from within a collector: it may be at work anywhere.
         dropped = weakref.finalize(request, _later, self._loop, weakref.ref(self), turn)
@@ -371,7 +476,7 @@ class PoliteScheduler(BaseScheduler):
         self._stats.inc_value(f"scheduler/dequeued/{kind}")
         return request
 
-    def _end(self, turn: Turn) -> None:
+    def _end(self, turn: Turn | _DirectTurn) -> None:
         try:
             turn.done()
         except GatekeeperError as error:
@@ -399,7 +504,9 @@ class PoliteScheduler(BaseScheduler):
 
 
 def _later(
-    loop: asyncio.AbstractEventLoop, scheduler: weakref.ref[PoliteScheduler], turn: Turn
+    loop: asyncio.AbstractEventLoop,
+    scheduler: weakref.ref[PoliteScheduler],
+    turn: Turn | _DirectTurn,
 ) -> None:
     found = scheduler()
     if found is not None:

@@ -31,6 +31,8 @@ __all__ = ["short", "sidecar_on"]
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
 ROOT = Path(__file__).parents[2]
+PYTHON = os.environ.get("SCRAPY_PYTHON", sys.executable)
+"""Of the environment in which spiders run: CI has one with the oldest Scrapy that will do."""
 SETTINGS: dict[str, Any] = {
     "ADDONS": {"gatekeeper.integrations.scrapy.Addon": 500},
     "ROBOTSTXT_OBEY": True,  # as a project's template has it
@@ -120,7 +122,7 @@ class Scrapy:
             "URLS": json.dumps(urls),
         }
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "scrapy", "runspider", "spider.py", *command),
+            *(PYTHON, "-m", "scrapy", "runspider", "spider.py", *command),
             cwd=self.folder,
             env=environ,
             stdin=asyncio.subprocess.DEVNULL,
@@ -410,6 +412,59 @@ async def test_it_runs_without_a_reactor_and_beside_a_cache(
         assert len(pages) == (2 if "HTTPCACHE_ENABLED" in settings else 2 * times)
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["in memory", "with a JOBDIR"])
+async def test_what_the_cache_answers_takes_no_turn(
+    internet: FakeInternet, scrapy: Scrapy, kept: bool
+) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
+    asked = [scrapy.url("a", f"/{number}") for number in range(4)]
+    for number in range(4):
+        site.page(f"/{number}", "text")
+    first = await scrapy.run(asked, HTTPCACHE_ENABLED=True)
+    assert sorted(first.got()) == asked, first.log
+    seen = [*site.paths]
+    assert len(seen) == 5
+    settings = {"JOBDIR": "job"} if kept else {}
+    # Of another scheme, which is nobody's turn either.
+    again = await scrapy.run([*asked, "data:,x"], HTTPCACHE_ENABLED=True, **settings)
+    assert sorted(again.got()) == sorted([*asked, "data:,x"]), again.log
+    assert again.stats["httpcache/hit"] == 4
+    assert "gatekeeper/leases" not in again.stats
+    assert again.stats["scheduler/dequeued/disk" if kept else "scheduler/dequeued/memory"] == 5
+    assert site.paths == seen
+    if not kept:
+        stale = await scrapy.run(asked[:1], HTTPCACHE_ENABLED=True, HTTPCACHE_EXPIRATION_SECS=1)
+        assert stale.stats["gatekeeper/leases"] == 1
+        assert site.paths[5:] == ["/robots.txt", "/0"]
+
+
+def test_requests_that_need_no_turn_outlive_the_process(tmp_path: Path) -> None:
+    from gatekeeper.integrations.scrapy import _DirectRequests
+
+    first = _DirectRequests(tmp_path / "direct")
+    for number in range(4):
+        first.put(f"data:,{number}", f"request {number}".encode())
+    first.put("data:,9", 9)  # one that can't be kept
+    done, under_way, ended = first.pop(), first.pop(), first.pop()
+    assert done is not None
+    assert ended is not None
+    for _ in range(2):
+        done.done()
+    assert len(first) == 2
+    first._kept.close()  # type: ignore[union-attr] # as kill -9 does
+    second = _DirectRequests(tmp_path / "direct")
+    assert [entry[2] for entry in second._waiting] == ["data:,1", "data:,2", "data:,3"]
+    again = second.pop()
+    assert again is not None
+    assert again.data == b"request 1"
+    assert under_way is not None
+    second.put("data:,4", b"request 4")
+    second.close()  # what is under way has come to its end
+    third = _DirectRequests(tmp_path / "direct")
+    assert [entry[2] for entry in third._waiting] == ["data:,2", "data:,3", "data:,4"]
+    third.close()
+
+
 async def test_while_the_sidecar_is_down_nothing_is_sent(
     internet: FakeInternet, scrapy: Scrapy, sidecar_on: Any
 ) -> None:
@@ -424,53 +479,126 @@ async def test_while_the_sidecar_is_down_nothing_is_sent(
     assert "gate_unreachable" in run.failed()[scrapy.url("a", "/1")][1]
 
 
-ROBOTS = """
-User-Agent: *
-Disallow: /admin/
-Allow: /admin/open
-Crawl-delay: 2.5
-# taken from a site of many languages
-Disallow: /wiki/K%C3%A4ytt%C3%A4j%C3%A4:
+PARSED: dict[str, tuple[str, list[tuple[str, str, bool]]]] = {
+    "plain rules": (
+        "User-agent: * \nDisallow: /cellar \nAllow: /garden \nCrawl-delay: 7",
+        [("/garden", "*", True), ("/cellar", "*", False), ("/attic", "*", True)],
+    ),
+    "wildcards, blanks around them": (
+        """User-agent: fox
+           Disallow: /den/*/exit$ \t
 
-User-Agent: Unic\u00f6deB\u00f6t
-Disallow: /some/randome/page.html
+           User-agent: hare
+           Allow: /*meadow
+           Disallow: /
+        """,
+        [
+            ("/den", "fox", True),
+            ("/den/1/exit", "fox", False),
+            ("/den/one/more/exit", "fox", False),
+            ("/den/1/exits", "fox", True),
+            ("/meadow", "hare", True),
+            ("/a/high_meadow", "hare", True),
+            ("/meadows/9", "hare", True),
+            ("/forest", "hare", False),
+        ],
+    ),
+    "the longer rule": (
+        "User-agent: *\nDisallow: /\nAllow: /gate",
+        [("/gate", "*", True), ("/gates", "*", True), ("/wall", "*", False)],
+    ),
+    "an empty file": ("", [("/", "*", True), ("/", "firefox", True), ("/any/page", "*", True)]),
+    "an agent and a URL beyond ASCII": (
+        """
+        User-Agent: *
+        Disallow: /intern/
+        Disallow: /caf\u00e9/
+        Disallow: /r%C3%B8d/
 
-User-agent: first
-Crawl-delay: 7
-Disallow:
-""".encode()
+        User-Agent: Bl\u00e5b\u00e6rBot
+        Disallow: /skov/
+        """,
+        [
+            ("/", "*", True),
+            ("/intern/", "*", False),
+            ("/caf\u00e9/", "*", False),
+            ("/caf%C3%A9/", "*", False),
+            ("/r\u00f8d/", "*", False),
+            ("/r%c3%b8d/", "*", False),
+            ("/intern/", "Bl\u00e5b\u00e6rBot", True),
+            ("/skov/", "*", True),
+            ("/skov/", "Bl\u00e5b\u00e6rBot", False),
+            ("/intern/", "\u304b\u304f", False),  # no letter of ASCII: anybody
+        ],
+    ),
+    "versions and comments of agents": (
+        "User-agent: *\nDisallow: /x\n\nUser-agent: fox\nDisallow: /y\n",
+        [
+            ("/x", "Fox/2.0 (+https://example.org/fox)", True),
+            ("/y", "Fox/2.0 (+https://example.org/fox)", False),
+            ("/x", "Mozilla/5.0 (compatible; hare/1.0)", False),
+        ],
+    ),
+}
+"""What Scrapy asks of any parser, but for the order of rules in the file: RFC 9309 section 2.2.2
+has the longest rule decide."""
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])
-def test_the_parser_alone_reads_agents_and_urls_of_any_kind(as_bytes: bool) -> None:
-    from gatekeeper.integrations.scrapy import RobotParser
-
-    parser = RobotParser.from_crawler(None, ROBOTS)  # type: ignore[arg-type]
-
-    def allowed(path: str, agent: str) -> bool:
-        url = f"https://site.local{path}"
+@pytest.mark.parametrize("case", PARSED)
+def test_the_parser_alone_reads_as_scrapy_asks_of_any_parser(case: str, as_bytes: bool) -> None:
+    text, questions = PARSED[case]
+    parser = scrapy_parser(text.encode())
+    for path, agent, allowed in questions:
+        url: Any = f"https://animals.example{path}"
+        name: Any = agent
         if as_bytes:
-            return parser.allowed(url.encode(), agent.encode())
-        return parser.allowed(url, agent)
-
-    assert allowed("/", "*")
-    assert not allowed("/admin/", "*")
-    assert allowed("/admin/open", "anybot/1.0")
-    assert not allowed("/wiki/K\u00e4ytt\u00e4j\u00e4:x", "*")
-    assert not allowed("/wiki/K%C3%A4ytt%C3%A4j%C3%A4:x", "anybot")
-    assert allowed("/some/randome/page.html", "*")
-    assert not allowed("/some/randome/page.html", "Unic\u00f6deB\u00f6t")
-    assert allowed("/admin/", "first/2.0 (+https://example.org)")
-    assert parser.crawl_delay("first") == 7
-    assert parser.crawl_delay(b"anybot") == 2.5
-    assert allowed("/", "\u304b\u304f")  # no letter of ASCII: anybody
+            url, name = url.encode(), agent.encode()
+        assert parser.allowed(url, name) is allowed, (path, agent)
 
 
-def test_the_parser_alone_never_raises_on_a_file() -> None:
+def scrapy_parser(body: bytes) -> Any:
     from gatekeeper.integrations.scrapy import RobotParser
 
-    for body in (b"", b"\xff\xfe\x00", b"<html>", b"Disallow: /"):
-        assert RobotParser.from_crawler(None, body).allowed("https://site.local/", "bot")  # type: ignore[arg-type]
+    return RobotParser.from_crawler(None, body)  # type: ignore[arg-type]
+
+
+def test_the_parser_alone_tells_the_crawl_delay() -> None:
+    parser = scrapy_parser(
+        b"User-agent: *\nDisallow:\nCrawl-delay: 2.5\n\nUser-agent: fox\nCrawl-delay: 7\n"
+    )
+    assert parser.crawl_delay(b"hare") == 2.5
+    assert parser.crawl_delay("fox") == 7
+    assert scrapy_parser(b"").crawl_delay("fox") is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x89PNG\r\n\x1a\n\x00\r",
+        b"\xff\xfe\x00",
+        b"<html><p>no file",
+        b"Disallow: /",
+    ],
+)
+def test_the_parser_alone_takes_what_is_no_file_for_welcome(body: bytes) -> None:
+    parser = scrapy_parser(body)
+    for path, agent in (("/", "*"), ("/", "firefox"), ("/any/page", "*")):
+        assert parser.allowed(f"https://animals.example{path}", agent)
+
+
+def test_the_parser_alone_reads_on_behind_bytes_that_are_no_text() -> None:
+    body = b"User-agent: *\nDisallow: /a\xff\n# caf\xe9\n\xfe\xff\nDisallow: /cellar\n"
+    parser = scrapy_parser(body)
+    assert not parser.allowed("https://animals.example/cellar", "*")
+    assert parser.allowed("https://animals.example/garden", "*")
+
+
+def test_the_parser_alone_keeps_few_agents_in_mind() -> None:
+    parser = scrapy_parser(b"User-agent: *\nDisallow: /x\n")
+    for number in range(1_000):
+        assert not parser.allowed("https://animals.example/x", f"fox{number}/{number}")
+    assert len(parser._policies) <= 100
 
 
 async def test_every_hop_is_signed(scrapy: Scrapy, tmp_path: Path) -> None:
