@@ -144,14 +144,9 @@ class RemoteGatekeeper:
         self._fail = fail
         self._clock = clock or SystemClock()
         rng = rng or random.Random()
+        times = {"patience": patience, "timeout": timeout}
         self._connection = SidecarConnection(
-            where,
-            token=token,
-            context=ssl,
-            patience=patience,
-            timeout=timeout,
-            clock=self._clock,
-            rng=rng,
+            where, token=token, context=ssl, clock=self._clock, rng=rng, **times
         )
         self._tasks = OwnedTasks()
         self._answers = RememberedDecisions(self._clock, size=remember_most, cap=remember)

@@ -86,6 +86,7 @@ class RemoteLease:
         "_held",
         "_held_by",
         "_left",
+        "_settled",
         "_told",
         "data",
         "decision",
@@ -93,7 +94,6 @@ class RemoteLease:
         "id",
         "lasts_until",
         "owner",
-        "sent",
         "url",
         "user_agent",
     )
@@ -105,6 +105,7 @@ class RemoteLease:
         held: HeldRemoteLeases,
         clock: Clock,
         user_agent: str | None = None,
+        owner: asyncio.Task[object] | None = None,
     ) -> None:
         self.id: str = given.id
         self.url: str = given.url
@@ -112,7 +113,7 @@ class RemoteLease:
         self.user_agent: str | None = user_agent
         """The name that it was asked for under, as it was given; None: the sidecar's own."""
         self.decision: Decision = given.decision
-        self.owner: asyncio.Task[object] | None = None
+        self.owner: asyncio.Task[object] | None = owner
         self.data: Any = None
         """The payload of a URL that came out of a `PoliteQueue`; yours to use otherwise."""
         self._held = held
@@ -120,8 +121,7 @@ class RemoteLease:
         self._granted_at = clock.monotonic()
         self.lasts_until: float = self._granted_at + _LONGEST
         """Monotonic: it is renewed until then."""
-        self.sent: bool = False
-        """The sidecar was told what came of it."""
+        self._settled = False
         self._head_at: float | None = None
         self._told: LeaseReport | None = None
         self._held_by: Callable[[], ConnectionInUse | None] | None = None
@@ -129,6 +129,15 @@ class RemoteLease:
         self._ended = False
         self._left = False
         """Its block was left while the connection was in use."""
+
+    def disown(self) -> None:
+        """No task holds it any more."""
+        self.owner = None
+
+    def settle(self) -> bool:
+        """True once: the sidecar is to be told what came of it."""
+        before, self._settled = self._settled, True
+        return not before
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else f"until {self.expires_at:%H:%M:%SZ}"
@@ -356,10 +365,10 @@ class HeldRemoteLeases:
         self, given: LeaseBody, host: str, user_agent: str | None, *, owned: bool
     ) -> RemoteLease:
         """A lease that just arrived, and was asked for under that name."""
-        lease = RemoteLease(given, host, self, self._clock, user_agent)
+        owner = asyncio.current_task() if owned else None
+        lease = RemoteLease(given, host, self, self._clock, user_agent, owner)
         self._held[lease.id] = lease
-        if owned:
-            self.own(lease)
+        self.holdings.add(lease)
         self._renew_later(lease.id)
         return lease
 
@@ -370,15 +379,13 @@ class HeldRemoteLeases:
     def tell(self, lease: RemoteLease, told: LeaseReport) -> None:
         """Report it, once; that ends it in the sidecar."""
         self._drop(lease)
-        if not lease.sent:
-            lease.sent = True
+        if lease.settle():
             self._send("POST", f"/v1/leases/{lease.id}/report", encode(told))
 
     def give_back(self, lease: RemoteLease) -> None:
         """End it unused."""
         self._drop(lease)
-        if not lease.sent:
-            lease.sent = True
+        if lease.settle():
             self.give_back_id(lease.id)
 
     def give_back_id(self, lease_id: str) -> None:
@@ -401,7 +408,7 @@ class HeldRemoteLeases:
             return
         self._renewals.pop(lease.id, None)
         self.holdings.drop(lease)
-        lease.owner = None
+        lease.disown()
 
     def _renew_later(self, lease_id: str) -> None:
         self._renewals[lease_id] = when = self._clock.monotonic() + TTL / 2

@@ -334,7 +334,7 @@ class Crawl:
                 await self._calm.wait()
                 self.hosts.add(url)
                 await self.queue.put(url)
-        self.tally.complete = True
+        self.tally.end_list()
         self._stop_if_done()
 
     async def _feed_again(self) -> None:
@@ -363,7 +363,7 @@ class Crawl:
         if self._skip(target.url):
             return None
         self._trails.begin(target.url)
-        self.tally.total += 1
+        self.tally.take_in()
         if target.userinfo or "@" in target.path:
             # The guard has to see the credentials, and a decision shows them masked.
             self._stories.setdefault(_shown(raw), []).append(Story(target.url))
@@ -374,19 +374,19 @@ class Crawl:
         """What is no URL is said once, and to no later run again."""
         if not self._skip(error.url):
             self._trails.begin(error.url)
-            self.tally.total += 1
+            self.tally.take_in()
             story, problem = Story(error.url, tries=0), f"no URL to fetch: {error.problem}"
             self._finish(story.failed(problem, self._now(), where=where))
 
     def _skip(self, url: str) -> bool:
         """Whether it was taken in already, by this run or, to its end, by an earlier one."""
+        unarchived = refused = False
         if url not in self._trails:
             manifest = self._place.manifest
             if manifest is None or not manifest.done(url):
                 return False
-            self.tally.unarchived += manifest.unarchived(url)
-            self.tally.refused += not manifest.fetched(url)
-        self.tally.skipped += 1
+            unarchived, refused = manifest.unarchived(url), not manifest.fetched(url)
+        self.tally.skip(unarchived=unarchived, refused=refused)
         return True
 
     def _go_on(self, url: str, story: Story) -> None:
@@ -421,11 +421,11 @@ class Crawl:
                 self._idle.discard(task)
             # No await since the turn was had, so nobody cancels this task as an idle one.
             self._busy[task] = turn.url
-            self.tally.in_flight += 1
+            self.tally.begin()
             try:
                 await self._ask(turn)
             finally:
-                self.tally.in_flight -= 1
+                self.tally.leave()
                 del self._busy[task]
 
     def _stand_in(self) -> bool:

@@ -201,6 +201,28 @@ class Tally:
         """Whether everything was fetched, now or before."""
         return self.done == self.total == self.outcomes[Result.FETCHED] and not self.refused
 
+    def take_in(self) -> None:
+        """One more URL that is to have an outcome."""
+        self.total += 1
+
+    def skip(self, *, unarchived: bool, refused: bool) -> None:
+        """A URL needs no asking; see `unarchived` and `refused`."""
+        self.skipped += 1
+        self.unarchived += unarchived
+        self.refused += refused
+
+    def end_list(self) -> None:
+        """No more will come in."""
+        self.complete = True
+
+    def begin(self) -> None:
+        """A request goes out, until `leave`."""
+        self.in_flight += 1
+
+    def leave(self) -> None:
+        """It is over, whatever came of it."""
+        self.in_flight -= 1
+
     def add(self, entry: Entry) -> None:
         """Count one outcome."""
         self.outcomes[entry.outcome] += 1
