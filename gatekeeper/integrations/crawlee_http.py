@@ -65,6 +65,7 @@ _OF_THE_BODY = frozenset({"content-encoding", "content-language", "content-locat
     "content-type",
     "content-length",
 }
+_UNCONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _OF_THE_ORIGIN = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
@@ -298,21 +299,25 @@ class PoliteHttpClient(HttpClient):
                 response = await stack.enter_async_context(opened)
         except BaseException as error:
             refused = isinstance(error, GatekeeperError | ProxyError)
-            hop.failed(by_network=isinstance(error, Exception) and not refused)
+            hop.failed(
+                by_network=isinstance(error, Exception) and not refused,
+                unconnected=error if isinstance(error, _UNCONNECTED) else None,
+            )
             if isinstance(error, Denied):  # an address
                 raise _as_theirs(self._names.denied(wanted.url, sent)) from error
             raise
         body = hop.answered(response.status_code, usual_names(response.headers))
         self._bodies.add(body)
         stack.callback(body.free)
-        page = _Page(response, stack, body)
-        if not stream and isinstance(response, _Response):
-            try:
-                async with asyncio.timeout(left):
+        if stream:
+            return _Page(_Counted(response, body), stack)
+        page = _Page(response, stack)
+        try:
+            async with asyncio.timeout(left):
+                if isinstance(response, _Response):
                     await response.load()
-            finally:
-                await page.close()
-        elif not stream:
+                body.came(len(await response.read()))
+        finally:
             await page.close()
         return page
 
@@ -422,14 +427,30 @@ class _Wanted:
 class _Page:
     """An answer, and what holds it open."""
 
-    def __init__(self, response: Any, stack: AsyncExitStack, body: BodyInUse) -> None:
+    def __init__(self, response: Any, stack: AsyncExitStack) -> None:
         self.response = response
         self._stack = stack
-        self._body = body
 
     async def close(self) -> None:
         """Give the connection and the lease back. Idempotent."""
         await self._stack.aclose()
+
+
+class _Counted:
+    """A response whose body is read in pieces, which are counted."""
+
+    def __init__(self, response: Any, body: BodyInUse) -> None:
+        self._response = response
+        self._body = body
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._response, name)
+
+    async def read_stream(self) -> AsyncIterator[bytes]:
+        """The body in pieces."""
+        async for piece in self._response.read_stream():
+            self._body.came(len(piece))
+            yield piece
 
 
 class _Response:

@@ -360,6 +360,23 @@ async def test_sessions_keep_their_cookies_to_their_hosts(
     assert "Authorization" not in other.requests[-1].headers
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_bytes_are_counted(internet: FakeInternet, streamed: bool) -> None:
+    internet.site("a.test").robots("").page("/", "x" * 1000)
+    config = settings(host=[{"match": "a.test", "max_bytes_per_day": 1000}])
+    async with Gatekeeper(AGENT, config=config, resolver=internet.resolver) as gate:
+        client = PoliteHttpClient(gate, resolver=internet.resolver)
+        if streamed:
+            async with client.stream("http://a.test/") as response:
+                assert response.status_code == 200
+                assert len(b"".join([part async for part in response.read_stream()])) == 1000
+        else:
+            await client.send_request("http://a.test/")
+        with pytest.raises(Denied, match="budget"):
+            await client.send_request("http://a.test/")
+        await client.cleanup()
+
+
 async def test_each_hop_is_signed(internet: FakeInternet, tmp_path: Path) -> None:
     path = tmp_path / "bot.pem"
     public = new_key(path).public
