@@ -179,7 +179,6 @@ class RecordCache:
         *,
         stored: bool,
         uptime: Callable[[float], float] = float,
-        on_evict: Callable[[str], object] | None = None,
         warm: dict[str, Record] | None = None,
         on_warm: Callable[[float], object] | None = None,
     ) -> None:
@@ -192,7 +191,6 @@ class RecordCache:
         self._config = config
         self._stored = stored
         self._uptime = uptime
-        self._on_evict = on_evict
         self._hot: dict[str, Record] = {}
         """In the order in which they came, or were last looked at and found in use."""
         self._hot_bytes = 0
@@ -322,8 +320,6 @@ class RecordCache:
         else:
             self._promises[record.origin] = packed
             self._promise_bytes += _size(packed)
-        if self._on_evict is not None:
-            self._on_evict(record.origin)
         bound = self._config.cache.max_bytes
         while self._cold and self._cold_bytes > bound // 4:
             self._drop_oldest(self._cold)

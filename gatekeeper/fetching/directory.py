@@ -158,7 +158,6 @@ class Directory:
         clock: Clock,
         rng: random.Random,
         storage: Storage | None = None,
-        on_evict: Callable[[str], object] | None = None,
         on_learnt: Callable[[Record], object] = lambda _record: None,
         on_retrieval: OnRetrieval = lambda _origin, _retrieval, _seconds: None,
         faults: LocalFaults | None = None,
@@ -166,13 +165,12 @@ class Directory:
         choose: Callable[[RobotsTxt, str], Policy] = RobotsTxt.policy,
         agent: str = "",
     ) -> None:
-        """`on_evict(origin)` is called when a record in `warm` or handed out goes cold,
-        `on_learnt` with each record that a retrieval came to, `on_retrieval` after each one with
-        the origin, what it came to, and its seconds with the wait for turns. They must be short
-        and must not raise. `faults` hears from others, too, who answers, and has `plan_probes`
-        called when in doubt; None: it is the directory's own. `warm` may be an empty dictionary
-        of the caller's. `choose` gives a text as it reads for an agent, called in a thread;
-        `agent` is the one that most questions are for."""
+        """`on_learnt` is called with each record that a retrieval came to, `on_retrieval` after
+        each one with the origin, what it came to, and its seconds with the wait for turns. They
+        must be short and must not raise. `faults` hears from others, too, who answers, and has
+        `plan_probes` called when in doubt; None: it is the directory's own. `warm` may be an empty
+        dictionary of the caller's. `choose` gives a text as it reads for an agent, called in a
+        thread; `agent` is the one that most questions are for."""
         self._fetcher = fetcher
         self._config = config
         self._clock = clock
@@ -186,7 +184,6 @@ class Directory:
             warm=self.warm,
             on_warm=self._soft_expiry.expect,
             uptime=self._faults.uptime,
-            on_evict=on_evict,
         )
         self._updates = RecordUpdates(
             self._cache,

@@ -188,11 +188,6 @@ class FileText(msgspec.Struct, gc=False, eq=False):
         octets = self.robots.octets.encode("latin-1")
         return octets.replace(b"\n", b"\r\n") if self.crlf else octets
 
-    def policies(self) -> dict[str, Policy]:
-        """Those chosen so far, by product token, in the order in which they were."""
-        first = {} if self.policy is None else {self.policy.agent: self.policy}
-        return first | (self.others or {})
-
     def policy_for(self, agent: str) -> Policy | None:
         """What was chosen for that product token, if it was."""
         self.used = True

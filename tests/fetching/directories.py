@@ -98,7 +98,6 @@ async def house(
     clock: VirtualClock | None = None,
     storage: Storage | None = None,
     seed: int = 1,
-    on_evict: Callable[[str], object] | None = None,
     choose: Callable[[RobotsTxt, str], Policy] = RobotsTxt.policy,
     agent: str = "",
     **sections: Any,
@@ -113,7 +112,6 @@ async def house(
         clock=clock,
         rng=random.Random(seed),
         storage=storage,
-        on_evict=on_evict,
         choose=choose,
         agent=agent,
     )

@@ -211,8 +211,8 @@ async def test_policies_of_one_text_are_bounded() -> None:
         for n in range(10):
             record.text.keep_policy(record.robots.policy(f"bot{n}"), 3)
             assert record.text.policy_for(f"bot{n}") is not None
-        assert list(record.text.policies()) == ["bot7", "bot8", "bot9"]
-        assert record.text.policy_for("bot6") is None
+        known = [n for n in range(10) if record.text.policy_for(f"bot{n}") is not None]
+        assert known == [7, 8, 9]
 
 
 async def test_a_forced_refresh_asks_whatever_is_known() -> None:
