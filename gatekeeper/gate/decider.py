@@ -353,6 +353,8 @@ class Decider:
         """`interval` by a text of the record that may have expired; `took`: seconds that its
         retrieval took."""
         policy = self.policy(record, robots, agent)
+        if policy.asks_no_interval:
+            return NO_RATE
         wall = moment.wall_time
         at = utc(wall)
         seconds = policy.interval(at, took)

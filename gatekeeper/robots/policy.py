@@ -359,8 +359,10 @@ def _declared(source: Source, name: str, records: Sequence[AgentRecord]) -> tupl
 Conflicts = Literal["strict", "declared"]
 V2Semantics = Literal["order", "precedence"]
 
-_WORDS = ("-delay", "-rate", "-time", "comment", "content-")
-"""Each line that `FIELDS` name holds one of them."""
+_SPOKEN = re.compile(
+    r"\n[ \t]*+(?:crawl-delay|request-rate|visit-time|comment|content-(?:signal|usage))[ \t]*+:"
+).search
+"""Finds a line of one of the `FIELDS`, in lower case; no first line belongs to a group."""
 _NOTHING_SAID = read_directives(dict.fromkeys(FIELDS, ()))
 _BIG = 65_536
 """Octets of rules from which their places are looked up at once, not with the first answer."""
@@ -637,6 +639,13 @@ class Policy:
         """The first moment from `at` on at which a visit is welcome, in UTC."""
         return timing.next_visit(self.visit_times, at)
 
+    @property
+    def asks_no_interval(self) -> bool:
+        """`interval` is None at any moment."""
+        said = self._said()
+        thumb = Dialect.V2 in {self.dialect, self.robots.forced}
+        return said.crawl_delay is None and not said.request_rates and not thumb
+
     def interval(self, at: datetime, took: float | None = None) -> float | None:
         """Seconds between two requests that the text asks for at that moment, or None.
 
@@ -672,8 +681,7 @@ class Policy:
 
     def _said(self) -> Directives:
         if self._wishes is None:
-            lower = self.robots.lines.lower()
-            if not any(word in lower for word in _WORDS):
+            if not _SPOKEN(self.robots.lines.lower()):
                 self._wishes = _NOTHING_SAID
                 return _NOTHING_SAID
             said: dict[str, list[str]] = {}
