@@ -29,6 +29,7 @@ SUITES = {
     "waiters": "100,000 tasks that begin to wait for one host, and are cancelled, in one turn",
     "refusals": "sites that answer 429, a simulated day each",
     "sidecar": "the HTTP service beside a handler that returns a constant",
+    "browser": "the pages for operators in a browser (five minutes; needs chromium)",
     "growth": "what the HTTP service holds in memory over a million requests",
     "client": "RemoteGatekeeper beside a sidecar in another process",
     "dead": "the pace of hosts that answer, beside up to 2,000 dead ones",

@@ -24,6 +24,8 @@ __all__ = ["explain_page", "group_lines", "history_page", "line_changes", "live_
 
 _SHOWN: Final = 400
 """Lines of a text that are shown at once."""
+_LIVE: Final = 50
+"""Decisions that stand on the page before others come."""
 _VERDICTS: Final = {"allow": "ok", "deny": "bad", "defer": "warn"}
 
 
@@ -272,7 +274,8 @@ def _what_if(told: Explanation) -> Html:
 def live_page(service: Service, query: EventQuery) -> Page:
     """Decisions as they are given; without JavaScript the latest ones."""
     feed = service.operators.feed
-    wanted = [one for one in reversed(feed.since(0)) if query.wants(one)][:50]
+    latest = feed.since(0, None if query.narrow else _LIVE)
+    wanted = [one for one in reversed(latest) if query.wants(one)][:_LIVE]
     verdicts = [
         tag("option", one, value=one, selected=one == query.verdict)
         for one in ("any", "allow", "deny", "defer")
