@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import formatdate
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import unquote, unquote_plus
 
 import msgspec
@@ -47,6 +47,7 @@ __all__ = [
     "InlineCall",
     "Nothing",
     "OnePieceResponse",
+    "PageQuery",
     "Problem",
     "Role",
     "Route",
@@ -323,6 +324,22 @@ OCTETS = "application/octet-stream"
 BODY_TIMEOUT = 20.0
 """Seconds that a request's body may take (T9: slow-loris)."""
 _JSON_HEADERS = {"Content-Type": JSON, "Server": "gatekeeper"}
+
+
+class PageQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which page of a list is asked for."""
+
+    page: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    per_page: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
+
+    @property
+    def first(self) -> int:
+        """The place of the page's first item in the list, from 0."""
+        return (self.page - 1) * self.per_page
+
+    def pages(self, total: int) -> int:
+        """How many pages so many items have: one at least."""
+        return max(1, -(-total // self.per_page))
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

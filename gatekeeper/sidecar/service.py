@@ -150,7 +150,11 @@ class Service:
         self.take_over(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
         self._host_states: Mapping[str, int] = {}
-        self._tracing = tracing(version)
+        self._take_requests()
+        self.internals.on_retrieval(self._retrieved)
+
+    def _take_requests(self) -> None:
+        self._tracing = tracing(self.version)
         self.handle: RequestHandler = self._answer
         """Answers one request; every error becomes a problem document."""
         self.inline: Inline | None = self._inline if speedups.ON else None
@@ -158,7 +162,6 @@ class Service:
         if self._tracing is not None:
             self.inline = None
             self.handle = self._tracing.around(self._answer, self.router)
-        self.internals.on_retrieval(self._retrieved)
 
     def take_over(
         self, config: Config, tokens: Tokens, *, restart_required: Sequence[str] = ()

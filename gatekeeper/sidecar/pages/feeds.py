@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from heapq import merge
 from itertools import islice
-from math import isnan, nan
+from math import inf, isnan, nan
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from gatekeeper.clock import Clock, SystemClock, Timer
+from gatekeeper.clock import Clock, SingleTimer, SystemClock
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.fetching.outcomes import Outcome
 
@@ -273,23 +273,21 @@ class Series:
         self._times = array("d", [nan]) * POINTS
         self._values = {name: array("d", [nan]) * POINTS for name in NAMES}
         self._next = 0
-        self._timer: Timer | None = None
+        self._timer = SingleTimer(clock, self._look)
         self._due = 0.0
         self._before: Mapping[str, float] = {}
         self._waits: list[int] = []
 
     def start(self) -> None:
         """Look every `STEP` seconds from now on. Idempotent."""
-        if self._timer is None:
+        if self._timer.when == inf:
             self._before, self._waits = self._totals(), self._service.metrics.queue_wait.counts()
             self._due = self._clock.monotonic() + STEP
-            self._timer = self._clock.call_at(self._due, self._look)
+            self._timer.set(self._due)
 
     def close(self) -> None:
         """Look no more. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def body(self) -> SeriesBody:
         """What was seen."""
@@ -312,7 +310,7 @@ class Series:
 
     def _look(self) -> None:
         self._due = max(self._due, self._clock.monotonic() - STEP) + STEP
-        self._timer = self._clock.call_at(self._due, self._look)
+        self._timer.set(self._due)
         service = self._service
         if service.phase == "closed":
             return

@@ -18,6 +18,7 @@ from gatekeeper.sidecar.exchange import (
     Call,
     Handler,
     Nothing,
+    PageQuery,
     Problem,
     Route,
     json_response,
@@ -66,15 +67,13 @@ HostSort = Literal[
 """A column; with `-` in front it is descending."""
 
 
-class HostQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HostQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `GET /v1/hosts` asks."""
 
     q: Annotated[str, msgspec.Meta(max_length=253)] = ""
     """Part of the name."""
     state: HostState | Literal["any"] = "any"
     sort: HostSort = "host"
-    page: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
-    per_page: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
 
 
 class HostList(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +102,7 @@ async def host_list(service: Service, query: HostQuery) -> HostList:
             state=query.state,
             order=state.order(query.sort.lstrip("-")),
             descending=query.sort.startswith("-"),
-            first=(query.page - 1) * query.per_page,
+            first=query.first,
             count=query.per_page,
         )
     except ValueError as error:
@@ -117,7 +116,7 @@ async def host_list(service: Service, query: HostQuery) -> HostList:
         hosts=hosts,
         total=found.total,
         page=query.page,
-        pages=max(1, -(-found.total // query.per_page)),
+        pages=query.pages(found.total),
         complete=found.complete,
     )
 

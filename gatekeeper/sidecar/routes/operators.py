@@ -18,6 +18,7 @@ from gatekeeper.decision import Decision
 from gatekeeper.sidecar.exchange import (
     Call,
     Nothing,
+    PageQuery,
     Problem,
     Role,
     Route,
@@ -71,7 +72,7 @@ async def overview(service: Service, call: Call) -> web.StreamResponse:
     return json_response(await service.operators.overview())
 
 
-class LeaseQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LeaseQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `GET /v1/leases` asks."""
 
     state: Literal["any", "held", "waiting"] = "any"
@@ -79,8 +80,6 @@ class LeaseQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The whole name of a client."""
     host: Annotated[str, msgspec.Meta(max_length=253)] = ""
     """Part of the host's name."""
-    page: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
-    per_page: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
 
 
 class LeaseList(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +103,7 @@ async def list_leases(service: Service, call: Call) -> web.StreamResponse:
 
 def lease_list(service: Service, query: LeaseQuery) -> LeaseList:
     """A page of them: each passes by once, those on the page are kept."""
-    total, first = 0, (query.page - 1) * query.per_page
+    total, first = 0, query.first
     shown: list[LeaseView] = []
     host = query.host.lower()
     for found in service.operators.leases(query.state):
@@ -117,7 +116,7 @@ def lease_list(service: Service, query: LeaseQuery) -> LeaseList:
         leases=shown,
         total=total,
         page=query.page,
-        pages=max(1, -(-total // query.per_page)),
+        pages=query.pages(total),
         held=len(service.leases),
         waiting=len(service.leases.waiters),
     )

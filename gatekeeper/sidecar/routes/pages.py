@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from math import nan
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import parse_qsl, quote, unquote
 
@@ -69,16 +70,18 @@ _COMPARED: Final = 500
 """URLs whose verdicts are compared between two versions."""
 
 Build = Callable[["Service", Call, Visitor], Awaitable[Page]]
+Answer = Callable[["Service", Call, Visitor], Awaitable[web.Response]]
 Act = Callable[["Service", Call, Visitor, dict[str, str]], Awaitable[str]]
 
 
 # --- the way in -------------------------------------------------------------------------------
 
 
-def _page(build: Build, needs: frozenset[Role]) -> Handler:
-    """A page for whoever has one of the roles; others are led to the sign-in."""
+def _for_visitors(answer: Answer, needs: frozenset[Role]) -> Handler:
+    """What is answered to whoever has one of the roles; others are led to the sign-in."""
 
     async def handle(service: Service, call: Call) -> web.StreamResponse:
+        visitor = None
         try:
             visitor = _visitor(service, call)
             if visitor is None:
@@ -86,7 +89,7 @@ def _page(build: Build, needs: frozenset[Role]) -> Handler:
             _demand(visitor, needs)
             service.clients.enter(visitor.name)
             try:
-                page = await build(service, call, visitor)
+                return await answer(service, call, visitor)
             finally:
                 service.clients.leave(visitor.name)
         except Problem as problem:
@@ -94,35 +97,29 @@ def _page(build: Build, needs: frozenset[Role]) -> Handler:
         except GatekeeperError as error:
             page = _trouble(call, Problem(400, "bad-request", str(error)))
             return _answer(service, call, page, visitor)
-        return _answer(service, call, page, visitor)
 
     return handle
+
+
+def _page(build: Build, needs: frozenset[Role]) -> Handler:
+    """A page."""
+
+    async def show(service: Service, call: Call, visitor: Visitor) -> web.Response:
+        return _answer(service, call, await build(service, call, visitor), visitor)
+
+    return _for_visitors(show, needs)
 
 
 def _form(act: Act, needs: frozenset[Role]) -> Handler:
     """What a form of ours does; then the page that `act` names, by a path from this one."""
 
-    async def handle(service: Service, call: Call) -> web.StreamResponse:
-        try:
-            visitor = _visitor(service, call)
-            if visitor is None:
-                return _to_sign_in(call)
-            _demand(visitor, needs)
-            fields = await _fields(call.request)
-            service.sessions.check_form(visitor, fields)
-            service.clients.enter(visitor.name)
-            try:
-                where = await act(service, call, visitor, fields)
-            finally:
-                service.clients.leave(visitor.name)
-        except Problem as problem:
-            return _answer(service, call, _trouble(call, problem), None)
-        except (GatekeeperError, ValueError) as error:
-            page = _trouble(call, Problem(400, "bad-request", str(error)))
-            return _answer(service, call, page, visitor)
+    async def do(service: Service, call: Call, visitor: Visitor) -> web.Response:
+        fields = await _fields(call.request)
+        service.sessions.check_form(visitor, fields)
+        where = await act(service, call, visitor, fields)
         return web.Response(status=303, headers={**HEADERS, "Location": where})
 
-    return handle
+    return _for_visitors(do, needs)
 
 
 def _visitor(service: Service, call: Call) -> Visitor | None:
@@ -431,7 +428,10 @@ async def _resume(service: Service, call: Call, visitor: Visitor, fields: dict[s
 
 
 async def _block(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> str:
-    seconds = float(fields.get("seconds", "nan"))
+    try:
+        seconds = float(fields.get("seconds", "nan"))
+    except ValueError:
+        seconds = nan
     if not 0 <= seconds <= 31_536_000:
         raise Problem(400, "bad-request", "give seconds from 0 to 31536000")
     name = host_named(call.params["host"])
