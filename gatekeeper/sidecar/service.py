@@ -134,10 +134,8 @@ class Service:
         """The TLS of the listeners."""
         self.exposed = exposed
         """A listener that other machines can reach; None where there is none (T5)."""
-        self._grace = True
-        self._entrance = Entrance(_AT_ONCE)
-        self._hosts = hosts
-        self._addresses = addresses
+        self._grace, self._entrance = True, Entrance(_AT_ONCE)
+        self._hosts, self._addresses = hosts, addresses
         self._tasks: set[asyncio.Task[Any]] = set()
         self._session: aiohttp.ClientSession | None = None
         self._prefix = f"{secrets.token_hex(4)}-"

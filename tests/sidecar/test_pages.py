@@ -428,6 +428,31 @@ async def test_the_pages_say_what_is_up(internet: FakeInternet) -> None:
         assert "Not a question" in wrong
 
 
+async def test_explain_shows_normal_forms_where_they_differ(
+    door: Any, internet: FakeInternet
+) -> None:
+    text = "User-agent: *\nDisallow: /caf%c3%a9/%7euser\nAllow: /caf\u00e9\nDisallow: /plain\n"
+    internet.site("a.test").robots(text)
+    service = await door()
+
+    async def told(url: str) -> str:
+        response, text = await get(service.base, f"explain?{urlencode({'url': url})}")
+        assert response.status == 200
+        return text
+
+    text = await told("HTTP://A.test:80/caf%c3%a9/~user/x")
+    assert "<code>/caf%c3%a9/%7euser</code> reads <code>/caf%C3%A9/~user</code>" in text
+    assert "<code>/caf\u00e9</code> reads <code>/caf%C3%A9</code>" in text
+    assert " ◀ decides reads <code>/caf%C3%A9/~user</code>" in text
+    for form in ("in normal form", "path in normal form", "pattern in normal form"):
+        assert f">{form}" in text
+    assert "<code>http://a.test/caf%c3%a9/~user/x</code>" in text
+    assert "<code>/caf%C3%A9/~user/x</code>" in text
+    text = await told("http://a.test/plain")
+    assert "normal form" not in text
+    assert " reads <code>" not in text
+
+
 async def test_what_needs_a_look_comes_first(door: Any) -> None:
     service = (await door()).service
     seen = await service.operators.overview()

@@ -21,6 +21,7 @@ import msgspec
 from gatekeeper.clock import Clock, SingleTimer, SystemClock
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.urls import host_of
 
 if TYPE_CHECKING:
     from gatekeeper.gate import GateStats
@@ -34,7 +35,6 @@ __all__ = [
     "GivenDecision",
     "Series",
     "SeriesBody",
-    "host_of",
     "retrievals",
 ]
 
@@ -87,18 +87,6 @@ _Entry = tuple[int, float, Decision, str, str]
 """The fields of a `GivenDecision`: a plain tuple costs a third of one with names."""
 _Batch = tuple[int, float, Sequence[str], str, str]
 _decision = msgspec.json.Decoder(Decision)
-
-
-def host_of(origin: str) -> str:
-    """The host of an origin, without its port and the brackets of an address.
-
-    >>> host_of("https://a.example:8443"), host_of("http://[::1]"), host_of("")
-    ('a.example', '::1', '')
-    """
-    authority = origin.partition("://")[2]
-    if authority.startswith("["):
-        return authority[1:].partition("]")[0]
-    return authority.partition(":")[0]
 
 
 class DecisionFeed:

@@ -8,6 +8,8 @@ from urllib.parse import urlencode
 
 from gatekeeper import urls
 from gatekeeper.clock import utc
+from gatekeeper.robots.model import octets
+from gatekeeper.robots.patterns import rfc_path, rfc_pattern
 from gatekeeper.sidecar.pages.feeds import GivenDecision
 from gatekeeper.sidecar.pages.html import Child, Html, age, moment, number, tag
 from gatekeeper.sidecar.pages.shell import Page, badge
@@ -124,25 +126,43 @@ def _because(decision: Decision) -> Child:
 
 
 def _canonical(told: Explanation) -> Html:
+    """The URL, and the rule's pattern, as written and as they are compared."""
     decision = told.decision
-    rows = [row(tag("th", "as asked", scope="row"), tag("td", decision.url, class_="url"))]
+    forms = [("as asked", decision.url)]
     if decision.origin:
         target = urls.parse(decision.url)
-        rows += [
-            row(tag("th", "origin", scope="row"), tag("td", target.origin, class_="url")),
-            row(
-                tag("th", "path that is matched", scope="row"),
-                tag("td", tag("code", target.path), class_="url"),
-            ),
+        forms += [
+            ("in normal form", target.url),
+            ("origin", target.origin),
+            ("path that is matched", target.path),
+            ("path in normal form (RFC 9309)", rfc_path(target.path)),
         ]
     if decision.rule is not None:
-        rows.append(
-            row(
-                tag("th", "pattern of the rule", scope="row"),
-                tag("td", tag("code", decision.rule.value[:2000]), class_="url"),
-            )
-        )
+        value = decision.rule.value
+        forms.append(("pattern of the rule", value))
+        forms.append(("pattern in normal form (RFC 9309)", normal_form(value) or value))
+    rows = [
+        row(tag("th", name, scope="row"), tag("td", tag("code", text[:2000]), class_="url"))
+        for n, (name, text) in enumerate(forms)
+        if "normal form" not in name or text != forms[n - 1][1]
+    ]
     return table("Forms of the URL", ("Form", "Text"), rows)
+
+
+def normal_form(value: str) -> str | None:
+    """A rule's pattern as RFC 9309 compares it; None where it stands so already.
+
+    >>> normal_form("/caf%c3%a9/%7euser"), normal_form("/plain*$")
+    ('/caf%C3%A9/~user', None)
+    """
+    normal = rfc_pattern(octets(value))
+    return None if normal == value else normal
+
+
+def _beside(value: str) -> Child:
+    """The normal form of a pattern, where it is another."""
+    normal = normal_form(value)
+    return None if normal is None else [" reads ", tag("code", normal[:500])]
 
 
 def _fetch_story(service: Service, told: Explanation) -> Html:
@@ -173,7 +193,7 @@ def _candidates(told: Explanation) -> Html:
                 tag("th", badge("ok", "decides") if first else badge("idle", "loses"), scope="row"),
                 num(one.line),
                 one.field,
-                tag("td", tag("code", one.value[:500]), class_="url"),
+                tag("td", tag("code", one.value[:500]), _beside(one.value), class_="url"),
                 num(one.length),
                 class_="decides" if first else "loses",
             )
@@ -191,18 +211,19 @@ def _text(told: Explanation, group: Collection[int]) -> Html:
         return tag("p", "There is no text.", class_="empty")
     lines = told.robots_txt.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     decided = told.decision.rule.line if told.decision.rule is not None else 0
-    losing = {one.line for one in told.candidates} - {decided}
+    values = {one.line: one.value for one in told.candidates}
     first = max(0, min(decided - _SHOWN // 2, len(lines) - _SHOWN))
     shown = lines[first : first + _SHOWN]
     items = []
     for number_, line in enumerate(shown, first + 1):
-        mark = "decides" if number_ == decided else "loses" if number_ in losing else None
-        words = {"decides": "decides", "loses": "loses"}.get(mark or "")
+        mark = "decides" if number_ == decided else "loses" if number_ in values else None
         items.append(
             tag(
                 "li",
                 tag("code", line[:2000] or " "),
-                tag("span", f" ◀ {words}", class_="mark") if words else None,
+                tag("span", f" ◀ {mark}", _beside(values.get(number_, "")), class_="mark")
+                if mark
+                else None,
                 value=number_,
                 class_=" ".join(filter(None, (mark, "group" if number_ in group else None)))
                 or None,
