@@ -1,9 +1,7 @@
 """Rules of RFC 9309 prepared for many questions: prefixes to bisect, wildcard patterns by piece.
 
-`SortedRules` parts plain prefixes, exact paths and wildcard patterns. A set of prefixes alone
-becomes one of three small matchers, any other one `WildRules`. `path_answer` and
-`plain_path_answer` are functions for a hot path, from the text behind a URL's authority straight
-to the verdict; they answer None where the text has to be read as a URL first.
+`SortedRules` parts plain prefixes, exact paths and wildcard patterns. A set of prefixes alone is
+found by bisection, any other one becomes `WildRules`.
 """
 
 from __future__ import annotations
@@ -11,8 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
-from functools import lru_cache
+from collections.abc import Collection, Sequence
 from itertools import repeat
 from sys import intern
 from typing import NamedTuple, Protocol
@@ -33,20 +30,18 @@ from gatekeeper.robots.patterns import (
     unescaped,
     wild_match,
 )
-from gatekeeper.urls import SURELY_SHORT
 
 __all__ = [
+    "CHANGED",
     "DENIED",
+    "FLAT_RULES",
+    "LIKE_AN_ESCAPE",
+    "PAIRS",
     "ROBOTS_FILE",
     "Compiled",
-    "PlainAnswer",
-    "QuickAnswer",
     "SortedRules",
-    "Suspects",
     "WildRules",
-    "path_answer",
-    "plain_path_answer",
-    "prefixes_only",
+    "ready_rules",
 ]
 
 DENIED = -2
@@ -56,11 +51,12 @@ ROBOTS_FILE = -3
 RFC-20; the drafts of 1996 and 2.0, R96-16 and V2-34)."""
 _PECULIAR = re.compile(rf"[^{re.escape(PLAIN)}\n]").search
 """What a value may hold that is more, or less, than a prefix in its normal form."""
-_LIKE_AN_ESCAPE = re.compile(r"\*[0-9A-F%]").search
+LIKE_AN_ESCAPE = re.compile(r"\*[0-9A-F%]").search
 """A piece behind a star may be found from within an escape on; `%` may stand for a digit."""
 _BEGINS_IN_ESCAPE = re.compile(r"\*[0-9A-F]").search
-"""`_LIKE_AN_ESCAPE` for values in their normal form."""
-_CHANGED = re.compile("%3A|%2F").search
+"""`LIKE_AN_ESCAPE` for values in their normal form."""
+CHANGED = re.compile("%3A|%2F").search
+"""A pattern with a `?` may have two forms: see `query_form`."""
 _SPECIAL = re.compile("[*?]").search
 _TWOFOLD = re.compile("[/:]|%3A|%2F").search
 """What RFC 9309 section 2.2.2 (RFC-25) speaks of."""
@@ -85,8 +81,6 @@ class SortedRules:
         }  # no rule: allowed (RFC 9309 section 2.2.2, RFC-19)
         self.exact: dict[str, int] = {}
         """Of one path each, as where a `$` ends a value (RFC 9309 section 2.2.3, RFC-28)."""
-        self.only_forbid: bool = True
-        """No rule allows, and none is about a single path."""
         self.wild: dict[str, int] = {}
         self.escapes: bool = False
         """An escape stands in some pattern: no path may be compared as it comes."""
@@ -98,7 +92,7 @@ class SortedRules:
         RFC-17)."""
         values = [value for _, value in found]
         joined = "\n".join(values)
-        self.like_escapes: bool = _LIKE_AN_ESCAPE(joined) is not None
+        self.like_escapes: bool = LIKE_AN_ESCAPE(joined) is not None
         """Some piece may be found from within an escape on: see `rfc_path`."""
         if _PECULIAR(joined) is None:
             self._take_prefixes(found)
@@ -124,7 +118,6 @@ class SortedRules:
                 entry = len(value) * octet + place
                 if not dis:
                     entry += allow
-                    self.only_forbid = False
                 if prefixes.get(value, 0) < entry:
                     prefixes[value] = entry
 
@@ -149,12 +142,11 @@ class SortedRules:
                 if form != short:
                     # Whatever matches a path as it stands matches it in this form, too, unless
                     # what changes may be met by something that does not change.
-                    unsure = begins_in_escape or _CHANGED(value, 0, value.index("?"))
+                    unsure = begins_in_escape or CHANGED(value, 0, value.index("?"))
                     forms = (short, form) if unsure else (form,)
             entry = length * octet + place
             if not dis:
                 entry += allow
-                self.only_forbid = False
             for key in forms:
                 into = prefixes
                 if "*" in key:
@@ -166,7 +158,6 @@ class SortedRules:
                         self.inherit = True
                 elif key[-1] == "$":
                     into, key = exact, key[:-1]  # noqa: PLW2901
-                    self.only_forbid = False
                 if into.get(key, 0) < entry:
                     into[key] = entry
 
@@ -179,28 +170,11 @@ class SortedRules:
         return True
 
 
-_FEW_FORBIDDEN = 24
-"""Forbidden prefixes up to which trying each, in one call, is faster than bisection."""
-HEAD = 2
-"""A bit of a link: the key, or one that it begins with, is the head of a wildcard pattern."""
-
-
-Suspects = tuple[tuple[str, ...], tuple[str, ...]]
-"""Prefixes and pieces: a path in its normal form that begins with none of the former and holds
-none of the latter is allowed."""
-
-
 class Compiled(Protocol):
     """Rules made ready. Takes any path that begins with `/`, in whatever form it comes."""
 
-    def allows(self, path: str) -> bool:
-        """The verdict alone."""
-
     def decide(self, path: str) -> int:
         """The code of the deciding rule, -1, DENIED or ROBOTS_FILE (see `rules`)."""
-
-    def suspects(self) -> Suspects | None:
-        """What to look for before asking; None: ask."""
 
 
 class _PrefixRules:
@@ -214,62 +188,14 @@ class _PrefixRules:
         self._links = links
         self._codes = codes
 
-    def allows(self, path: str) -> bool:
-        if "%" in path:
-            path = _plainer(path)
-        keys = self._keys
-        place = bisect_right(keys, path) - 1
-        while not path.startswith(keys[place]):
-            place = self._links[place] >> 2
-        return self._links[place] & 1 == 1
-
     def decide(self, path: str) -> int:
         if "%" in path:
             path = _plainer(path)
         keys = self._keys
         place = bisect_right(keys, path) - 1
         while not path.startswith(keys[place]):
-            place = self._links[place] >> 2
+            place = self._links[place]
         return self._codes[place] + ROBOTS_FILE
-
-    def suspects(self) -> Suspects:
-        forbid = zip(self._keys, self._links, strict=True)
-        return tuple([key for key, link in forbid if not link & 1 and key[-1:] != _END]), ()
-
-
-class _FewForbidden(_PrefixRules):
-    """Some prefixes, all of them forbidden, and paths that are allowed all the same."""
-
-    __slots__ = ("_forbidden", "_open")
-
-    def __init__(
-        self, rules: SortedRules, keys: tuple[str, ...], links: Sequence[int], codes: Sequence[int]
-    ) -> None:
-        super().__init__(keys, links, codes)
-        self._forbidden = tuple(rules.prefixes)[1:]  # all but the empty one
-        self._open = tuple(rules.exact)
-
-    def allows(self, path: str) -> bool:
-        if "%" in path:
-            path = _plainer(path)
-        return not path.startswith(self._forbidden) or path in self._open
-
-    def suspects(self) -> Suspects:
-        return self._forbidden, ()
-
-
-class _NoRules(_PrefixRules):
-    """Everything is allowed."""
-
-    __slots__ = ()
-
-    @staticmethod
-    def allows(path: str) -> bool:
-        return True
-
-
-_no_rules = lru_cache(maxsize=4)(_NoRules)
-"""Most sets without rules are the same: they share one object."""
 
 
 def prefixes_only(rules: SortedRules) -> Compiled | None:
@@ -277,8 +203,8 @@ def prefixes_only(rules: SortedRules) -> Compiled | None:
     if rules.wild or rules.escapes or rules.twofold:
         return None
     keys, links, entries = linked(rules, ())
-    count, shift, prefixes = rules.count, rules.shift, rules.prefixes
-    place, allow = (1 << shift) - 1, 1 << shift
+    count, shift = rules.count, rules.shift
+    place = (1 << shift) - 1
     none = -1 - ROBOTS_FILE
     codes = packed(
         [
@@ -288,11 +214,14 @@ def prefixes_only(rules: SortedRules) -> Compiled | None:
             for entry in entries
         ]
     )
-    if rules.only_forbid and prefixes[""] == allow and len(prefixes) <= _FEW_FORBIDDEN + 1:
-        if len(prefixes) == 1:
-            return _no_rules(keys, packed(links), codes)
-        return _FewForbidden(rules, keys, packed(links), codes)
     return _PrefixRules(keys, packed(links), codes)
+
+
+def ready_rules(found: list[tuple[str, str]], *, robots_file: bool) -> Compiled:
+    """Rules made ready: of each whether it forbids, and its value. With `robots_file` the path
+    `/robots.txt` has a code of its own, and is allowed."""
+    rules = SortedRules(found, robots_file=robots_file)
+    return prefixes_only(rules) or WildRules(rules)
 
 
 _END = "\0"
@@ -305,7 +234,7 @@ class Linked(NamedTuple):
     The longest key that a path begins with is found by bisection, and from a neighbour that
     shares only a part, up the links to the keys that it begins with. The first key is empty,
     begins every path and allows (RFC 9309 section 2.2.2, RFC-19). A link is the place of the
-    longest key that the key begins with, and two bits: HEAD, and whether the key's rule allows.
+    longest key that the key begins with.
 
     A single path has a key that no link leads to, so that only bisection finds it; the key that
     follows, with `_END`, is where all longer paths come out, and leads past it.
@@ -318,7 +247,7 @@ class Linked(NamedTuple):
 
 def linked(rules: SortedRules, heads: Collection[str]) -> Linked:
     """The keys of the rules; `heads` are keys too, though no rule need stand there."""
-    prefixes, exact, shift = rules.prefixes, rules.exact, rules.shift
+    prefixes, exact = rules.prefixes, rules.exact
     for head in heads:
         prefixes.setdefault(head, 0)
     inherit = rules.inherit or bool(heads)
@@ -326,7 +255,7 @@ def linked(rules: SortedRules, heads: Collection[str]) -> Linked:
     entries: list[int] = list(map(prefixes.get, keys, repeat(-1)))
     for path in exact:
         entries[bisect_right(keys, path) - 1] = -1  # behind a prefix that is the same
-    links = [entries[0] >> shift & 1]
+    links = [0]
     above: list[tuple[int, str]] = []
     up, top = 0, ""  # the last prefix, then those that it begins with, the longest first
     for place, key in enumerate(keys[1:], 1):
@@ -335,14 +264,12 @@ def linked(rules: SortedRules, heads: Collection[str]) -> Linked:
         entry = entries[place]
         if entry < 0:  # a single path, or its end
             entry = entries[place] = max(exact.get(key, 0), entries[up])
-            links.append(up << 2 | links[up] & HEAD | entry >> shift & 1)
+            links.append(up)
             continue
         # `/a*` is longer than its key, and the head of a pattern is no rule at all.
         if inherit and entries[up] > entry:
             entry = entries[place] = entries[up]
-        links.append(up << 2 | links[up] & HEAD | entry >> shift & 1)
-        if heads and key in heads:
-            links[place] |= HEAD
+        links.append(up)
         above.append((up, top))
         up, top = place, key
     return Linked(tuple(keys), links, entries)
@@ -361,15 +288,13 @@ def _plainer(path: str) -> str:
     return path if unescaped(path) else rfc_path(path)
 
 
-_FLAT_RULES = 512
+FLAT_RULES = 512
 _FLAT_OCTETS = 16_384
 """Up to here wildcard patterns are tried one by one, beyond they are found by their pieces."""
-_PAIRS = 1 << 22
+PAIRS = 1 << 22
 """Octets of a path times those of the wildcard patterns up to which they are tried one by one:
 in the worst case each octet of the one is compared with each of the other three times, which
 takes some 2 ms. Beyond, the work is counted: see `patterns`."""
-_QUICK_OCTETS = _PAIRS // 8_192
-"""Octets of pieces that may be looked for in any path of the lengths that `path_answer` is for."""
 
 
 class WildRules:
@@ -377,9 +302,8 @@ class WildRules:
 
     A wildcard pattern is tried only if its longest literal piece stands in the path, and if
     it can turn the verdict of the longest prefix. The *headed* ones have a literal up to
-    their first star: it is a key among the prefixes, and where the path's key has no HEAD bit
-    none of them matches. The *loose* ones may match anywhere, those with a `?` only a path
-    with a query.
+    their first star, which is a key among the prefixes. The *loose* ones may match anywhere, those
+    with a `?` only a path with a query.
 
     Trying patterns takes at most the product of path and patterns, in octets. Where that is
     large they are looked up in two `PatternIndex`es instead, and what one answer may cost is
@@ -401,7 +325,6 @@ class WildRules:
         "_roomy",
         "_shift",
         "_strict",
-        "_turns",
         "_twofold",
     )
 
@@ -414,10 +337,7 @@ class WildRules:
         """Some pattern may be found in what is escaped: none is compared with a path as it
         comes. Elsewhere what a path holds beside plain octets can make no difference, for no
         pattern holds it and none begins within an escape, but for escapes of plain octets."""
-        # Whether a wildcard pattern can turn an Allow (1), a Disallow (2).
-        verdicts = {entry >> rules.shift & 1 for entry in rules.wild.values()}
-        self._turns = (0 in verdicts) | (1 in verdicts) << 1
-        self._roomy = _PAIRS
+        self._roomy = PAIRS
         """Octets of a path up to which the patterns are tried one by one."""
         heads = self._take_wild(rules.wild)
         self._keys, links, entries = linked(rules, heads)
@@ -435,11 +355,11 @@ class WildRules:
         if not wild:
             return {}
         octets = sum(map(len, wild))
-        if len(wild) > _FLAT_RULES or octets > _FLAT_OCTETS:
+        if len(wild) > FLAT_RULES or octets > _FLAT_OCTETS:
             self._indexes = _indexes_of(wild)
             self._roomy = 0
             return {}
-        self._roomy = _PAIRS // octets
+        self._roomy = PAIRS // octets
         ranked = sorted(wild, key=wild.__getitem__, reverse=True)
         query = [pattern for pattern in ranked if "?" in pattern]
         plain = [pattern for pattern in ranked if "?" not in pattern]
@@ -458,41 +378,6 @@ class WildRules:
             for pattern, literal in zip(ordered, literals, strict=True)
         )
         return heads
-
-    def allows(self, path: str) -> bool:
-        """The verdict alone."""
-        if "%" in path or (self._strict and ("*" in path or not is_plain(path))):
-            return self.decide(path) & 1 == 1
-        keys = self._keys
-        place = bisect_right(keys, path) - 1
-        while not path.startswith(keys[place]):
-            place = self._links[place] >> 2
-        link = self._links[place]
-        if self._turns & (2 - (link & 1)) and (link & HEAD or self._may_be_wild(path)):
-            try:
-                entry = self._wild(path, path, self._entries[place])
-            except TooDear:
-                return False
-            return entry >> self._shift & 1 == 1
-        return link & 1 == 1
-
-    def _may_be_wild(self, path: str) -> bool:
-        """A piece of some wildcard pattern without a head stands in the path."""
-        if len(path) > self._roomy:
-            return True
-        for literal in self._loose:
-            if literal in path:
-                return True
-        return "?" in path and any(literal in path for literal in self._query)
-
-    def suspects(self) -> Suspects | None:
-        """What to look for before asking; None: ask."""
-        pieces = self._loose + self._query
-        if self._strict or not self._roomy or sum(map(len, pieces)) > _QUICK_OCTETS:
-            return None
-        # Not those that allow, unless a wildcard pattern begins with them.
-        keys = zip(self._keys, self._links, strict=True)
-        return tuple([key for key, link in keys if link & (HEAD | 1) != 1]), pieces
 
     def decide(self, path: str) -> int:
         """The code of the deciding rule, -1, DENIED or ROBOTS_FILE."""
@@ -519,7 +404,7 @@ class WildRules:
         keys = self._keys
         place = bisect_right(keys, path) - 1
         while not path.startswith(keys[place]):
-            place = self._links[place] >> 2
+            place = self._links[place]
         return self._entries[place]
 
     def _wild(self, path: str, query: str, floor: int) -> int:
@@ -617,103 +502,3 @@ def _shape_matches(shape: str, literal: str, path: str) -> bool:
     if "*" not in shape:
         return path.startswith(shape) and path.find(literal, len(shape)) >= 0
     return shape is _ANYWHERE or wild_match(shape, path)
-
-
-QuickAnswer = Callable[[str], bool | None]
-"""Takes what follows the authority in a URL, as written, beginning with `/`. True, False, or
-None: ask again with the whole URL, which may be no URL at all."""
-
-PlainAnswer = Callable[[str], bool]
-"""The verdict about a path that is known to be plain: ASCII, without blanks, escapes, dot
-segments, query or fragment."""
-
-
-_FEW = 24
-"""Prefixes or pieces up to which trying each in turn is faster than looking them up."""
-_LONG = SURELY_SHORT
-"""Characters that are answered about; the reader of URLs knows their bound."""
-_dot_segment = re.compile(r"/\.\.?(?:[/?#]|\Z)").search
-
-
-def all_allowed(path: str) -> bool | None:
-    """No rule speaks to the agent: only what is no URL has to be told from the rest."""
-    if path.isprintable() and " " not in path and len(path) < _LONG:
-        return True
-    return None
-
-
-def by_suspects(
-    prefixes: tuple[str, ...], pieces: tuple[str, ...], allows: Callable[[str], bool]
-) -> QuickAnswer:
-    """Only what begins with one of a few prefixes, or holds one of a few pieces, can be denied.
-
-    Both are plain octets without escapes, and hold no `#`: so neither a fragment nor a
-    character that would be escaped can make a path match one of them that it does not match
-    as it stands, and these need no look. `allows` answers about those that do match.
-    """
-
-    def answer(path: str) -> bool | None:
-        if (
-            "%" in path
-            or " " in path
-            or not path.isprintable()
-            or ("/." in path and _dot_segment(path))
-            or len(path) >= _LONG
-        ):
-            return None
-        if path.startswith(prefixes):
-            return allows(path) if path.isascii() and "#" not in path else None
-        for piece in pieces:
-            if piece in path:
-                return allows(path) if path.isascii() and "#" not in path else None
-        return True
-
-    return answer
-
-
-def path_answer(suspects: Suspects | None, allows: Callable[[str], bool]) -> QuickAnswer:
-    """The answer for such a policy, whose long road is `allows`."""
-    if suspects is None or max(map(len, suspects)) > _FEW:
-        return in_general(allows)
-    return by_suspects(*suspects, allows) if any(suspects) else all_allowed
-
-
-def plain_path_answer(suspects: Suspects | None, allows: Callable[[str], bool]) -> PlainAnswer:
-    """`path_answer` for plain paths, which need no look of their own.
-
-    >>> answer = plain_path_answer((("/x",), ()), lambda path: path == "/x/y")
-    >>> answer("/a"), answer("/x/y"), answer("/xyz")
-    (True, True, False)
-    """
-    if suspects is None or max(map(len, suspects)) > _FEW:
-        return allows
-    prefixes, pieces = suspects
-
-    def answer(path: str) -> bool:
-        if path.startswith(prefixes):
-            return allows(path)
-        for piece in pieces:
-            if piece in path:
-                return allows(path)
-        return True
-
-    return answer
-
-
-def in_general(allows: Callable[[str], bool]) -> QuickAnswer:
-    """Any other policy: `allows` takes a path and query in which nothing is escaped."""
-
-    def answer(path: str) -> bool | None:
-        if (
-            path.isascii()
-            and path.isprintable()
-            and "%" not in path
-            and "#" not in path
-            and " " not in path
-            and ("/." not in path or not _dot_segment(path))
-            and len(path) < _LONG
-        ):
-            return allows(path)
-        return None
-
-    return answer

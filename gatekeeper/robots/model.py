@@ -162,6 +162,8 @@ def product_token(user_agent: str) -> str:
     >>> product_token("Mozilla/5.0 (compatible; ExampleBot/2.1; +https://example.com/bot)")
     'ExampleBot'
     """
+    if user_agent.isalpha() and user_agent.lower() != "mozilla":
+        return user_agent
     text = user_agent.strip()
     first = _PRODUCT.match(text)
     if first is not None and first[0] == user_agent:

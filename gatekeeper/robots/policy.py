@@ -21,15 +21,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gatekeeper import speedups
 from gatekeeper.robots import timing
-from gatekeeper.robots.compiled import (
-    ROBOTS_FILE,
-    PlainAnswer,
-    QuickAnswer,
-    Suspects,
-    path_answer,
-    plain_path_answer,
-)
+from gatekeeper.robots.compiled import ROBOTS_FILE
 from gatekeeper.robots.flat import FlatRules, flat_rules
+from gatekeeper.robots.listed import PlainAnswer, QuickAnswer, TextSource, in_general
 from gatekeeper.robots.model import (
     Candidate,
     Dialect,
@@ -48,7 +42,6 @@ from gatekeeper.robots.rules import (
     PrefixesInOrder,
     RuleSet,
     ShellRules,
-    TextSource,
     UsageRules,
     lines_in,
     rules_in,
@@ -137,7 +130,9 @@ def find_groups(text: str) -> Groups:
     last = 0  # the end of the user-agent line before
     found = lower.find("user-agent")
     while found >= 0:
-        start = lower.rfind("\n", last, found) + 1 or last
+        start = found
+        if found and lower[found - 1] != "\n":
+            start = lower.rfind("\n", last, found) + 1 or last
         end = lower.find("\n", found)
         if end < 0:
             end = len(lower)
@@ -147,13 +142,25 @@ def find_groups(text: str) -> Groups:
         if rest[:1] == ":" and (start == found or not lower[start:found].strip(" \t")):
             # Nothing but a rule closes a group: no blank line, no other record (RFC 9309 sections
             # 2.1 and 2.2, RFC-05, RFC-31).
-            if not starts or (start > last + 1 and _RULE_LINE.search(lower, last, start)):
+            if not starts or (
+                start > last + 1
+                and (
+                    lower.find("\ndisallow:", last, start) >= 0
+                    or _RULE_LINE.search(lower, last, start)
+                )
+            ):
                 names.append("\r\n" if starts else "\n")
                 starts.append(start)
-            names.append(_names(rest[1:]))
+            value = rest[1:].strip(" \t")
+            names.append(f"{value}\n" if value == "*" or _is_word(value) else _names(value))
             last = end
         found = lower.find("user-agent", end)
     return Groups("".join(names), array("I", starts), "robot-version" in lower)
+
+
+def _is_word(value: str) -> bool:
+    """The value is a name of letters."""
+    return value.isalpha() and value.isascii()
 
 
 def _names(rest: str) -> str:
@@ -486,7 +493,10 @@ class Policy:
         >>> answer("/x?y"), answer("/a"), answer("/a/../x")
         (False, True, None)
         """
-        return path_answer(self._suspects(), self._asker(origin))
+        first = self._readings[0]
+        if isinstance(first, LongestMatch) and len(self._readings) == 1:
+            return first.quick_answer
+        return in_general(self._asker(origin))
 
     def plain_answer(self, origin: str = "") -> PlainAnswer:
         """`quick_answer` for paths that are known to be plain: never None.
@@ -496,13 +506,13 @@ class Policy:
         >>> answer("/x/y"), answer("/a")
         (False, True)
         """
-        return plain_path_answer(self._suspects(), self._asker(origin))
+        quick, ask = self.quick_answer(origin), self._asker(origin)
 
-    def _suspects(self) -> Suspects | None:
-        first = self._readings[0]
-        if isinstance(first, LongestMatch) and len(self._readings) == 1:
-            return first.suspects()
-        return None
+        def answer(path: str) -> bool:
+            verdict = quick(path)
+            return ask(path) if verdict is None else verdict
+
+        return answer
 
     def decider(self, origin: str = "") -> Callable[[str], int] | None:
         """Which rule decides a path of the origin, as a number; None where two readings have a
@@ -767,7 +777,7 @@ def _strictest(asked: Sequence[Callable[[str], bool]]) -> Callable[[str], bool]:
 
 def _allower(rules: RuleSet, origin: str) -> Callable[[str], bool]:
     if isinstance(rules, LongestMatch):
-        return rules.asker
+        return rules.allows
     decide = _decider(rules, origin)
     return lambda path: decide(path) & 1 == 1
 

@@ -5,33 +5,23 @@ the 1996 draft, `ShellRules` the 2.0 draft: the first line that matches decides.
 
 No rule is an object here. Rules are numbered as they stand in the text, and `decide` gives a
 *code*: the number of the deciding rule times two, plus one if it allows; -1, which allows, where
-no rule matches; DENIED; or ROBOTS_FILE, which allows.
-
-`verdict_from_text` is RFC 9309 without any preparation: a small set answers its first question
-with it. Where `gatekeeper.speedups` are off, every question is decided by number.
+no rule matches; DENIED; or ROBOTS_FILE, which allows. Where `gatekeeper.speedups` are off, rules of
+RFC 9309 are made ready before the first question, and each question is decided by them.
 """
 
 from __future__ import annotations
 
 import re
-import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from gatekeeper import speedups, urls
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import signals
-from gatekeeper.robots.compiled import (
-    DENIED,
-    Compiled,
-    SortedRules,
-    Suspects,
-    WildRules,
-    prefixes_only,
-)
+from gatekeeper.robots.compiled import DENIED, Compiled, ready_rules
+from gatekeeper.robots.listed import ListedRules, QuickAnswer, TextSource, in_general
 from gatekeeper.robots.model import RULE, Dialect, Spans, octets, shown, value_of
 from gatekeeper.robots.patterns import (
     COMPARED,
@@ -44,7 +34,6 @@ from gatekeeper.robots.patterns import (
     TooDear,
     decoded,
     decoded_patterns,
-    is_robots_txt,
     present,
     query_form,
     rfc_path,
@@ -60,30 +49,13 @@ __all__ = [
     "PrefixesInOrder",
     "RuleSet",
     "ShellRules",
-    "TextSource",
     "UsageRules",
     "octets_of",
-    "ready_rules",
     "rules_in",
     "split_url",
 ]
 
 _BLANKS = frozenset(" \t")
-
-
-class TextSource(Protocol):
-    """Where a rule set finds its text, and tells that it has read it: a `RobotsTxt`."""
-
-    @property
-    def size(self) -> int:
-        """Octets of the file."""
-
-    @property
-    def lines(self) -> str:
-        """The text that spans speak of."""
-
-    def pack(self) -> None:
-        """The text will hardly be needed any more."""
 
 
 class Numbered(NamedTuple):
@@ -156,48 +128,6 @@ def split_url(url: str) -> tuple[str, str]:
 _plain_head = re.compile(f"[{re.escape(PLAIN)}]*+").match
 
 
-def verdict_from_text(text: str, spans: Spans, path: str) -> bool:
-    """Whether RFC 9309 allows the path: of most rules two octets say that they don't match.
-
-    Takes the path in its normal form, and does not know of `/robots.txt`.
-    """
-    escapes = "%" in path
-    query = query_form(path) if escapes else path
-    search = _likely(path[1:2])
-    best = 1  # the score of no rule: octets times two, plus one if it allows (RFC-17 to RFC-19)
-    for low, high in spans:
-        for dis, head, rest in search(text, low, high):
-            if not path.startswith(head):
-                continue
-            if not rest:
-                octets = len(head)
-            elif escapes or _may_end(rest, path):
-                octets = octets_of(head + rest, path, query)
-            else:
-                continue
-            score = octets << 1 if dis else octets << 1 | 1
-            if octets and score > best:
-                best = score
-    return best & 1 == 1
-
-
-@lru_cache(maxsize=128)
-def _likely(second: str) -> Callable[[str, int, int], list[tuple[str, str, str]]]:
-    """Finds the rules that a path with this second octet may match.
-
-    Gives whether each forbids, the plain octets that its value begins with, and the rest.
-    """
-    plain = re.escape(PLAIN)
-    other = re.escape(PLAIN.replace(second, "") if second else PLAIN)
-    return re.compile(
-        # A set begins with its user-agent line, so that a line feed stands before each rule;
-        # looking for that first makes the search twice as fast as `^` does.
-        r"\n[ \t]*+(?i:(dis|)allow)[ \t]*+:[ \t]*+"  # the value keeps its case
-        rf"(?=\*|/(?:[^{other}#\n]|(?![^#\n])))([{plain}]*+)([^#\n]*+)",
-        re.ASCII,
-    ).findall
-
-
 def octets_of(value: str, path: str, query: str) -> int:
     """How long a rule's pattern is if it matches, else 0.
 
@@ -218,36 +148,19 @@ def octets_of(value: str, path: str, query: str) -> int:
     return 0
 
 
-def _may_end(rest: str, path: str) -> bool:
-    """The last literal piece of a rule stands in a path without escapes, or might.
-
-    A piece that is no plain text has an escape in its normal form, if it is not one that the
-    normal form undoes.
-    """
-    piece = rest[rest.rfind("*") + 1 :].rstrip("$ \t")
-    return piece in path or "%" in piece
-
-
-_DOT_SEGMENT = re.compile(r"/\.\.?(?:[/?]|\Z)").search
-_MAKING_READY = threading.Lock()
-"""One for all sets: it is held for microseconds, and once for each."""
 _EAGER_OCTETS = 16_384
 """Text beyond which a set is made ready before its first question."""
 _EXPLAINING = 500_000
 """Steps that naming all the rules that match a path may take, beside looking at each."""
-_UNPREPARED_PATH = 256
-"""Octets of a path beyond which it is, too: the work grows with the product of both."""
 
 
 class LongestMatch:
     """RFC 9309: the longest match wins whatever the order, a tie allows (RFC-16 to RFC-19).
 
-    A small set is made ready for its second question only: many a host is asked about one
-    page, and one answer can be read off the text. Once it is ready it needs the text no more,
-    and lets it be packed.
+    The rules are read off the text when the first question comes, of a large set before.
     """
 
-    __slots__ = ("_asked", "_authority", "_plain", "_ready", "_source", "spans")
+    __slots__ = ("_authority", "_listed", "_ready", "_source", "spans")
 
     dialect = Dialect.RFC9309
     spans: Spans
@@ -255,83 +168,71 @@ class LongestMatch:
     def __init__(self, source: TextSource, spans: Spans) -> None:
         self.spans = spans
         self._source: TextSource | None = source
-        """Where the rules are read; None once they are ready."""
+        """Where the rules are read; None once they are."""
+        self._listed: ListedRules | None = None
         self._ready: Compiled | None = None
-        self._asked = False
+        """Where speedups are off: every question is decided by these."""
         self._authority = ""
-        self._plain = not speedups.ON
-        """Every question is decided by number, without any of the shorter ways to a verdict."""
-        if self._plain or (
+        """That of the last URL that had to be read whole: of the next one the path is left."""
+        if not speedups.ON:
+            self._ready = ready_rules(self._found(source), robots_file=True)
+        elif (
             source.size > _EAGER_OCTETS and sum([hi - lo + 64 for lo, hi in spans]) > _EAGER_OCTETS
         ):
-            self._make_ready()
+            self._listed = ListedRules(self._found(source), source, large=True)
 
-    def _make_ready(self) -> Compiled:
-        """The set made ready, once, whoever else is asking."""
-        with _MAKING_READY:
-            source = self._source
-            if source is not None:
-                self._ready = compiled(source.lines, self.spans)
-                self._source = None
+    def _found(self, source: TextSource) -> list[tuple[str, str]]:
+        text, found = source.lines, []
+        for low, high in self.spans:
+            found += RULE.findall(text, low, high)
+        return found
+
+    def _list(self) -> ListedRules:
+        source = self._source
         if source is not None:
-            source.pack()
-        ready = self._ready
-        assert ready is not None  # noqa: S101 - it is what the lock waited for
-        return ready
+            self._listed = ListedRules(self._found(source), source)
+            self._source = None
+        listed = self._listed
+        assert listed is not None  # noqa: S101 - set before `_source` was emptied
+        return listed
 
     def allows_url(self, url: str) -> bool:
         """The verdict for a URL, or a path. Raises InvalidURL for text that is neither."""
-        # The authority of the question before was read already: what is left is the path.
         path = url.removeprefix(self._authority)
-        if (
-            path[:1] != "/"
-            or "%" in path
-            or "#" in path
-            or " " in path
-            or ("." in path and "/." in path and _DOT_SEGMENT(path))
-            or not path.isprintable()
-            or len(url) > SURELY_SHORT
-        ):
+        if path[:1] != "/":
             origin, path = split_url(url)
             if origin and url.startswith(origin + "/"):
                 self._authority = origin
-        ready = self._ready
-        return self.allows(path) if ready is None else ready.allows(path)
-
-    def allows(self, path: str) -> bool:
-        """The verdict alone."""
-        if self._plain:
-            return self.decide(path) & 1 == 1
-        ready = self._ready
-        if ready is not None:
-            return ready.allows(path)
-        source = self._source
-        if source is None or self._asked:
-            return self._make_ready().allows(path)
-        self._asked = True
-        path = rfc_path(path)
-        if len(path) > _UNPREPARED_PATH:
-            return self._make_ready().allows(path)
-        return verdict_from_text(source.lines, self.spans, path) or is_robots_txt(path)
-
-    def decide(self, path: str) -> int:
-        """The code of the deciding rule, or -1."""
-        return (self._ready or self._make_ready()).decide(path)
+        else:
+            verdict = None if self._listed is None else self._listed.answer(path)
+            if verdict is not None:
+                return verdict
+            path = split_url(url)[1]
+        return self.allows(path)
 
     @property
-    def asker(self) -> Callable[[str], bool]:
-        """`allows` by the shortest way there is at this moment; for whoever will ask often."""
-        ready = self._ready
-        return self.allows if ready is None or self._plain else ready.allows
+    def quick_answer(self) -> QuickAnswer:
+        """See `Policy.quick_answer`."""
+        if self._ready is not None:
+            return in_general(self.allows)
+        return (self._listed or self._list()).answer
 
     @property
     def decider(self) -> Callable[[str], int]:
-        """`decide` likewise."""
-        return (self._ready or self._make_ready()).decide
+        """`decide`, for whoever will ask often."""
+        return (self._ready or self._listed or self._list()).decide
 
-    def suspects(self) -> Suspects | None:
-        """What to look for in a path before asking about it; None: ask."""
-        return None if self._plain else (self._ready or self._make_ready()).suspects()
+    def allows(self, path: str) -> bool:
+        """The verdict alone, about a path with its query as `split_url` gives it."""
+        if self._ready is None:
+            verdict = (self._listed or self._list()).answer(path)
+            if verdict is not None:
+                return verdict
+        return self.decide(path) & 1 == 1
+
+    def decide(self, path: str) -> int:
+        """The code of the deciding rule, or -1."""
+        return (self._ready or self._listed or self._list()).decide(path)
 
     def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:
         """Number and length of every rule that matches, the deciding one first.
@@ -355,21 +256,6 @@ class LongestMatch:
             pass
         found.sort(key=lambda each: (-each[1], not rules[each[0]].allow))
         return found
-
-
-def compiled(text: str, spans: Spans) -> Compiled:
-    """The rules that stand in the spans, made ready to be asked."""
-    found: list[tuple[str, str]] = []
-    for low, high in spans:
-        found += RULE.findall(text, low, high)
-    return ready_rules(found, robots_file=True)
-
-
-def ready_rules(found: list[tuple[str, str]], *, robots_file: bool) -> Compiled:
-    """Rules made ready: of each whether it is a `dis`allow, and its value. With `robots_file`
-    the path `/robots.txt` has a code of its own, and is allowed."""
-    rules = SortedRules(found, robots_file=robots_file)
-    return prefixes_only(rules) or WildRules(rules)
 
 
 class UsageRules:

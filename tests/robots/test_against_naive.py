@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatekeeper.robots import RobotsTxt, compiled, patterns
+from gatekeeper import speedups
+from gatekeeper.robots import RobotsTxt, compiled, listed, patterns
 
 UNRESERVED = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 RESERVED = set(":/?#@!$&'()*+,;=")  # brackets have no place in a path: always escaped
@@ -118,14 +119,19 @@ def text_of(rules: list[tuple[str, str]]) -> str:
     return "User-agent: *\n" + "".join(f"{field}: {value}\n" for field, value in rules)
 
 
-@pytest.fixture(params=["flat", "flat or counted", "counted"], scope="module")
+@pytest.fixture(params=["listed", "many", "flat", "flat or counted", "counted"], scope="module")
 def layout(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every way to hold wildcard patterns: the one for few and short paths, and the other."""
+    """Every way to hold rules: as they are listed, few or many; made ready, with the wildcard
+    patterns for few and short paths, and the other."""
     with pytest.MonkeyPatch.context() as patch:
+        if request.param == "many":
+            patch.setattr(listed, "_FEW", 0)
+        if request.param not in {"listed", "many"}:
+            patch.setattr(listed, "_WORTH", 0)
         if request.param == "flat or counted":
-            patch.setattr(compiled, "_PAIRS", 60)
+            patch.setattr(compiled, "PAIRS", 60)
         if request.param == "counted":
-            patch.setattr(compiled, "_FLAT_RULES", 0)
+            patch.setattr(compiled, "FLAT_RULES", 0)
             patch.setattr(patterns, "_SHARED", 1)
         yield
 
@@ -135,9 +141,16 @@ def test_rfc9309(layout: None, rules: list[tuple[str, str]], path: str) -> None:
     policy = RobotsTxt.parse(text_of(rules), dialect="rfc9309").policy("bot")
     expected = naive_rfc(rules, path)
 
-    assert policy.allows_path(path) is expected, "read off the text"
-    assert policy.allows_path(path) is expected, "made ready"
-    assert policy.match_path(path).allowed is expected, "explained"
+    for _ in range(3):
+        assert policy.allows_path(path) is expected
+    match = policy.match_path(path)
+    assert match.allowed is expected
+    # The rule is the longest one, of equal ones an Allow, of these the first.
+    candidates = match.candidates
+    best = [one for one in candidates if one.length == candidates[0].length]
+    named = min(best, key=lambda one: (one.field != "Allow", one.line), default=None)
+    if match.rule is not None or path != "/robots.txt":
+        assert (match.rule and match.rule.line) == (named and named.line)
 
 
 NEAR = st.sampled_from(
@@ -162,8 +175,8 @@ def test_the_robots_txt_itself_is_allowed_and_no_path_beside_it(
     policy = RobotsTxt.parse(text_of(rules), dialect="rfc9309").policy("bot")
     expected = naive_rfc(rules, path)
 
-    assert policy.allows_path(path) is expected, "read off the text"
-    assert policy.allows_path(path) is expected, "made ready"
+    for _ in range(3):
+        assert policy.allows_path(path) is expected
     match = policy.match_path(path)
     assert match.allowed is expected
     if path in {"/robots.txt", "/robots%2Etxt"}:
@@ -205,13 +218,30 @@ def test_older_dialects(dialect: str, naive, rules: list[tuple[str, str]], path:
     assert policy.match_path(path).allowed is naive(rules, path)
 
 
+URLS = st.lists(st.one_of(PIECES, st.sampled_from(["#", "..", "/.", "%2e", "%2E/"])), max_size=8)
+
+
+@given(rules=RULES, urls=st.lists(URLS.map("".join).map("http://a.example/{}".format), max_size=8))
+def test_whole_urls_are_answered_as_without_speedups(
+    layout: None, rules: list[tuple[str, str]], urls: list[str]
+) -> None:
+    robots = RobotsTxt.parse(text_of(rules), dialect="rfc9309")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speedups, "ON", False)
+        plain = robots.policy("bot")
+    policy = robots.policy("bot")
+    for url in map(str.strip, urls):
+        assert policy.allowed(url) is plain.allowed(url)
+        assert policy.match(url) == plain.match(url)
+
+
 TEXTS = st.text("ab/:~.-_,;=@+!*$'()", max_size=10).map("/{}".format)
 PLAIN = TEXTS.filter(lambda path: "/." not in path)
 
 
 @given(rules=RULES, path=PLAIN, dialect=st.sampled_from(["rfc9309", "2.0", "1996", "1994"]))
 def test_the_quick_roads_lead_where_the_long_one_does(
-    rules: list[tuple[str, str]], path: str, dialect: str
+    layout: None, rules: list[tuple[str, str]], path: str, dialect: str
 ) -> None:
     policy = RobotsTxt.parse(text_of(rules), dialect=dialect).policy("bot")
     expected = policy.match_path(path).allowed

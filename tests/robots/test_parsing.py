@@ -307,11 +307,14 @@ def test_packed_file_answers_as_before() -> None:
 
 
 def test_a_policy_asked_often_packs_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speedups, "ON", True)  # without, a policy packs it at once
+    monkeypatch.setattr(speedups, "ON", True)
     robots = RobotsTxt.parse(b"User-agent: *\n" + b"Disallow: /b # again\n" * 50)
     policy = robots.policy("bot")
     before = deep_size(robots)
     assert [policy.allowed(path) for path in ("/a", "/b", "/c")] == [True, False, True]
+    assert deep_size(robots) == before
+    for number in range(100):  # what may be a rule's takes a look at each
+        assert policy.match(f"/b{number}").allowed is False
     assert deep_size(robots) < before - 800
     assert policy.match("/b").rule.line == 2
     assert robots.policy("other").allowed("/b") is False

@@ -13,7 +13,6 @@ import pytest
 
 import gatekeeper
 from gatekeeper import robots
-from gatekeeper.robots import rules
 
 FORBIDDEN = {
     *("asyncio", "time", "socket", "threading.Timer", "os", "io", "pathlib", "random", "aiohttp"),
@@ -55,7 +54,7 @@ def captures_in_possessive_repeats(pattern: str) -> bool:
 
 def patterns_of_the_package() -> set[str]:
     """Every pattern that a module holds, by itself or as one of its methods."""
-    found = {rules._likely("a").__self__.pattern}  # type: ignore[attr-defined]
+    found = set()
     for module in pkgutil.walk_packages(gatekeeper.__path__, "gatekeeper."):
         if not module.name.endswith("__main__") and ".integrations" not in module.name:
             for value in vars(importlib.import_module(module.name)).values():
