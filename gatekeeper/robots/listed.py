@@ -8,6 +8,7 @@ whose rules are held otherwise.
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress, repeat
@@ -20,13 +21,11 @@ from gatekeeper.robots.compiled import (
     LIKE_AN_ESCAPE,
     ROBOTS_FILE,
     Compiled,
-    packed,
     ready_rules,
 )
 from gatekeeper.robots.patterns import (
     PLAIN,
     ROBOTS_TXT,
-    is_robots_txt,
     query_form,
     rfc_path,
     rfc_patterns,
@@ -218,9 +217,11 @@ class ListedRules:
         ):
             return None
         if "%" in path or self._strict:
-            if "/%2" in path or "/." in path or (self._queries and "?" in path):
+            if "/%2" in path or "/." in path:
                 return None
             path = rfc_path(path)
+            if self._queries and "?" in path and "%" in path:
+                return None
         if not path.startswith(self._prefixes) and not (self._many and self._begins(path)):
             for piece in self._pieces:
                 if piece in path:
@@ -230,7 +231,7 @@ class ListedRules:
         if "#" in path:
             return None
         if path.startswith(self._allowed):
-            return self.decide(path) & 1 == 1
+            return self._find(path) & 1 == 1
         return False
 
     def _perhaps(self, path: str) -> bool | None:
@@ -241,7 +242,7 @@ class ListedRules:
                     break
             else:
                 return True
-        return None if "#" in path else self.decide(path) & 1 == 1
+        return None if "#" in path else self._find(path) & 1 == 1
 
     def _begins(self, path: str) -> bool:
         """The path begins with one of many prefixes."""
@@ -263,17 +264,19 @@ class ListedRules:
 
     def decide(self, path: str) -> int:
         """The code of the deciding rule (see `rules`)."""
+        if self._ready is None and ("%" in path or self._strict):
+            path = rfc_path(path)
+        return self._find(path)
+
+    def _find(self, path: str) -> int:
+        """`decide` for a path in its normal form, or one in which that makes no difference."""
         ready = self._ready
         if ready is not None:
             return ready.decide(path)
-        if "%" in path or self._strict:
-            path = rfc_path(path)
         self._left -= 1
         if self._left < 0 or len(path) > self._roomy:
             forbids = self._forbids or ("s",) * len(self._values)
             return self._make_ready([*zip(forbids, self._values, strict=True)]).decide(path)
-        if is_robots_txt(path):
-            return ROBOTS_FILE
         ranked = self._ranked
         if ranked is None:
             ranked = self._ranked = _Ranked.of(self._values, self._forbids)
@@ -301,7 +304,7 @@ def _head_of(value: str) -> str:
 
 class _Ranked(NamedTuple):
     """Rules by what they win by: the first one that matches decides (RFC 9309 section 2.2.2, RFC-17
-    to RFC-19)."""
+    to RFC-19). Before all others stands one for `/robots.txt` (RFC-20)."""
 
     heads: tuple[str, ...]
     """What a path begins with that the rule matches."""
@@ -319,7 +322,8 @@ class _Ranked(NamedTuple):
         order = sorted(range(len(values)), key=scores.__getitem__, reverse=True)
         ranked = tuple([values[number] for number in order])
         heads = tuple(map(_head_of, ranked)) if _SPECIAL("\n".join(ranked)) else ranked
-        return cls(heads, ranked, packed([codes[number] for number in order]))
+        codes = [ROBOTS_FILE, *[codes[number] for number in order]]
+        return cls((ROBOTS_TXT, *heads), (f"{ROBOTS_TXT}$", *ranked), array("i", codes))
 
     def decide(self, path: str) -> int:
         """The code of the deciding rule. `path` may be as it came, if it holds no escape."""
