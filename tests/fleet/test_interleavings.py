@@ -233,6 +233,7 @@ async def test_a_lost_reply_over_a_wire_that_swallows_it(time: FleetTime, join: 
     ledger = RedisLedger(wire.url, clock=time.clock)
     await ledger.open()
     try:
+        assert await granted(ledger, "a:0", "x")  # the script is known there
         wire.how = "swallow replies"
         call = asyncio.create_task(take(ledger, "a:1", "h"))
         async with asyncio.timeout(5.0):
