@@ -28,6 +28,9 @@ INTERVALS = (0.4, 0.6)
 CHANGES = 15.0
 LIFETIME, MIN_TTL = 24.0, 4.0
 """Seconds for which a robots.txt is fresh, and for which at least a member keeps one."""
+GOES_BY = 100.0
+"""Seconds for which a member may go by a file at most: the next one is not asked for before a
+minute's worth of turns went to pages, and the file may have been taken over from another."""
 RETRY_AFTER = 2
 TOLERANCE = 0.002
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,7 +160,7 @@ class Sites:
         # The first request to a site may only be that of its robots.txt, and what it says counts
         # from there; of a file that changed, what anybody may still go by.
         files = [one for one in visits if one.interval and one.head <= after.arrived]
-        recent = [one for one in files if one.head > after.arrived - 2 * LIFETIME]
+        recent = [one for one in files if one.head > after.arrived - GOES_BY]
         interval = min((one.interval for one in recent or files[-1:]), default=INTERVALS[0])
         if before.end == 0.0 or after.arrived < before.end - TOLERANCE:
             found["overlap"].append(said)
