@@ -416,7 +416,7 @@ class RedisLedger:
                 self._failed()
                 raise
             self._calls += len(calls)
-            decoded = [msgspec.msgpack.decode(reply) for reply in replies]
+            decoded = [_decoded(reply) for reply in replies]
             if any(found[1] == 0 for found in decoded):
                 self._epoch = ""
                 raise LedgerLost("the store's memory is another one than it was")
@@ -625,6 +625,9 @@ class RedisLedger:
                 _log.log(level, "%s", error)
                 self._complaint = str(error)
                 self._failed()
+            except Exception:  # noqa: BLE001 - a member that beats no more is soon forgotten
+                _log.exception("a beat failed")
+                self._failed()
 
     async def _join(self) -> None:
         """Let the others know of us before anything is granted: who of them survives a loss of the
@@ -656,8 +659,12 @@ class RedisLedger:
             return [self._key("all"), *(self._key(f"m:{owner}") for owner in self._listeners)]
 
         while True:
-            with contextlib.suppress(LedgerLost):
+            try:
                 await self._store.listen(channels, self._heard, subscribed)
+            except LedgerLost as error:
+                _log.debug("%s", error)
+            except Exception:  # noqa: BLE001 - who does not listen hears of no block
+                _log.exception("listening failed")
             self._subscribed = 0
             await asyncio.sleep(0.25)
 
@@ -775,6 +782,13 @@ def _batches(operations: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
             batches[-1].append(one)
         room -= cost
     return batches
+
+
+def _decoded(reply: Any) -> Any:
+    try:
+        return msgspec.msgpack.decode(reply)
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise LedgerLost(f"the store's answer can't be read: {error}") from error
 
 
 def _fail(told: list[_Told], error: Exception) -> None:

@@ -16,7 +16,8 @@ import asyncio
 import contextlib
 import secrets
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 from cachetools import LRUCache
@@ -40,6 +41,8 @@ _LONGER = 1.5
 _REMEMBERED = 100_000
 _AT_ONCE = 8
 """Calls of the store at once."""
+_AWAY = 1.0
+"""Seconds for which a store that did not answer is not asked again."""
 
 
 class _Shared(msgspec.Struct, array_like=True):
@@ -85,6 +88,8 @@ class SharedFetcher:
         self._prefix = prefix
         self._member = member
         self._calls = asyncio.Semaphore(_AT_ONCE)
+        self._away_until = 0.0
+        """The store did not answer: nobody waits for it until then (the loop's time)."""
         self._seen: LRUCache[str, str] = LRUCache(_REMEMBERED)
         """The stamp of what we have of an origin."""
         self._offered: LRUCache[str, str] = LRUCache(_REMEMBERED)
@@ -133,6 +138,21 @@ class SharedFetcher:
         if self._waiting.get(origin) is written:
             del self._waiting[origin]
 
+    async def _call(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Some at once. While the store is away, those that wait do not try it one by one."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with self._calls:
+                if loop.time() < self._away_until:
+                    raise LedgerLost("the store did not answer a moment ago")
+                try:
+                    return await call
+                except LedgerLost:
+                    self._away_until = loop.time() + _AWAY
+                    raise
+        finally:
+            call.close()
+
     async def _newer(self, origin: str, anew: bool = False) -> Retrieval | None:
         """What lies in the store and we have not; `anew`: what lies there now is known."""
         shared, age = await self._read(origin)
@@ -144,8 +164,7 @@ class SharedFetcher:
     async def _read(self, origin: str) -> tuple[_Shared | None, float]:
         """What lies in the store, and how old it is in seconds."""
         key = f"{self._prefix}r:{origin}"
-        async with self._calls:
-            left, raw = await self._store.script(scripts.READ, [key], [])
+        left, raw = await self._call(self._store.script(scripts.READ, [key], []))
         if raw is None:
             return None, 0.0
         try:
@@ -158,8 +177,8 @@ class SharedFetcher:
     async def _claim(self, origin: str) -> float:
         """Take the right to fetch, or renew it: 0, or the seconds for which another has it."""
         arguments = [self._member, str(round(CLAIM_FOR * 1000))]
-        async with self._calls:
-            left = await self._store.script(scripts.CLAIM, [f"{self._prefix}f:{origin}"], arguments)
+        claim = self._store.script(scripts.CLAIM, [f"{self._prefix}f:{origin}"], arguments)
+        left = await self._call(claim)
         return max(0.0, int(left) / 1000)
 
     async def _fetch_for_all(self, origin: str, validators: Validators | None) -> Retrieval:
@@ -176,10 +195,8 @@ class SharedFetcher:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
             with contextlib.suppress(LedgerLost):
-                async with self._calls:
-                    await self._store.script(
-                        scripts.RELEASE, [f"{self._prefix}f:{origin}"], [self._member]
-                    )
+                keys = [f"{self._prefix}f:{origin}"]
+                await self._call(self._store.script(scripts.RELEASE, keys, [self._member]))
 
     async def _keep_claim(self, origin: str) -> None:
         """The turn may be long in coming: the claim lives as long as we do."""

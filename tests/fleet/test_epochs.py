@@ -334,3 +334,46 @@ async def test_after_another_server_came_up_all_get_a_while_to_come_back(
     assert 0.0 < left <= 4.0
     await time.tick(left)
     assert await granted(other, "b:1", "h")
+
+
+async def test_a_member_that_meets_what_nobody_foresaw_goes_on_beating(
+    join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = await join()
+    monkeypatch.setattr("gatekeeper.fleet.ledger.BEAT_EVERY", 0.02)
+    run, script = ledger._store.run, ledger._store.script
+    broken = 0
+
+    async def breaks(*_: object) -> object:
+        nonlocal broken
+        broken += 1
+        raise AttributeError("in a library")
+
+    monkeypatch.setattr(ledger._store, "script", breaks)
+    ledger._beat_now.set()
+    for _ in range(500):
+        if broken:
+            break
+        await asyncio.sleep(0.005)
+    monkeypatch.setattr(ledger._store, "script", script)
+    monkeypatch.setattr(ledger._store, "run", run)
+    assert broken
+    for _ in range(500):
+        if ledger._epoch:
+            break
+        await asyncio.sleep(0.005)
+    assert await granted(ledger, "a:1", "h")
+    assert "a beat failed" in caplog.text
+
+
+async def test_an_answer_that_cannot_be_read_is_a_store_that_is_lost(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = await join()
+
+    async def strange(*_: object) -> list[bytes]:
+        return [b"\xc1"]
+
+    monkeypatch.setattr(ledger._store, "scripts", strange)
+    with pytest.raises(LedgerLost, match="can't be read"):
+        await take(ledger, "a:1", "h")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import msgspec
 import pytest
 
 from gatekeeper.config import CacheConfig, FleetConfig
@@ -264,3 +265,50 @@ async def test_without_the_store_each_fetches_for_itself(
         monkeypatch.setattr(one._store, "run", lost)
         assert (await one.fetch(ORIGIN)).outcome is Outcome.RULES
     assert site.asked == 2
+
+
+async def test_a_store_that_is_away_is_tried_by_some_and_not_by_all(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try may take two seconds, and a thousand origins may be asked for."""
+    site, tries = Site(), 0
+    one = member(site, "one")
+    answer = asyncio.Event()
+
+    async def hanging(*_: object) -> None:
+        nonlocal tries
+        tries += 1
+        await answer.wait()
+        raise LedgerLost("away")
+
+    monkeypatch.setattr(one._store, "script", hanging)
+    monkeypatch.setattr(one._store, "run", hanging)
+    fetches = [asyncio.create_task(one.fetch(f"https://h{n}.example")) for n in range(200)]
+    await until(lambda: tries > 0)
+    answer.set()
+    found = await asyncio.gather(*fetches)
+    assert {retrieval.outcome for retrieval in found} == {Outcome.RULES}
+    assert site.asked == 200
+    assert tries <= 8
+
+
+@pytest.mark.parametrize("what", ["outcome", "body", "rubbish"])
+async def test_what_another_version_wrote_and_we_cannot_read_is_fetched(
+    member: Member, server: Server, what: str
+) -> None:
+    site = Site()
+    one = member(site, "one")
+    await one.fetch(ORIGIN)
+    key = "{gatekeeper}:r:" + ORIGIN
+    shared, _ = await one._read(ORIGIN)
+    assert shared is not None
+    if what == "outcome":
+        text = msgspec.msgpack.encode(msgspec.structs.replace(shared, outcome="of a later time"))
+    elif what == "body":
+        text = msgspec.msgpack.encode(msgspec.structs.replace(shared, body=b"not compressed"))
+    else:
+        text = b"rubbish"
+    await one._store.run("SET", key, text, "PX", 60_000)
+    other = Site()
+    assert (await member(other, "other").fetch(ORIGIN)).body == site.answer.body
+    assert other.asked == 1
