@@ -256,6 +256,8 @@ class FleetConfig(_Section, frozen=True):
     namespace: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")] = "gatekeeper"
     when_lost: Literal["wait", "divide"] = "wait"
     """Without the store: grant nothing, or each member goes on with hosts of its own."""
+    sharded: bool = False
+    """Scopes spread over the servers of a Valkey Cluster, and taken one after the other."""
     hold: Annotated[float, msgspec.Meta(ge=1, le=300, extra=_SECONDS)] = 20.0
     """Seconds that what a member holds outlives its last sign of life."""
     allow_lost_writes: bool = False

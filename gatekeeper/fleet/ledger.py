@@ -128,19 +128,22 @@ class RedisLedger:
         namespace: str = "gatekeeper",
         clock: Clock | None = None,
         config: FleetConfig | None = None,
+        member: str | None = None,
     ) -> None:
-        """`config` has the settings beside `url` and `namespace`. Raises ConfigError for a URL that
-        can't be used, and where the extra `redis` is not installed."""
+        """`config` has the settings beside `url` and `namespace`; `member` is our name in the
+        fleet, if it is not to be made up. Raises ConfigError for a URL that can't be used, and
+        where the extra `redis` is not installed."""
         config = config or FleetConfig()
         self.config: FleetConfig = config
         self._clock = clock or SystemClock()
         self._url = url
-        self._store = Store(url, config)
+        self._store = Store(url, config, tag=namespace)
+        self._namespace = namespace
         self._texts: Store | None = None
         self._shared: SharedFetcher | None = None
         self._prefix = f"{{{namespace}}}:"
         self._epoch_keys = [self._key(name) for name in ("epoch", "known", "pushed")]
-        self.member: str = f"{_machine()}-{secrets.token_hex(4)}"
+        self.member: str = member or f"{_machine()}-{secrets.token_hex(4)}"
         """Our own name: the machine's, and a number that is made up."""
         self._listeners: dict[str, LedgerListener] = {}
         keys = self._key("epoch"), self._key("overrides")
@@ -178,19 +181,12 @@ class RedisLedger:
         self._open = False
         self._calls = self._requests = self._failures = self._epochs = 0
 
-    @classmethod
-    def configured(cls, config: FleetConfig, clock: Clock) -> RedisLedger | None:
-        """The one that the settings name; None where they name none. Raises ConfigError."""
-        if config.url is None:
-            return None
-        return cls(config.url, namespace=config.namespace, clock=clock, config=config)
-
     def sharing(
         self, fetcher: RobotsSource, cache: CacheConfig, renew: Callable[[str], object]
     ) -> RobotsSource:
         """A source of robots.txt files which the fleet fetches once. `renew(origin)` is called
         where another member has a newer one than this."""
-        self._texts = Store(self._url, self.config, any_memory=True)
+        self._texts = Store(self._url, self.config, any_memory=True, tag=self._namespace)
         self._shared = SharedFetcher(
             *(fetcher, self._texts, cache), prefix=self._prefix, member=self.member, renew=renew
         )

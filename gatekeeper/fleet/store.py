@@ -23,6 +23,7 @@ CALL_DEADLINE = 2.0
 """Seconds that the store may take to answer."""
 SENTINEL_DEADLINE = 1.0
 """Seconds that one Sentinel may take, before the next one is asked."""
+_MOST_NODES = 8
 _OLDEST = (6, 2)
 _OPTIONS = frozenset({"db", "client_name", "sentinel_username", "sentinel_password"})
 """What the query of a URL may say, beside `ssl_...`: the rest would undo deadlines and answers."""
@@ -49,12 +50,15 @@ class StoreIdentity(NamedTuple):
 class Store:
     """One server, or the master that Sentinels name."""
 
-    def __init__(self, url: str, config: FleetConfig, *, any_memory: bool = False) -> None:
+    def __init__(
+        self, url: str, config: FleetConfig, *, any_memory: bool = False, tag: str = ""
+    ) -> None:
         """`any_memory`: what is asked does not depend on whose memory the store has, so calls may
         go on a new connection, and several at once. Raises ConfigError for a URL that can't be
-        used, and without the extra `redis`."""
+        used, and without the extra `redis`. `tag`: the hash tag of our keys, for a cluster."""
         try:
             import redis.asyncio  # noqa: PLC0415 - an optional extra
+            import redis.crc  # noqa: PLC0415
             from redis.asyncio.retry import Retry  # noqa: PLC0415
             from redis.backoff import NoBackoff  # noqa: PLC0415
         except ImportError as error:
@@ -66,7 +70,8 @@ class Store:
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError, TimeoutError)
         self.where: str = without_credentials(url)
         self.config = config
-        parts = _parts(url, self.where)
+        self._url, self._parts = url, _parts(url, self.where)
+        parts = self._parts
         self._sentinel = parts.scheme.endswith("+sentinel")
         self._connect_deadline = CALL_DEADLINE
         # A call that is repeated on a new connection would not know whose memory it meets.
@@ -79,14 +84,70 @@ class Store:
         }
         self._closing: list[Any] = []
         """Sentinels."""
-        self._client = self._made(url, parts, {**common, "redis_connect_func": self._connected})
-        self._messages = self._made(url, parts, {**common, "socket_timeout": None})
+        self._common = common
+        self._slot: int | None = None
+        """Of a cluster: where our keys are ..."""
+        self._located = True
+        """... and whether it is known which server has that slot."""
+        self._nodes: list[Any] = []
+        """Clients of servers of the cluster that can be asked for that; the first is the URL's."""
+        if config.sharded:
+            self._slot, self._located = redis.crc.key_slot(tag.encode()), False
+            self._nodes = [self._made(url, parts, dict(common))]
+        self._begin(parts)
         self._connecting = self._any_memory = any_memory
         self._starting = False
         self._checked = ""
         """The run of the server whose settings were looked at."""
         self._hashes: dict[str, str] = {}
         self.identity: StoreIdentity = StoreIdentity("", "")
+
+    def _begin(self, parts: SplitResult) -> None:
+        """Make the clients for calls and for messages."""
+        self._at, url, common = parts, parts.geturl(), self._common
+        self._client = self._made(url, parts, {**common, "redis_connect_func": self._connected})
+        self._messages = self._made(url, parts, {**common, "socket_timeout": None})
+
+    async def _locate(self) -> None:
+        """Go to the server of the cluster that has our slot. Raises LedgerLost."""
+        if self._located or self._slot is None:
+            return
+        why = "no server of the cluster answers"
+        for node in list(self._nodes):
+            try:
+                async with asyncio.timeout(CALL_DEADLINE):
+                    found = await node.execute_command("CLUSTER", "SLOTS")
+            except self._redis.ResponseError:
+                self._located = True  # no cluster: it has all
+                return
+            except self._errors as error:
+                why = _said(error)
+                continue
+            for first, last, master, *_ in found:
+                if first <= self._slot <= last:
+                    await self._move(master)
+                    return
+            why = "nobody has some slots of the cluster"
+        raise LedgerLost(f"{self.where}: {why}")
+
+    async def _move(self, master: list[Any]) -> None:
+        host, port = master[0], master[1]
+        name = host.decode() if isinstance(host, bytes) else str(host or "")
+        name = name or self._parts.hostname or "127.0.0.1"
+        before, _, _ = self._parts.netloc.rpartition("@")
+        place = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+        parts = self._parts._replace(netloc=f"{before}@{place}" if before else place)
+        self._located = True
+        if parts == self._at:
+            return
+        old = [self._client, self._messages]
+        self._begin(parts)
+        while len(self._nodes) > _MOST_NODES:
+            old.append(self._nodes.pop(1))
+        self._nodes.append(self._made(parts.geturl(), parts, dict(self._common)))
+        for client in old:
+            with suppress(*self._errors):
+                await client.connection_pool.disconnect(inuse_connections=True)
 
     def _made(self, url: str, parts: SplitResult, options: dict[str, Any]) -> Any:
         try:
@@ -147,6 +208,7 @@ class Store:
             ):
                 yield
         except self._errors as error:
+            self._located = self._slot is None
             await self._drop()
             if self._starting and _lets_nobody_in(error):
                 raise ConfigError(
@@ -167,6 +229,7 @@ class Store:
         """Connect anew, and see whose memory it is. Raises ConfigError where the server's settings
         can't keep a promise; `starting`, also where it lets nobody in, now or by a later call."""
         await self._drop()
+        await self._locate()
         self._connecting, self._starting = True, starting
         try:
             async with self._within():
@@ -218,6 +281,7 @@ class Store:
 
     async def run(self, *command: Any) -> Any:
         """One command."""
+        await self._locate()
         async with self._within():
             return await self._client.execute_command(*command)
 
@@ -230,6 +294,7 @@ class Store:
         known = self._hashes.get(text)
         if known is None:
             known = self._hashes[text] = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324
+        await self._locate()
         async with self._within():
             results = await self._sent(known, calls)
             unknown = [
@@ -308,7 +373,7 @@ class Store:
 
     async def close(self) -> None:
         """Close every connection."""
-        clients = (self._client, self._messages, *self._closing)
+        clients = (self._client, self._messages, *self._nodes, *self._closing)
         await asyncio.gather(*(self._close(client) for client in clients))
 
     async def _close(self, client: Any) -> None:

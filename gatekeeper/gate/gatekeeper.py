@@ -32,7 +32,7 @@ from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import Guard, GuardedConnector, HostAddresses
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.fetching.records import Record
-from gatekeeper.fleet import RedisLedger
+from gatekeeper.fleet import FleetLedger, configured_ledger
 from gatekeeper.gate.decider import Decider, DecisionIds
 from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
@@ -121,7 +121,7 @@ class Gatekeeper:
             overrides=self._overrides,
             warm=self._warm,
         )
-        self._ledger = ledger or RedisLedger.configured(config.fleet, self._clock)
+        self._ledger = ledger or configured_ledger(config.fleet, self._clock)
         lapsed = None if self._ledger is None else operator.methodcaller("lapsed")
         self._signer = Signer.of(config.identity, self._clock)
         self._checks = self._unreached, lapsed, self._signer
@@ -170,7 +170,7 @@ class Gatekeeper:
                 stack.push_async_callback(self._storage.close)
             if self._dns is not None:
                 stack.push_async_callback(self._dns.close)
-            if isinstance(self._ledger, RedisLedger):
+            if isinstance(self._ledger, FleetLedger):
                 self._ledger.overrides.follow(self._follow)
             await self._scheduler.open()
             stack.callback(self._waits.close)
@@ -451,7 +451,7 @@ class Gatekeeper:
         Raises ConfigError, and changes nothing then.
         """
         self._follow(rule)
-        if isinstance(self._ledger, RedisLedger):
+        if isinstance(self._ledger, FleetLedger):
             self._ledger.overrides.say(rule)
 
     def _follow(self, rule: HostRule) -> None:
@@ -478,7 +478,7 @@ class Gatekeeper:
             directory=self._open.directory.stats(),
             pacing=self._scheduler.stats(),
             guard=None if self._guard is None else self._guard.stats(),
-            fleet=self._ledger.stats() if isinstance(self._ledger, RedisLedger) else None,
+            fleet=self._ledger.stats() if isinstance(self._ledger, FleetLedger) else None,
         )
 
     # -- inside ----------------------------------------------------------------------
@@ -542,7 +542,7 @@ class Gatekeeper:
 
     def _shared(self, fetcher: Fetcher) -> RobotsSource:
         """What brings the files: with a fleet, whichever member asks first."""
-        if not isinstance(self._ledger, RedisLedger):
+        if not isinstance(self._ledger, FleetLedger):
             return fetcher
         return self._ledger.sharing(fetcher, self.config.cache, self._renew)
 

@@ -1,0 +1,246 @@
+"""A ledger over the shards of a cluster: the rules of every ledger, and a real cluster of three."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import socket
+import time as wall
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from redis.crc import key_slot
+
+from gatekeeper.config import CacheConfig, Config, FleetConfig, GroupRule, HostRule
+from gatekeeper.errors import LedgerLost
+from gatekeeper.fetching.outcomes import Outcome, Retrieval
+from gatekeeper.fleet import ShardedLedger
+from gatekeeper.pacing.ledger import LAPSE, End, Ledger, Report, ScopeRequest
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
+from tests.fleet.conftest import FleetTime
+from tests.fleet.server import BINARY, Server
+from tests.pacing.ledger_rules import LedgerRules, Listener, Time, granted, listen, near, wait_of
+
+
+async def joined(url: str, time: FleetTime, shards: int = 3) -> ShardedLedger:
+    ledger = ShardedLedger(url, clock=time.clock, shards=shards)
+    await ledger.open()
+    await time.tick(100_000)
+    for shard in ledger.shards:
+        async with shard._using:
+            await shard._sign()
+    return ledger
+
+
+class TestShardedLedger(LedgerRules):
+    """The rules, over a server that knows of no cluster: `h`, `k` and `g` are in three shards."""
+
+    @pytest.fixture
+    async def ledger(self, server: Server, time: FleetTime) -> AsyncIterator[ShardedLedger]:
+        ledger = await joined(server.url, time)
+        yield ledger
+        await ledger.close()
+
+    async def test_a_ticket_keeps_no_scope_while_another_one_is_closed(
+        self, ledger: Ledger, time: Time
+    ) -> None:
+        """Here it does, for a moment: the host knows nothing of the group."""
+        assert await granted(ledger, "a:1", "h", interval=1.0)
+        await ledger.end([End("a:1")])
+        assert await granted(ledger, "a:2", "g", interval=100.0)
+        await ledger.end([End("a:2")])
+        both = (ScopeRequest("h", 1.0), ScopeRequest("g", 100.0))
+        assert not await granted(ledger, "b:1", *both)
+        await time.tick(1.01)
+        assert await wait_of(ledger, "c:1", "h") <= LAPSE
+        await time.tick(LAPSE)
+        assert await granted(ledger, "c:1", "h")
+
+    async def test_what_was_taken_is_given_up_where_the_next_is_closed(
+        self, ledger: ShardedLedger, time: Time
+    ) -> None:
+        assert len({ledger.shard_of(scope) for scope in "hkg"}) > 1
+        assert await granted(ledger, "a:1", "g", interval=9.0)
+        for _ in range(3):
+            assert not await granted(ledger, "b:1", "h", "g")
+            assert (await ledger.look(["h"]))[0].holds == ()
+        assert await granted(ledger, "c:1", "h", interval=500.0)  # its clock is as it was
+
+    async def test_one_lost_shard_is_a_lost_ledger(self, ledger: ShardedLedger, time: Time) -> None:
+        listener = Listener()
+        ledger.listen("z", listener)
+        one, other, _ = ledger.shards
+        one._lose()
+        other._lose()
+        assert listener.losses == [True, True]
+        assert (ledger.ready, ledger.stats().state) == (False, "lost")
+        one._reached()
+        assert listener.losses == [True, True]
+        other._reached()
+        assert listener.losses == [True, True, False]
+        assert ledger.ready
+
+
+async def test_two_members_share_the_clock_of_a_group(server: Server, time: FleetTime) -> None:
+    """Hosts and group are in different shards: no start too early, and all get their turns."""
+    config = Config(
+        host=(HostRule(match="*.example", group="all", interval=0.0),),
+        group=(GroupRule(name="all", interval=0.05),),
+    )
+    ledgers = [await joined(server.url, time)]
+    ledgers.append(ShardedLedger(server.url, clock=time.clock, shards=3))
+    members = [
+        Scheduler(config, clock=time.clock, rng=random.Random(1), ledger=ledger)
+        for ledger in ledgers
+    ]
+    starts: list[float] = []
+
+    async def ask(member: Scheduler, host: str) -> None:
+        grant = await member.acquire("u", host, admit=lambda: RobotsInterval(0.0))
+        starts.append(time.clock.monotonic())
+        grant.report(200)
+        grant.release()
+
+    async with asyncio.timeout(30.0), AsyncExitStack() as stack:
+        for member in members:
+            await member.open()
+            stack.push_async_callback(member.close)
+        await asyncio.gather(
+            *(ask(member, f"h{number % 6}.example") for member in members for number in range(12))
+        )
+    assert len(starts) == 24
+    gaps = [later - start for start, later in itertools.pairwise(sorted(starts))]
+    assert min(gaps) > 0.04, gaps  # as seen here: the store's clock counted from the heads
+
+
+def free_ports(count: int) -> list[int]:
+    """Below 55,000: a cluster's servers talk on a second port, 10,000 higher."""
+    found: list[int] = []
+    for port in range(21_000 + wall.time_ns() % 20_000, 54_000):
+        if len(found) == count:
+            break
+        with socket.socket() as one, socket.socket() as other:
+            try:
+                one.bind(("127.0.0.1", port))
+                other.bind(("127.0.0.1", port + 10_000))
+            except OSError:
+                continue
+        found.append(port)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[list[Server]]:
+    """Three masters that share the slots."""
+    if BINARY is None:
+        pytest.skip("no redis-server here")
+    servers = [
+        Server("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", port=port)
+        for port in free_ports(3)
+    ]
+    try:
+        for number, server in enumerate(servers):
+            server.start()
+            first, last = number * 16384 // 3, (number + 1) * 16384 // 3 - 1
+            slots = [str(slot) for slot in range(first, last + 1)]
+            assert server.ask("CLUSTER", "ADDSLOTS", *slots).startswith(b"+OK")
+            server.ask("CLUSTER", "MEET", "127.0.0.1", str(servers[0].port))
+        end = wall.monotonic() + 20.0
+        while not all(b"cluster_state:ok" in server.ask("CLUSTER", "INFO") for server in servers):
+            assert wall.monotonic() < end
+            wall.sleep(0.05)
+        while not all(b"known_nodes:3" in server.ask("CLUSTER", "INFO") for server in servers):
+            assert wall.monotonic() < end
+            wall.sleep(0.05)
+        yield servers
+    finally:
+        for server in servers:
+            server.close()
+
+
+@pytest.fixture
+async def member(cluster: list[Server]) -> AsyncIterator[ShardedLedger]:
+    config = FleetConfig(hold=1.0)
+    ledger = ShardedLedger(f"redis://127.0.0.1:{cluster[1].port}/0", config=config, shards=6)
+    await ledger.open()
+    for shard in ledger.shards:  # the quarantine of an empty store, which nobody needs here
+        await shard._store.run("HDEL", shard._key("epoch"), "until", "floor")
+    yield ledger
+    await ledger.close()
+
+
+class Nowhere:
+    """Fetches from no site."""
+
+    async def fetch(self, origin: str, validators: Any = None) -> Retrieval:
+        return Retrieval(outcome=Outcome.RULES, status=200, body=origin.encode())
+
+    async def reach(self, origin: str) -> bool | None:
+        return None
+
+
+async def test_a_real_cluster(cluster: list[Server], member: ShardedLedger) -> None:
+    """Scopes on all three servers, in one lease; texts, messages and pauses too."""
+    listener = Listener()
+    await listen(member, "b", listener)
+    hosts = [f"h{number}" for number in range(24)]
+    places = {
+        key_slot(f"gatekeeper.{member.shard_of(host)}".encode()) * 3 // 16384 for host in hosts
+    }
+    assert places == {0, 1, 2}
+    for number in range(0, 24, 3):
+        assert await granted(member, f"a:{number}", *hosts[number : number + 3], interval=5.0)
+    for number in range(1, 24, 3):
+        assert not await granted(member, f"b:{number}", hosts[number])
+    await member.end([End("a:0", "sent", (Report("h0", 60.0, "429"),))])
+    assert near(await wait_of(member, "b:0", "h0"), 60.0, 1.0)
+    await member.pause(hosts[6:9])
+    async with asyncio.timeout(5.0):
+        while len(listener.pauses) < 3 or not listener.reports:
+            await asyncio.sleep(0.01)
+    views = await member.look(hosts)
+    assert [view.clock.paused for view in views].count(True) == 3
+    assert sum(len(view.holds) for view in views) == 21
+    site = member.sharing(Nowhere(), CacheConfig(), lambda origin: None)
+    for host in hosts[:6]:
+        assert (await site.fetch(f"https://{host}")).body == f"https://{host}".encode()
+
+
+async def test_a_slot_that_moves_is_another_memory(
+    cluster: list[Server], member: ShardedLedger
+) -> None:
+    """Its shard is found on the new server, and in quarantine there."""
+    assert await granted(member, "a:1", "moving", interval=5.0)
+    before, slot = (
+        member.stats().epochs,
+        key_slot(f"gatekeeper.{member.shard_of('moving')}".encode()),
+    )
+    old = next(server for server in cluster if _has(server, slot))
+    new = next(server for server in cluster if server is not old)
+    identity = new.ask("CLUSTER", "MYID").split(b"\r\n")[1].decode()
+    found = old.ask("CLUSTER", "GETKEYSINSLOT", str(slot), "100").split(b"\r\n")
+    for key in found[2::2]:
+        old.ask("DEL", key.decode())
+    for server in (new, old, *cluster):
+        answer = server.ask("CLUSTER", "SETSLOT", str(slot), "NODE", identity)
+        assert answer.startswith(b"+OK"), answer
+    async with asyncio.timeout(10.0):
+        while True:
+            try:
+                assert not await granted(member, "a:2", "moving")
+                break
+            except LedgerLost:
+                await asyncio.sleep(0.02)
+    assert member.stats().epochs > before
+
+
+def _has(server: Server, slot: int) -> bool:
+    return not server.ask("GET", _key_in(slot)).startswith(b"-MOVED")
+
+
+def _key_in(slot: int) -> str:
+    return next(key for number in range(200_000) if key_slot((key := str(number)).encode()) == slot)
