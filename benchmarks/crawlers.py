@@ -119,6 +119,7 @@ async def fetch_files(pages: list[str]) -> int:
     output = listed.with_name("pages")
     limits = Limits(concurrency=CONCURRENCY)
     job = Job(AGENT, _config(), input=str(listed), output=output, limits=limits)
+    gc.freeze()  # as the command does
     with redirect_stdout(io.StringIO()):
         status = await crawl(job, watcher(quiet=True))
     return 0 if status else sum(len(os.listdir(host)) for host in output.glob("127.*"))

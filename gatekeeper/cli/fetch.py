@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import math
 from pathlib import Path
 
@@ -161,5 +162,6 @@ def run(args: argparse.Namespace) -> int:
         as_json=args.json,
         retry_denied=args.retry_denied,
     )
+    gc.freeze()  # what was imported stays: the collector need not go through it again and again
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(crawl(job, watcher(quiet=args.json)))
