@@ -49,6 +49,7 @@ SPIDER = """
 import json, os
 import scrapy
 from scrapy.exceptions import IgnoreRequest
+from scrapy.utils.defer import maybe_deferred_to_future
 
 class Spider(scrapy.Spider):
     name = "spider"
@@ -251,8 +252,12 @@ async def test_a_429_holds_that_host_alone_and_a_503_file_is_given_up_in_the_end
 DOWNLOADS = """
         if response.url.endswith("/first"):
             for url in json.loads(os.environ["MORE"]):
+                engine = self.crawler.engine
                 try:
-                    found = await self.crawler.engine.download_async(scrapy.Request(url))
+                    if hasattr(engine, "download_async"):
+                        found = await engine.download_async(scrapy.Request(url))
+                    else:  # before Scrapy 2.14
+                        found = await maybe_deferred_to_future(engine.download(scrapy.Request(url)))
                     self.say("inline", found.status, found.url)
                 except IgnoreRequest as error:
                     self.say("refused", str(error), url)
