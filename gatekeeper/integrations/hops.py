@@ -55,6 +55,7 @@ __all__ = [
     "begin",
     "begin_sync",
     "hand_out",
+    "name_to_send",
     "take_back",
     "usual_names",
 ]
@@ -256,7 +257,7 @@ async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
         with suppress(RuntimeError):  # the loop is closed, and the gate with it
             loop.call_soon_threadsafe(callback)
 
-    name = _name(lease, gate.user_agent, sent)
+    name = name_to_send(lease, gate.user_agent, sent)
     told = partial(_unreached, gate, lease)
     return Hop(
         *(lease, name, _call, call_later), adopted=adopted, unreached=told, signer=_signer(gate)
@@ -337,7 +338,7 @@ def begin_sync(gate: SyncGatekeeper, url: str, sent: str | None) -> Hop:
         except BaseException:
             lease.end()
             raise
-    name = _name(lease, gate.user_agent, sent)
+    name = name_to_send(lease, gate.user_agent, sent)
     # Asked for in the loop, which takes a while, only where there is one.
     signs = gate.config is not None and gate.config.identity.key is not None
     signer = gate.do(_signer) if signs else None
@@ -360,8 +361,9 @@ def _signer(gate: Any) -> Signer | None:
     return internals(gate).signer if isinstance(gate, Gatekeeper) else None
 
 
-def _name(lease: HeldLease, own: str | None, sent: str | None) -> str | None:
-    """What to send where the request has no name of its own: the one whose rules allow it."""
+def name_to_send(lease: HeldLease, own: str | None, sent: str | None) -> str | None:
+    """The User-Agent to send where a request has none of its own (`sent` is none, or a library's
+    default): the one whose rules allow it. `own`: the gate's. None: the request has one."""
     return (lease.user_agent or own or lease.decision.user_agent) if unnamed(sent) else None
 
 

@@ -172,16 +172,19 @@ class PoliteAdapter(HTTPAdapter):
             raise self._as_theirs(error, request) from error
         request.headers.update(hop.headers(request.method or "GET", url))
         self._thread.refused, self._thread.unconnected = False, None
+        response = None
         try:
             response = super().send(request, stream=stream, **given)
+            self._bodies.add(_lease_body(response, hop))
         except BaseException as error:
+            if response is not None:  # what came of it could not be kept
+                response.close()
             network = isinstance(error, requests.RequestException) and not self._thread.refused
             unconnected, self._thread.unconnected = self._thread.unconnected, None
             hop.failed(by_network=network, unconnected=unconnected)
             if self._thread.refused and isinstance(error, requests.RequestException):
                 raise self._as_theirs(self._names.denied(url, sent), request) from error
             raise
-        self._bodies.add(_lease_body(response, hop))
         return response
 
     def _as_theirs(self, error: GatekeeperError, request: object) -> GatekeeperError:

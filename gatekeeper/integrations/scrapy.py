@@ -44,7 +44,9 @@ from gatekeeper.config import Config, as_config
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import (
     ConfigError,
+    Deferred,
     Denied,
+    GateClosed,
     GatekeeperError,
     InvalidURL,
     LeaseTimeout,
@@ -52,6 +54,7 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.integrations.hops import HopErrors, name_to_send
 from gatekeeper.integrations.refusals import MAX_WAIT, RefusedTurn, queue_gate
 from gatekeeper.library_internals import wake_scrapy
 from gatekeeper.middleware import unnamed
@@ -60,7 +63,16 @@ from gatekeeper.queue import PoliteQueue, Turn
 from gatekeeper.remote.client import RemoteGatekeeper
 from gatekeeper.robots import Policy, RobotsTxt, product_token
 
-__all__ = ["Addon", "PoliteMiddleware", "PoliteScheduler", "RobotParser"]
+__all__ = [
+    "Addon",
+    "PoliteMiddleware",
+    "PoliteScheduler",
+    "RequestDeferred",
+    "RequestDenied",
+    "RequestInvalidURL",
+    "RequestLeaseTimeout",
+    "RobotParser",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +80,13 @@ _STASHED: Final = 5.0
 """Seconds for which a turn is kept that the engine does not take: it is paused, or full."""
 _ORDER: Final = 950
 """Nearer to the downloader than any middleware of Scrapy's: what it sees is what is sent."""
+
+
+_ERRORS = HopErrors(__name__, IgnoreRequest)
+RequestDenied: type[Denied] = _ERRORS.denied
+RequestDeferred: type[Deferred] = _ERRORS.deferred
+RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
+RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
 
 class Addon:
@@ -100,6 +119,7 @@ class _Crawl:
         self.max_wait = self.settings.getfloat("GATEKEEPER_MAX_WAIT", MAX_WAIT)
         self.gate: Gatekeeper | RemoteGatekeeper | None = None
         self._opening: asyncio.Future[Gatekeeper | RemoteGatekeeper] | None = None
+        self._closed = False
         crawler.signals.connect(self.close, signal=signals.spider_closed)
 
     @classmethod
@@ -111,7 +131,9 @@ class _Crawl:
         return found
 
     async def open(self) -> Gatekeeper | RemoteGatekeeper:
-        """The gate, opened at the first call."""
+        """The gate, opened at the first call. Raises GateClosed once the crawl is over."""
+        if self._closed:
+            raise GateClosed("the crawl is over, and its gate closed")
         if self._opening is None:
             self._opening = asyncio.ensure_future(self._open())
         return await asyncio.shield(self._opening)
@@ -162,6 +184,7 @@ class _Crawl:
 
     async def close(self) -> None:
         """The spider is closed."""
+        self._closed = True
         opening, self._opening = self._opening, None
         if opening is not None:
             with suppress(Exception):
@@ -170,10 +193,14 @@ class _Crawl:
 
     # -- requests --------------------------------------------------------------------
 
+    @staticmethod
+    def sent_by(request: Request) -> str | None:
+        """Its User-Agent, as it is sent."""
+        return _field(request, "User-Agent")
+
     def agent_of(self, request: Request) -> str | None:
         """The request's own User-Agent, if that is another one than the gate's."""
-        header = request.headers.get("User-Agent")
-        sent = None if header is None else header.decode("latin-1")
+        sent = self.sent_by(request)
         own = None if self.gate is None else self.gate.user_agent
         if sent is None or unnamed(sent) or own is None:
             return None
@@ -187,17 +214,17 @@ class _Crawl:
             return f"{urls.parse(request.url).origin}/robots.txt"
         return request.url
 
-    def refused(self, request: Request, decision: Decision | str) -> IgnoreRequest:
-        """Count it as Scrapy does; what to raise."""
+    def refused(self, request: Request, decision: Decision | str) -> GatekeeperError:
+        """Count it as Scrapy does; what to raise, an IgnoreRequest as well."""
         if isinstance(decision, str):
             self.stats.inc_value("gatekeeper/defer/host_blocked")
-            return IgnoreRequest(f"Deferred: {decision}")
+            return _ERRORS.of(LeaseTimeout(request.url, decision), request)
         self.stats.inc_value(f"gatekeeper/{decision.verdict}/{decision.reason}")
         if decision.verdict is Verdict.DENY:
             self.stats.inc_value("robotstxt/forbidden")
             _log.debug("Forbidden by robots.txt: %s (%s)", request, decision.explain())
-            return IgnoreRequest(f"Forbidden by robots.txt: {decision.explain()}")
-        return IgnoreRequest(f"Deferred: {decision.explain()}")
+            return _ERRORS.of(Denied(decision), request)
+        return _ERRORS.of(Deferred(decision), request)
 
     def done(self, turn: Turn, *, sent: bool) -> None:
         """End the turn's lease; the request itself is done when Scrapy has dropped it."""
@@ -543,12 +570,15 @@ class PoliteMiddleware:
                 raise crawl.refused(request, lease.why)
             try:
                 await self._judge(request)
-            except IgnoreRequest:
+            except BaseException:
                 lease.give_back()
                 raise
         crawl.stats.inc_value("gatekeeper/leases")
         self._leases[request] = lease, time.monotonic()
         gate = await crawl.open()
+        name = name_to_send(lease, gate.user_agent, crawl.sent_by(request))
+        if name is not None:  # Scrapy's own counts as none
+            request.headers["User-Agent"] = name
         if isinstance(gate, Gatekeeper) and (signer := internals(gate).signer) is not None:
             request.headers.update(signer.headers(request.method, request.url))
 
@@ -561,7 +591,9 @@ class PoliteMiddleware:
             return await gate.acquire(crawl.asked_as(request), owned=False, timeout=crawl.max_wait)
         except Denied as error:
             raise crawl.refused(request, error.decision) from error
-        except (InvalidURL, LeaseTimeout, ConfigError) as error:
+        except (InvalidURL, LeaseTimeout) as error:
+            raise _ERRORS.of(error, request) from error
+        except ConfigError as error:
             raise IgnoreRequest(str(error)) from error
 
     async def _judge(self, request: Request) -> None:
@@ -585,13 +617,13 @@ class PoliteMiddleware:
             return response
         lease, _ = held
         latency = request.meta.get("download_latency")
-        after = response.headers.get("Retry-After")
         self._tell(
             lease,
             status=response.status,
             elapsed=latency if isinstance(latency, float) else None,
-            retry_after=None if after is None else after.decode("latin-1"),
+            retry_after=_field(response, "Retry-After"),
             size=len(response.body),
+            rate_limit=_field(response, "RateLimit"),
         )
         return response
 
@@ -659,6 +691,11 @@ class RobotParser(BaseRobotParser):
 
 
 _ASCII = re.compile(r"[\x21-\x7e]+")
+
+
+def _field(message: Request | Response, name: str) -> str | None:
+    value = message.headers.get(name)
+    return None if value is None else value.decode("latin-1")
 
 
 def _text(value: str | bytes) -> str:

@@ -221,7 +221,11 @@ class AsyncHopTransport(_Library[Gate]):
             hop = await begin(self._gate, url, sent)
         with self._sending(hop, request, url, sent):
             response = await self._inner.handle_async_request(request)
-        return self._leased(hop, response)
+            try:
+                return self._leased(hop, response)
+            except BaseException:  # what came of it could not be kept
+                await response.stream.aclose()
+                raise
 
     async def aclose(self) -> None:
         """Close the connections; what is open of leases ends."""
@@ -252,7 +256,11 @@ class HopTransport(_Library[SyncGatekeeper]):
             hop = begin_sync(self._gate, url, sent)
         with self._sending(hop, request, url, sent):
             response = self._inner.handle_request(request)
-        return self._leased(hop, response)
+            try:
+                return self._leased(hop, response)
+            except BaseException:  # what came of it could not be kept
+                response.stream.close()
+                raise
 
     def close(self) -> None:
         """Close the connections; what is open of leases ends."""

@@ -10,7 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from gatekeeper import Config, ConfigError, Denied, Gatekeeper, LeaseTimeout, SyncGatekeeper
+from gatekeeper import (
+    Config,
+    ConfigError,
+    Denied,
+    Gatekeeper,
+    Lease,
+    LeaseTimeout,
+    StorageError,
+    SyncGatekeeper,
+)
 from gatekeeper.config import IdentityConfig
 from gatekeeper.fetching.faults import LEAST
 from gatekeeper.identity import PublicKey, new_key
@@ -323,3 +332,30 @@ def test_an_attempt_to_connect_always_has_some_time(monkeypatch: pytest.MonkeyPa
     unlimited = hops.Attempts(hops.GuardedNames(Config()), found, None, 100.0)
     assert [each for _, _, each in unlimited] == [20.0, 30.0, 60.0]
     assert unlimited.failure() is None
+
+
+@pytest.mark.parametrize("kind", ["httpx", "httpx2", "requests"])
+async def test_a_report_that_can_not_be_kept_leaks_nothing(
+    internet: FakeInternet, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    client = pytest.importorskip(kind)
+    internet.site("a.test").robots("").page("/x", "mine").page("/y", "next")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise StorageError("the disk is full")
+
+    def crawl() -> None:
+        with SyncGatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate:
+            if kind == "requests":
+                session = polite_requests(gate)
+            else:
+                session = client.Client(transport=transports(client).SyncPoliteTransport(gate))
+            with session:
+                with monkeypatch.context() as patch:
+                    patch.setattr(Lease, "answered", fail)
+                    with pytest.raises(StorageError):
+                        session.get("http://a.test/x")
+                assert gate.stats().pacing.in_flight == 0  # type: ignore[union-attr]
+                assert session.get("http://a.test/y").text == "next"
+
+    await asyncio.to_thread(crawl)

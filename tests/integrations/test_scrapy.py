@@ -177,14 +177,14 @@ async def test_a_crawl_is_decided_paced_and_reported(
     assert sorted(run.got()) == [scrapy.url("a", path) for path in ("/1", "/2", "/3")]
     refused = {url: kind for url, (kind, _) in run.failed().items()}
     dead = refused.pop(scrapy.url("dead"))
-    assert dead != "IgnoreRequest"  # Scrapy's word for a connection that broke
+    assert not dead.startswith("Request")  # Scrapy's word for a connection that broke
     assert refused == dict.fromkeys(
         [
             scrapy.url("a", "/private/x"),
             scrapy.url("a", "/private/y"),  # each redirect hop is decided
             scrapy.url("b", "/x"),
         ],
-        "IgnoreRequest",
+        "RequestDenied",
     )
     assert "line 3" in run.failed()[scrapy.url("a", "/private/x")][1]
     assert sorted(site.paths) == sorted(["/robots.txt", "/1", "/2", "/3", "/to-private", "/to-b"])
@@ -242,10 +242,10 @@ async def test_a_429_holds_that_host_alone_and_a_503_file_is_given_up_in_the_end
     assert run.code == 0, run.log
     assert site.gaps()[-1] >= 2.0
     assert len(run.got()) == 5
-    assert run.failed()[scrapy.url("c", "/2")][0] == "IgnoreRequest"  # blocked for two hours
+    assert run.failed()[scrapy.url("c", "/2")][0] == "RequestLeaseTimeout"  # blocked for two hours
     kind, text = run.failed()[scrapy.url("down")]
-    assert kind == "IgnoreRequest"
-    assert text.startswith("Deferred")
+    assert kind == "RequestDeferred"
+    assert "503" in text
     assert set(internet.sites["down.test"].paths) == {"/robots.txt"}
 
 
@@ -468,6 +468,46 @@ def test_requests_that_need_no_turn_outlive_the_process(tmp_path: Path) -> None:
     third = _DirectRequests(tmp_path / "direct")
     assert [entry[2] for entry in third._waiting] == ["data:,2", "data:,3", "data:,4"]
     third.close()
+
+
+ERRORS = """
+    def failed(self, failure):
+        decision = failure.value.decision
+        self.say("failed", failure.type.__name__, failure.request.url,
+                 [isinstance(failure.value, kind) for kind in (IgnoreRequest, Denied, Deferred)],
+                 decision.verdict, decision.user_agent)
+"""
+
+
+async def test_errors_are_ours_and_scrapy_s_and_the_name_sent_is_the_one_judged(
+    internet: FakeInternet, scrapy: Scrapy, where: dict[str, Any]
+) -> None:
+    """Scrapy's own User-Agent counts as none: with a sidecar it is the sidecar's that is sent."""
+    text = "User-agent: examplebot\nDisallow: /private\n\nUser-agent: *\nDisallow: /\n"
+    site = internet.site("a.test").robots(text).page("/x")
+    internet.site("down.test").robots(Page("", status=503, headers={"Retry-After": "7200"}))
+    spider = SPIDER.partition("    def failed(")[0] + ERRORS
+    spider = (
+        "from gatekeeper import Deferred, Denied\n"
+        + spider
+        + SPIDER[SPIDER.index("    def closed(") :]
+    )
+    asked = [scrapy.url("a", "/x"), scrapy.url("a", "/private"), scrapy.url("down")]
+    asked += ["http://10.1.2.3/", "http://[::ffff:10.1.2.3]/"]
+    default = {"USER_AGENT": "Scrapy/2.19.0 (+https://scrapy.org)"} if where else {}
+    run = await scrapy.run(asked, spider=spider, **default, **where)
+    assert run.got() == asked[:1], run.log
+    told = {line[2]: line[3:] for line in run.lines if line[0] == "failed"}
+    denied, deferred = [True, True, False], [True, True, True]
+    assert told == {
+        asked[1]: [denied, "deny", "examplebot"],
+        asked[2]: [deferred, "defer", "examplebot"],
+        asked[3]: [denied, "deny", "examplebot"],  # private addresses, by the URL
+        asked[4]: [denied, "deny", "examplebot"],
+    }
+    assert {request.headers["User-Agent"].partition("/")[0] for request in site.requests} == {
+        "examplebot"
+    }
 
 
 async def test_while_the_sidecar_is_down_nothing_is_sent(
