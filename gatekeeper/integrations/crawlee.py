@@ -189,14 +189,14 @@ class PoliteRequestManager(RequestManager):
 
     async def is_empty(self) -> bool:
         """Can no request be given out now? Looks for half a second, as the crawler does not look
-        again sooner."""
+        again sooner. Each False has found a turn more, so that no worker comes in vain."""
         await self._refill()
-        if not self._at_hand and self._held:
-            turn = await self._next(_LOOK)
-            if turn is not None:
-                self._at_hand.append(turn)
-                self._call_later(_UNUSED, self._give_back, turn)
-        return not self._at_hand
+        turn = await self._next(_LOOK)
+        if turn is None:
+            return True
+        self._at_hand.append(turn)
+        self._call_later(_UNUSED, self._give_back, turn)
+        return False
 
     async def fetch_next_request(self) -> Request | None:
         """One whose host is due, with its lease; None: there is none now."""
@@ -277,7 +277,7 @@ class PoliteRequestManager(RequestManager):
         """A turn with its lease, if one comes in time. Refused requests are skipped meanwhile."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while self._queue is not None and self._held:
+        while self._queue is not None and len(self._held) > len(self._at_hand):
             try:
                 turn = self._queue.get_nowait()
             except asyncio.QueueEmpty:

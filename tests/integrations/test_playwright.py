@@ -1,23 +1,20 @@
-"""A browser behind the gate: the rows of the one suite, and what is Playwright's alone.
-
-Starting the browser takes most of the time, so that a test does much with one.
-"""
+"""A browser behind the gate: the rows of the one suite, and what is Playwright's alone."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 
 from gatekeeper import ConfigError, Gatekeeper
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.proxy import Proxy
-from tests.conformance.conftest import short, sidecar_on
-from tests.conformance.ways import AGENT, settings
+from tests.conformance.ways import AGENT, Sidecar, settings
 from tests.integrations import test_conformance as suite
 from tests.integrations.browsers import CHROMIUM, browser, context_of
 from tests.integrations.rigs import Answer, Rig
@@ -27,12 +24,28 @@ pytest.importorskip("playwright")
 
 from gatekeeper.integrations.playwright import polite_route
 
-__all__ = ["short", "sidecar_on"]
-
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium"),
-    pytest.mark.xdist_group("browser"),
+    pytest.mark.asyncio(loop_scope="module"),  # one browser for all of them
 ]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def opened() -> AsyncIterator[Any]:
+    async with browser(args=["--unsafely-treat-insecure-origin-as-secure=http://a.test"]) as one:
+        yield one
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def internet() -> AsyncIterator[FakeInternet]:
+    async with FakeInternet() as net:
+        yield net
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def gate(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
+    async with Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as entered:
+        yield entered
 
 
 class Playwright(Rig):
@@ -43,6 +56,7 @@ class Playwright(Rig):
     guarded = False
 
     opened: Any
+    """The browser."""
 
     async def start(self) -> None:
         self.gate = await self._gate().__aenter__()
@@ -83,85 +97,89 @@ PROMISES: list[Callable[..., Awaitable[None]]] = [
 
 
 @pytest.mark.parametrize("where", ["embedded", "sidecar"])
-async def test_the_one_suite_holds_in_a_browser(where: str, sidecar_on: Any) -> None:
-    async with browser() as opened:
-        for promise in PROMISES:
-            await _kept(promise, opened, where, sidecar_on)
-        for sent in ("otherbot/2.0", "nicebot/1.0"):
-            await _kept(
-                suite.test_the_identity_sent_is_the_one_judged, opened, where, sidecar_on, sent=sent
-            )
-
-
-async def _kept(
-    promise: Callable[..., Awaitable[None]],
-    opened: Any,
-    where: str,
-    sidecar_on: Any,
-    **options: Any,
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+async def test_the_one_suite_holds_in_a_browser(
+    internet: FakeInternet, opened: Any, promise: Callable[..., Awaitable[None]], where: str
 ) -> None:
-    async with FakeInternet() as internet, AsyncExitStack() as stack:
+    async with rigs(opened, where) as rig_on:
+        await promise(internet, rig_on)
+
+
+@pytest.mark.parametrize("sent", ["otherbot/2.0", "nicebot/1.0"])
+async def test_the_identity_sent_is_the_one_judged(
+    internet: FakeInternet, opened: Any, sent: str
+) -> None:
+    async with rigs(opened, "embedded") as rig_on:
+        await suite.test_the_identity_sent_is_the_one_judged(internet, rig_on, sent)
+
+
+@asynccontextmanager
+async def rigs(opened: Any, where: str) -> AsyncIterator[Callable[..., Awaitable[Rig]]]:
+    async with AsyncExitStack() as stack:
 
         async def begin(internet: FakeInternet, **tables: Any) -> Rig:
-            sidecar = await sidecar_on(internet, **tables) if where == "sidecar" else None
+            sidecar = None
+            if where == "sidecar":
+                sidecar = Sidecar(internet, settings(**tables), None)
+                await sidecar.start()
+                stack.push_async_callback(sidecar.stop)
             rig = Playwright(internet, settings(**tables), sidecar)
             rig.opened = opened
             await rig.start()
             stack.push_async_callback(rig.stop)
             return rig
 
-        await promise(internet, begin, **options)
+        yield begin
 
 
-async def test_what_playwright_does_not_show_is_said(internet: FakeInternet) -> None:
+async def test_what_playwright_does_not_show_is_said(
+    internet: FakeInternet, opened: Any, gate: Gatekeeper
+) -> None:
     """The limit that the page prints: a redirect hop is not decided, and takes no turn."""
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 1\nDisallow: /private\n")
     site.redirect("/x", "/private").page("/private", "there")
-    async with (
-        browser() as opened,
-        Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
-    ):
-        context = await context_of(opened, internet)
-        polite = await polite_route(context, gate)
-        assert await polite_route(context, gate) is polite
-        page = await context.new_page()
-        response = await page.goto("http://a.test/x")
-        assert await response.text() == "there"
-        assert polite.unseen == 1
-        assert site.paths == ["/robots.txt", "/x", "/private"]
-        assert site.gaps()[-1] < 1
-        assert {one.headers["User-Agent"] for one in site.requests} == {AGENT}  # at least that
-        # ... and so is a route that sends a request on by itself.
-        await page.route("**/y", lambda route: route.continue_())
-        await page.goto("http://a.test/y")
-        assert polite.unseen == 2
-        with pytest.raises(ConfigError, match="document"):
-            await polite_route(await opened.new_context(), gate, exempt=["document"])
+    context = await context_of(opened, internet)
+    polite = await polite_route(context, gate)
+    assert await polite_route(context, gate) is polite
+    page = await context.new_page()
+    response = await page.goto("http://a.test/x")
+    assert await response.text() == "there"
+    assert polite.unseen == 1
+    assert site.paths == ["/robots.txt", "/x", "/private"]
+    assert site.gaps()[-1] < 1
+    assert {one.headers["User-Agent"] for one in site.requests} == {AGENT}  # at least that
+    # ... and so is a route that sends a request on by itself.
+    await page.route("**/y", lambda route: route.continue_())
+    await page.goto("http://a.test/y")
+    assert polite.unseen == 2
+    with pytest.raises(ConfigError, match="document"):
+        await polite_route(await opened.new_context(), gate, exempt=["document"])
 
 
-async def test_the_proxy_sees_every_hop(internet: FakeInternet, sidecar_on: Any) -> None:
+async def test_the_proxy_sees_every_hop(internet: FakeInternet, opened: Any) -> None:
     """What the page of Playwright names for that: each hop is decided, and takes a turn."""
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.2\nDisallow: /private\n")
     site.redirect("/x", "/private").page("/private", "there")
     site.redirect("/y", "/z").on("/z", html("<img src=/i.png>")).page("/i.png")
     internet.site("b.test").robots("").redirect("/", "http://10.1.2.3/")
-    sidecar = await sidecar_on(internet)
+    sidecar = Sidecar(internet, settings(), None)
+    await sidecar.start()
     runner = web.ServerRunner(Server(Proxy(sidecar.service).handle, header=16_384))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        async with browser() as opened:
-            server = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            context = await opened.new_context(proxy={"server": server}, service_workers="block")
-            page = await context.new_page()
-            denied = await page.goto("http://a.test/x")
-            assert (denied.status, denied.url) == (403, "http://a.test/private")
-            response = await page.goto("http://a.test/y")
-            assert response.url == "http://a.test/z"
-            assert (await page.goto("http://b.test/")).status == 403
-            await context.close()
+        server = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        context = await opened.new_context(proxy={"server": server}, service_workers="block")
+        page = await context.new_page()
+        denied = await page.goto("http://a.test/x")
+        assert (denied.status, denied.url) == (403, "http://a.test/private")
+        response = await page.goto("http://a.test/y")
+        assert response.url == "http://a.test/z"
+        assert (await page.goto("http://b.test/")).status == 403
+        await context.close()
     finally:
         await runner.cleanup()
+        await sidecar.stop()
     assert {"/x", "/y", "/z", "/i.png"} <= set(site.paths)
     assert "/private" not in site.paths
     assert min(site.gaps()) >= 0.2
@@ -170,7 +188,7 @@ async def test_the_proxy_sees_every_hop(internet: FakeInternet, sidecar_on: Any)
 
 
 async def test_what_a_page_loads_is_decided_in_batches_and_takes_no_turns(
-    internet: FakeInternet,
+    internet: FakeInternet, opened: Any, gate: Gatekeeper
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 1\nDisallow: /private\n")
     parts = "".join(f"<img src=/{n}.png>" for n in range(5))
@@ -179,82 +197,74 @@ async def test_what_a_page_loads_is_decided_in_batches_and_takes_no_turns(
     for number in range(5):
         site.page(f"/{number}.png", headers={"Content-Type": "image/png"})
     other = internet.site("b.test").robots("User-agent: *\nDisallow: /\n")
-    async with (
-        browser() as opened,
-        Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
-    ):
-        asked: list[list[str]] = []
-        check_many = gate.check_many
+    asked: list[list[str]] = []
+    check_many = gate.check_many
 
-        def counted(urls: Any, **options: Any) -> Any:
-            asked.append(list(urls))
-            return check_many(asked[-1], **options)
+    def counted(urls: Any, **options: Any) -> Any:
+        asked.append(list(urls))
+        return check_many(asked[-1], **options)
 
-        gate.check_many = counted  # type: ignore[method-assign]
-        context = await context_of(opened, internet)
-        await polite_route(context, gate)
-        page = await context.new_page()
-        await page.goto("http://a.test/")
-        images = [f"/{number}.png" for number in range(5)]
-        assert sorted(site.paths) == sorted(["/robots.txt", "/", *images])
-        assert other.paths == ["/robots.txt"]
-        assert len(asked) < sum(map(len, asked)) == 8
-        assert gate.stats().pacing.in_flight == 0
+    gate.check_many = counted  # type: ignore[method-assign]
+    context = await context_of(opened, internet)
+    await polite_route(context, gate)
+    page = await context.new_page()
+    await page.goto("http://a.test/")
+    images = [f"/{number}.png" for number in range(5)]
+    assert sorted(site.paths) == sorted(["/robots.txt", "/", *images])
+    assert other.paths == ["/robots.txt"]
+    assert len(asked) < sum(map(len, asked)) == 8
+    assert gate.stats().pacing.in_flight == 0
 
-        exempt = await context_of(opened, internet)
-        await polite_route(exempt, gate, exempt=["image"])
-        again = await exempt.new_page()
-        await again.set_content("<img src=http://a.test/private/i.png>")
-        await again.wait_for_load_state("networkidle")
-        assert site.paths[-1] == "/private/i.png"
-        assert site.requests[-1].headers["User-Agent"] == AGENT
+    exempt = await context_of(opened, internet)
+    await polite_route(exempt, gate, exempt=["image"])
+    again = await exempt.new_page()
+    await again.set_content("<img src=http://a.test/private/i.png>")
+    await again.wait_for_load_state("networkidle")
+    assert site.paths[-1] == "/private/i.png"
+    assert site.requests[-1].headers["User-Agent"] == AGENT
 
 
-async def test_workers_and_sockets_find_no_way_round(internet: FakeInternet) -> None:
+async def test_workers_and_sockets_find_no_way_round(
+    internet: FakeInternet, opened: Any, gate: Gatekeeper
+) -> None:
     site = internet.site("a.test").robots("").on("/", html("<p>hello"))
     site.page("/w.js", headers={"Content-Type": "text/javascript"})
-    async with (
-        browser(args=["--unsafely-treat-insecure-origin-as-secure=http://a.test"]) as opened,
-        Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
-    ):
-        context = await context_of(opened, internet, service_workers="allow")
-        await polite_route(context, gate)
-        page = await context.new_page()
-        await page.goto("http://a.test/")
-        said = "navigator.serviceWorker.register('/w.js').then(() => 'yes', error => error.name)"
-        assert await page.evaluate(said) == "SecurityError"
-        closed = "new Promise(r => { new WebSocket('ws://a.test/ws').onclose = () => r('closed') })"
-        assert await page.evaluate(closed) == "closed"
-        assert site.paths == ["/robots.txt", "/"]
+    context = await context_of(opened, internet, service_workers="allow")
+    await polite_route(context, gate)
+    page = await context.new_page()
+    await page.goto("http://a.test/")
+    said = "navigator.serviceWorker.register('/w.js').then(() => 'yes', error => error.name)"
+    assert await page.evaluate(said) == "SecurityError"
+    closed = "new Promise(r => { new WebSocket('ws://a.test/ws').onclose = () => r('closed') })"
+    assert await page.evaluate(closed) == "closed"
+    assert site.paths == ["/robots.txt", "/"]
 
 
-async def test_a_page_that_is_closed_frees_its_lease(internet: FakeInternet) -> None:
+async def test_a_page_that_is_closed_frees_its_lease(
+    internet: FakeInternet, opened: Any, gate: Gatekeeper
+) -> None:
     hold = Hold(Page("late"))
     site = internet.site("a.test").robots("").on("/1", hold).page("/2", "second").on("/3", Reset())
-    async with (
-        browser() as opened,
-        Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
-    ):
-        context = await context_of(opened, internet)
-        polite = await polite_route(context, gate)
-        page = await context.new_page()
-        going = asyncio.create_task(page.goto("http://a.test/1"))
-        await hold.waiting.acquire()
-        waiting = await context.new_page()
-        queued = asyncio.create_task(waiting.goto("http://a.test/2"))
-        await internet.settle()
-        await waiting.close()
-        await page.close()
-        results = await asyncio.gather(going, queued, return_exceptions=True)
-        assert all(isinstance(result, Exception) for result in results)
-        while gate.stats().pacing.in_flight:  # the test's own timeout is the limit
-            await asyncio.sleep(0)
-        again = await context.new_page()
-        async with gate.lease("http://a.test/2"):  # a lease of one's own is used
-            response = await polite.goto(again, "http://a.test/2")
-        assert response is not None
-        assert "/1" in site.paths
-        assert polite.unseen == 0
+    context = await context_of(opened, internet)
+    polite = await polite_route(context, gate)
+    page = await context.new_page()
+    going = asyncio.create_task(page.goto("http://a.test/1"))
+    await hold.waiting.acquire()
+    waiting = await context.new_page()
+    queued = asyncio.create_task(waiting.goto("http://a.test/2"))
+    await internet.settle()
+    await waiting.close()
+    await page.close()
+    results = await asyncio.gather(going, queued, return_exceptions=True)
+    assert all(isinstance(result, Exception) for result in results)
+    while gate.stats().pacing.in_flight:  # the test's own timeout is the limit
+        await asyncio.sleep(0)
+    again = await context.new_page()
+    async with gate.lease("http://a.test/2"):  # a lease of one's own is used
+        response = await polite.goto(again, "http://a.test/2")
+    assert response is not None
+    assert "/1" in site.paths
+    assert polite.unseen == 0
 
 
 async def test_a_playwright_crawler_takes_turns(internet: FakeInternet) -> None:
