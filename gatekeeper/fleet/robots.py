@@ -107,13 +107,18 @@ class SharedFetcher:
         wants the site itself to be asked, only what is found from now on will do."""
         look, flight = _LOOK, flying.get()
         anew = flight is not None and flight.force and self._offered.pop(origin, None) is None
+        again = True
         while True:
             try:
                 if (found := await self._newer(origin, anew)) is not None:
                     return found
                 left = await self._claim(origin)
             except LedgerLost:
-                return await self._fetcher.fetch(origin, validators)
+                if not again:
+                    return await self._fetcher.fetch(origin, validators)
+                again = False  # it may be a connection that broke, and no store that is away
+                await asyncio.sleep(_AWAY * 1.1)
+                continue
             if not left:
                 return await self._fetch_for_all(origin, validators)
             anew = False
@@ -158,8 +163,14 @@ class SharedFetcher:
         shared, age = await self._read(origin)
         if shared is None or shared.stamp == self._seen.get(origin) or age >= shared.fresh:
             return None
+        try:
+            found = _retrieval(shared, age)
+        except zlib.error:
+            return None
+        if found.outcome is Outcome.INTERNAL:  # one that a later version knows and we don't
+            return None
         self._seen[origin] = shared.stamp
-        return None if anew else _retrieval(shared, age)
+        return None if anew else found
 
     async def _read(self, origin: str) -> tuple[_Shared | None, float]:
         """What lies in the store, and how old it is in seconds."""
