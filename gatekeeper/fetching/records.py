@@ -98,7 +98,7 @@ def _primer() -> bytes:
 PRIMER: Final = _primer()
 
 
-_MAX_AWAKE: Final = 10_000
+_MAX_AWAKE: Final = 5_000
 """Texts that are awake: each is some ten objects for the garbage collector to walk."""
 _AWAKE: Final = 1_500
 _PER_OCTET: Final = 2

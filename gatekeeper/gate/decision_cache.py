@@ -36,7 +36,7 @@ _OFTEN = 4
 """Questions about an origin, no two of them further apart than `_APART`, from which on its
 decisions are kept: a crawl that asks a hundred thousand origins by turns keeps none."""
 _APART = 5_000
-_MAX_ORIGINS = 10_000
+_MAX_ORIGINS = 5_000
 """Origins whose decisions are kept; of the one that was taken in first they go."""
 
 

@@ -12,7 +12,14 @@ from typing import Final
 
 import msgspec
 
-from gatekeeper.robots.patterns import is_plain, rfc_path, rfc_patterns, squeeze, wild_match
+from gatekeeper.robots.patterns import (
+    is_plain,
+    query_form,
+    rfc_path,
+    rfc_patterns,
+    squeeze,
+    wild_match,
+)
 
 __all__ = ["NO_RULE", "FlatRules", "flat_rules"]
 
@@ -41,8 +48,8 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
     whole: int
     """The score of the rules that are a slash alone: they match every path."""
     queries: bool
-    """A rule has a `?`: a path with escapes may have to be compared in two forms (RFC 9309
-    section 2.2.2, RFC-25)."""
+    """A rule has a `?`: a path with escapes in its query may have to be compared in two forms
+    (RFC 9309 section 2.2.2, RFC-25)."""
     crawl_delay: float | None = None
     """Seconds by Crawl-delay."""
 
@@ -56,7 +63,7 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
             return None
         if "%" in path or "*" in path or not is_plain(path):
             path = rfc_path(path)
-            if self.queries and "%" in path:
+            if self.queries and query_form(path) != path:
                 return None
         best = self.whole
         key = "\n" + (path[:2] if path != "/" else "/$")
