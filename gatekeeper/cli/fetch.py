@@ -163,5 +163,8 @@ def run(args: argparse.Namespace) -> int:
         retry_denied=args.retry_denied,
     )
     gc.freeze()  # what was imported stays: the collector need not go through it again and again
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(crawl(job, watcher(quiet=args.json)))
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(crawl(job, watcher(quiet=args.json)))
+    finally:
+        gc.unfreeze()
