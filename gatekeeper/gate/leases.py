@@ -384,7 +384,13 @@ class LeaseRequest(msgspec.Struct, eq=False):
         report = renew = give_back = end = decision = expires_at = Unentered()
 
     async def __aenter__(self) -> Lease:
-        manager = self._manager
+        manager, entered = self._manager, False
+        # First of all, and in no frame of its own: many may begin in one iteration of the loop.
+        if manager.entrance.outside and self._timeout is None:
+            before, entered = manager.entrance.enter(), True
+            if before is not None:
+                await before
+                before = None  # many may wait below, and would keep it
         owner = asyncio.current_task(manager.loop)
         lease = manager.take(self._url, owner) if self._agent is None else None
         if lease is None:
@@ -394,6 +400,7 @@ class LeaseRequest(msgspec.Struct, eq=False):
                 priority=self._priority,
                 timeout=self._timeout,
                 user_agent=self._agent,
+                entered=entered,
             )
         lease._by_hand = True
         self._lease = lease
@@ -537,10 +544,14 @@ class LeaseManager:
         priority: int = 0,
         timeout: float | None = None,
         user_agent: str | None = None,
+        entered: bool = False,
     ) -> Lease:
-        """Decide, wait for the turn, decide again at the grant: what `take` could not give."""
+        """Decide, wait for the turn, decide again at the grant: what `take` could not give.
+
+        `entered`: the caller came in through the entrance.
+        """
         end = None if timeout is None else self.clock.monotonic() + timeout
-        if timeout != 0 and (before := self.entrance.enter()) is not None:
+        if not entered and timeout != 0 and (before := self.entrance.enter()) is not None:
             await before
             before = None  # many may wait below, and would keep it
         target = urls.parse(url)
