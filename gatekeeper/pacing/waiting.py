@@ -321,9 +321,9 @@ class ClockView(msgspec.Struct, frozen=True):
     seconds: float | None = None
     """Of an interval: its length. Of a clock that runs: what is left of it."""
     until: datetime | None = None
-    """When it ends (aware, UTC); None where an event ends it."""
+    """When it ends (aware, UTC); None where an event ends it, and of a budget that is not spent."""
     decides: bool = False
-    """Among the intervals: the one in force. Of a budget: it is spent."""
+    """Among the intervals: the one in force."""
     clamped: bool = False
     """The operator's cap made it shorter than the site asks."""
     since: datetime | None = None
@@ -377,8 +377,7 @@ def _clocks(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[ClockView]
             spent = budget.spent(used.pages, used.bytes)
             text = f"{budget.sentence(used)}{'; no more until then' if spent else ''}"
             until = utc(wall + left) if spent else None  # before that nothing waits for it
-            view = ClockView(scope.name, "budget", text, left, until, decides=spent)
-            views.append(view)
+            views.append(ClockView(scope.name, "budget", text, left, until))
         views.extend(_held_against(scope.name, history, now, wall))
     return views
 

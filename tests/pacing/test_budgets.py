@@ -193,10 +193,11 @@ async def test_it_stands_in_why(scheduler: Make) -> None:
     await sent(one, size=12)
     (view,) = [view for view in one.why(HOST) if view.kind == "budget"]
     assert "1 of 2 pages, 12 of 10000 bytes in 24 hours" in str(view)
-    assert not view.decides
+    assert view.until is None  # nothing waits for it
     await sent(one)
     (view,) = [view for view in one.why(HOST) if view.kind == "budget"]
-    assert view.decides
+    assert view.until is not None
+    assert not view.decides  # no interval
     assert view.seconds == pytest.approx(DAY, abs=1.0)
 
 

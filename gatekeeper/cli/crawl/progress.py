@@ -615,7 +615,11 @@ def duration(seconds: float) -> str:
 
 
 _NEVER = float("inf")
-_REASONS = {"block": Reason.HOST_BLOCKED, "pause": Reason.HOST_PAUSED}
+_REASONS = {
+    "block": Reason.HOST_BLOCKED,
+    "pause": Reason.HOST_PAUSED,
+    "budget": Reason.BUDGET,
+}
 _HELD = frozenset({"pause"})
 """Kinds of clock that no time ends, but somebody."""
 

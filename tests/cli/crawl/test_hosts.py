@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from gatekeeper.cli.crawl.progress import Holdup, Hosts
 from gatekeeper.clock import VirtualClock, utc
+from gatekeeper.config import Config, PacingConfig
 from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
 
 
 class Gate:
@@ -122,6 +128,24 @@ async def test_a_deferred_origin_says_nothing_of_another_one_of_the_same_host() 
     hosts = waiting("https://a.test/1", "http://a.test/1", "http://a.test:8080/1")
     assert await hosts.soonest(gate, gate.clock, 1.0) == 0
     assert await seconds(hosts, gate) == {"a.test": 600, "a.test:8080": 0}
+
+
+async def test_a_budget_that_is_spent_holds_a_host_up_and_one_that_is_not_does_nothing() -> None:
+    clock = VirtualClock()
+    config = Config(pacing=PacingConfig(max_pages_per_day=2, default_interval=0.0))
+    scheduler = Scheduler(config, clock=clock, rng=random.Random(1))
+    await scheduler.open()
+    gate = Gate(clock)
+    for left in (0.0, 86_400.0):
+        grant = await scheduler.acquire("u", "a.test", admit=lambda: RobotsInterval(0.0))
+        grant.report(200)
+        grant.release()
+        gate.clocks["a.test"] = list(scheduler.why("a.test"))
+        turn = await waiting().turn("http://a.test/1", gate, clock)
+        assert (turn.seconds, turn.interval) == (pytest.approx(left), 0.0)
+    assert turn.holdup is not None
+    assert turn.holdup.reason == "budget"
+    await scheduler.close()
 
 
 async def test_the_latest_of_all_is_what_holds_it_up() -> None:
