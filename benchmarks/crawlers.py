@@ -233,7 +233,7 @@ async def crawlee(pages: list[str]) -> int:
     return done
 
 
-def scrapy(pages: list[str]) -> int:
+def scrapy(pages: list[str], **settings: Any) -> int:
     """Scrapy with its defaults, but for the delay, the limits and the robots.txt setting."""
     import scrapy as package
     from scrapy.crawler import CrawlerProcess
@@ -256,11 +256,31 @@ def scrapy(pages: list[str]) -> int:
             "DOWNLOAD_DELAY": 0,
             "LOG_ENABLED": False,
             "TELNETCONSOLE_ENABLED": False,
+            **settings,
         }
     )
     process.crawl(Spider)
     process.start()
     return Spider.done
+
+
+def scrapy_one_by_one(pages: list[str]) -> int:
+    """Scrapy with one request for a host at once, as a polite crawl has."""
+    return scrapy(pages, CONCURRENT_REQUESTS_PER_DOMAIN=1)
+
+
+def scrapy_polite(pages: list[str]) -> int:
+    """Scrapy with our add-on, and one request for a host at once."""
+    config = {
+        "guard": {"allow": ["127.0.0.0/8"]},
+        "pacing": {"default_interval": 0.0, "concurrency": 1},
+    }
+    return scrapy(
+        pages,
+        ADDONS={"gatekeeper.integrations.scrapy.Addon": 500},
+        CONCURRENT_REQUESTS_PER_DOMAIN=1,
+        GATEKEEPER_CONFIG=config,
+    )
 
 
 class Crawler(NamedTuple):
@@ -289,6 +309,10 @@ CRAWLERS = {
     "aiohttp and Protego": Crawler(by_hand, "protego", ("aiohttp", "protego")),
     "Crawlee": Crawler(crawlee, "crawlee", ("crawlee.crawlers", "crawlee.storage_clients"), True),
     "Scrapy": Crawler(scrapy, "scrapy", ("scrapy.crawler",), True),
+    "Scrapy, one request a host": Crawler(scrapy_one_by_one, "scrapy", ("scrapy.crawler",), True),
+    "Scrapy with our add-on": Crawler(
+        scrapy_polite, "scrapy", ("scrapy.crawler", "gatekeeper.integrations.scrapy"), True
+    ),
 }
 
 

@@ -163,7 +163,6 @@ class PoliteRequestManager(RequestManager):
             return
         take_back(self._gate, request.url, turn.lease)
         self._end(turn)
-        self._shown.reported(turn.lease.host)
 
     def _end(self, turn: Turn) -> None:
         try:

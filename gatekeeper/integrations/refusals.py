@@ -75,9 +75,6 @@ class _Refusals:
         text = f"{origin} may not be asked before {utc(until):%Y-%m-%dT%H:%M:%SZ}: {why}"
         return RefusedTurn(text, utc(now + 3600.0))
 
-    def reported(self, host: str) -> None:
-        """Nothing need be done: the scheduler tells whom a block outlasts."""
-
 
 class NearGate(_Refusals):
     """... of a gate in this process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from gatekeeper.identity import PublicKey, new_key
 from gatekeeper.integrations import hops
 from tests.conformance.ways import AGENT, settings
 from tests.internet import FakeInternet, Hold, Page
+from tests.internet.certs import server_context
 from tests.test_identity import as_sent, verify
 
 LIBRARIES = ["httpx", "httpx2"]
@@ -359,3 +361,64 @@ async def test_a_report_that_can_not_be_kept_leaks_nothing(
                 assert session.get("http://a.test/y").text == "next"
 
     await asyncio.to_thread(crawl)
+
+
+class H2Site(asyncio.Protocol):
+    """A site of HTTP/2 alone. A page that begins with "half" never comes to its end."""
+
+    seen: list[tuple[float, dict[str, str]]]
+    """When each stream began, and its header fields."""
+    made: list[H2Site]
+
+    def connection_made(self, transport: Any) -> None:
+        self.made.append(self)
+        self.transport = transport
+        self.h2 = importlib.import_module("h2.connection").H2Connection(
+            importlib.import_module("h2.config").H2Configuration(client_side=False)
+        )
+        self.h2.initiate_connection()
+        transport.write(self.h2.data_to_send())
+
+    def data_received(self, data: bytes) -> None:
+        for event in self.h2.receive_data(data):
+            if type(event).__name__ != "RequestReceived":
+                continue
+            fields = {name.decode(): value.decode() for name, value in event.headers}
+            self.seen.append((asyncio.get_running_loop().time(), fields))
+            whole = not fields[":path"].startswith("/half")
+            self.h2.send_headers(event.stream_id, [(":status", "200")])
+            self.h2.send_data(event.stream_id, fields[":path"].encode(), end_stream=whole)
+        self.transport.write(self.h2.data_to_send())
+
+
+async def test_http2_takes_turns_on_one_connection(internet: FakeInternet, library: Any) -> None:
+    pytest.importorskip("h2")
+    context = server_context("h2.test", "good")
+    context.set_alpn_protocols(["h2"])
+    internet.dns("h2.test", "127.0.0.1")
+    site = type("Site", (H2Site,), {"seen": [], "made": []})
+    server = await asyncio.get_running_loop().create_server(site, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    transport = transports(library).PoliteTransport
+    config = settings(host=[{"match": "*", "robots": "allow"}], pacing={"default_interval": 0.05})
+    async with (
+        server,
+        Gatekeeper(AGENT, config=config, resolver=internet.resolver) as gate,
+        library.AsyncClient(
+            transport=transport(gate, http2=True, verify=internet.client_ssl)
+        ) as client,
+    ):
+        url = f"https://h2.test:{port}"
+        found = await asyncio.gather(*(client.get(f"{url}/{n}") for n in range(4)))
+        assert {response.http_version for response in found} == {"HTTP/2"}
+        assert [response.text for response in found] == [f"/{n}" for n in range(4)]
+        async with client.stream("GET", f"{url}/half") as half:
+            assert half.http_version == "HTTP/2"
+            assert gate.stats().pacing.in_flight == 1  # the stream holds it, not the connection
+        assert gate.stats().pacing.in_flight == 0
+        assert (await client.get(f"{url}/last")).text == "/last"
+    assert len(site.made) == 1
+    assert {fields["user-agent"] for _, fields in site.seen} == {AGENT}
+    began = [when for when, _ in site.seen]
+    assert len(began) == 6
+    assert min(after - before for before, after in pairwise(began)) >= 0.05
