@@ -639,16 +639,8 @@ class _Redirects:
     """One retrieval on its way."""
 
     __slots__ = (
-        "_encoding",
-        "_fetcher",
-        "_hops",
-        "_origin",
-        "_retried",
-        "_start",
-        "_target",
-        "_validators",
-        "_wait",
-        "_watch",
+        *("_encoding", "_fetcher", "_hops", "_origin", "_retried"),
+        *("_start", "_target", "_validators", "_wait", "_watch"),
     )
 
     def __init__(self, fetcher: Fetcher, origin: str, validators: Validators | None) -> None:
