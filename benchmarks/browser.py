@@ -34,8 +34,8 @@ def run(options: Options) -> list[Table]:
     with _server("gatekeeper", "asyncio") as server, _chromium() as browser:
         _block(server, HOSTS // 20 if options.quick else HOSTS)
         return [
-            _first_paint(server, browser, options.rounds(quick=5, full=30)),
-            _beside_pages(server, browser, options.rounds(quick=5, full=40)),
+            _first_paint(server, browser, options.rounds(quick=5, full=10)),
+            _beside_pages(server, browser, options.rounds(quick=5, full=15)),
             _memory(server, browser, 10.0 if options.quick else 300.0),
         ]
 
@@ -102,7 +102,7 @@ def _beside_pages(server: _Server, browser: Any, rounds: int) -> Table:
             if open_:
                 for page in pages:
                     page.wait_for_selector("#live-state:text-is('Live.')")
-            spent = server.ask(checks, 6000)
+            spent = server.ask(checks, 4000)
             if turn:
                 taken[open_].append(spent)
     for page in pages:

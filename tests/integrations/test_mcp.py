@@ -21,7 +21,7 @@ from gatekeeper.sidecar.security import Tokens
 from tests.conformance.ways import AGENT, settings, until
 from tests.documents.blocks import SITE
 from tests.internet import FakeInternet, Hold, Page, redirect
-from tests.robots.test_cost_of_values import grows_with_the_text
+from tests.robots.test_cost_of_values import least
 
 mcp = pytest.importorskip("mcp")
 
@@ -411,11 +411,12 @@ def test_odd_pages_are_read_as_browsers_read_them(page: str, text: str) -> None:
     ],
 )
 def test_a_page_costs_in_proportion_to_its_size(unit: str) -> None:
-    assert grows_with_the_text(
-        lambda page: as_text(page, markdown=True), lambda size: unit * (size // len(unit))
-    )
     attributes = unit.replace("<", "").replace(">", "") or "="
-    assert grows_with_the_text(
-        lambda page: as_text(page, markdown=True),
-        lambda size: "<a " + attributes * (size // len(attributes)) + ">",
-    )
+    for begin, part, end in (("", unit, ""), ("<a ", attributes, ">")):
+
+        def taken(size: int, begin: str = begin, part: str = part, end: str = end) -> float:
+            page = begin + part * (size // len(part)) + end
+            return least(lambda: as_text(page, markdown=True), 2)
+
+        # What is quadratic takes 64 times as long, each time; what else runs here does not.
+        assert any(taken(80_000) < 20 * max(taken(10_000), 0.001) for _ in range(5))
