@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import parse_qsl, quote, unquote
@@ -382,8 +384,11 @@ def _feed(handler: Handler, needs: frozenset[Role]) -> Handler:
         if visitor is None:
             raise Problem(401, "unauthorized", "sign in first")
         _demand(visitor, needs)
-        call.client = visitor.name
-        call.permitted = lambda: _goes_on(service, call, visitor, needs)
+        call = replace(
+            call,
+            client=visitor.name,
+            permitted=partial(_goes_on, service, call, visitor, needs),
+        )
         service.clients.enter(visitor.name)
         try:
             return await handler(service, call)
