@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -97,6 +98,13 @@ def _parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
 
 
+def _build() -> str:
+    """Whether the hot modules of this installation are compiled."""
+    found = importlib.util.find_spec("gatekeeper.robots.listed")
+    pure = found is None or (found.origin or "").endswith(".py")
+    return "pure Python" if pure else "compiled"
+
+
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     """The parser for a call: of the commands only the one that it names is imported."""
     parser = argparse.ArgumentParser(
@@ -106,7 +114,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         f"`{NAME} COMMAND --help` says more of a command. Verdicts, findings and what fetch meets "
         "are coloured on a terminal; NO_COLOR=1 turns that off, FORCE_COLOR=1 on.",
     )
-    parser.add_argument("--version", action="version", version=f"{NAME} {version()}")
+    parser.add_argument("--version", action="version", version=f"{NAME} {version()} ({_build()})")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     called = next((word for word in argv if word in COMMANDS), None)
     for name, summary in COMMANDS.items():

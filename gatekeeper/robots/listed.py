@@ -142,12 +142,11 @@ class ListedRules:
         if large or not self._take(found):
             self._make_ready(found)
             self._prefixes = self._allowed = ("",)
-        elif len(self._prefixes) > _FEW:
-            self._many, self._prefixes = self._prefixes, ()
 
     def _take(self, found: list[tuple[str, str]]) -> bool:
         """Take the rules; False: they can't be listed."""
-        forbids, values = zip(*found, strict=True) if found else ((), ())
+        columns: list[tuple[str, ...]] = [*zip(*found, strict=True)] or [(), ()]
+        forbids, values = columns
         joined = "\n".join(values)
         odd = joined.encode("latin-1").translate(None, _LISTED)
         if odd or ("$" in joined and _INNER_DOLLAR(joined)):
@@ -175,7 +174,10 @@ class ListedRules:
             self._roomy = min(self._roomy, compiled.PAIRS // len(joined)) if flat else 0
             self._strict = self._strict or LIKE_AN_ESCAPE(joined) is not None
             prefixes = self._take_wild(prefixes)
-        self._prefixes = prefixes
+        if len(prefixes) > _FEW:
+            self._many = prefixes
+        else:
+            self._prefixes = prefixes
         return True
 
     def _take_wild(self, values: tuple[str, ...]) -> tuple[str, ...]:
