@@ -40,6 +40,8 @@ OTHER: dict[str, Any] = {
     "guard.deny": ("192.0.2.0/24",),
     "guard.ports": (80, 443),
     "pacing.max_interval": 77.0,
+    "pacing.max_pages_per_day": 9_999,
+    "pacing.max_bytes_per_day": 999_999,
     "pacing.address_interval": 0.5,
     "pacing.domain_interval": 0.5,
     "storage.path": "/nowhere/state.sqlite",
