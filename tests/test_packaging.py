@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "gatekeeper"
 RUNTIME = {"aiohttp", "cachetools", "msgspec", "prometheus-client", "yarl"}
 EXTRAS = {
+    "crawlee": "crawlee",
     "cryptography": "sign",
     "httpcore": "httpx",
     "httpcore2": "httpx2",
@@ -27,6 +28,7 @@ EXTRAS = {
     "httpx2": "httpx2",
     "mcp": "mcp",
     "opentelemetry": "otel",
+    "playwright": "playwright",
     "publicsuffixlist": "psl",
     "pydantic": "mcp",
     "pytest": "testing",

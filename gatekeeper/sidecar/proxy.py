@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from multidict import CIMultiDict
 
 from gatekeeper import urls
 from gatekeeper.sidecar.exchange import METHODS, Call, Problem, read_octets
@@ -76,8 +75,7 @@ class Proxy:
         """Ask for it under its lease, and pass the answer on, whatever it is."""
         service = self._service
         headers = end_to_end(call.request.headers, without=_OURS)
-        headers.setdefault("Accept-Encoding", "identity")
-        _add_via(headers)
+        _add(headers, "Accept-Encoding", "identity")
         async with service.session.request(
             call.request.method, url, headers=headers, data=body or None, allow_redirects=False
         ) as page:
@@ -107,32 +105,33 @@ def _wanted(request: web.BaseRequest) -> str:
     return url
 
 
-def end_to_end(headers: Mapping[str, str], *, without: Iterable[str] = ()) -> CIMultiDict[str]:
-    """The fields that a proxy passes on (RFC 9110 section 7.6.1): neither those of one hop nor
-    what Connection names, nor any that are meant for a proxy or say what ours said."""
-    dropped = {*_OF_ONE_HOP, *without}
-    found: CIMultiDict[str] = CIMultiDict()
+def end_to_end(headers: Mapping[str, str], *, without: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """The fields that a proxy passes on (RFC 9110 section 7.6.1), with its own in Via (section
+    7.6.3): neither those of one hop nor what Connection names, nor any that are meant for a proxy
+    or say what ours say."""
+    dropped = {*_OF_ONE_HOP, *without, "via"}
+    via = [value for name, value in headers.items() if name.lower() == "via"]
     for name, value in headers.items():
         if name.lower() == "connection":
             dropped.update(part.strip().lower() for part in value.split(","))
-    for name, value in headers.items():
-        low = name.lower()
-        if low not in dropped and not low.startswith(("proxy-", "x-gatekeeper-")):
-            found.add(name, value)
-    return found
+    found = [
+        (name, value)
+        for name, value in headers.items()
+        if name.lower() not in dropped and not name.lower().startswith(("proxy-", "x-gatekeeper-"))
+    ]
+    return [*found, ("Via", ", ".join([*via, _VIA]))]
 
 
-def _add_via(headers: CIMultiDict[str]) -> None:
-    """RFC 9110 section 7.6.3: a proxy names itself in each message that it passes on."""
-    before = headers.popall("Via", [])
-    headers["Via"] = ", ".join([*before, _VIA])
+def _add(headers: list[tuple[str, str]], name: str, value: str) -> None:
+    """A field, unless there is one of that name."""
+    if all(given.lower() != name.lower() for given, _ in headers):
+        headers.append((name, value))
 
 
-def _head(page: aiohttp.ClientResponse, lease: Lease) -> CIMultiDict[str]:
+def _head(page: aiohttp.ClientResponse, lease: Lease) -> list[tuple[str, str]]:
     """Raises Problem 502 for a field of the site that can't be passed on."""
     headers = end_to_end(page.headers, without=("content-length",))
     refuse_unsendable(headers)
-    headers.update(decision_headers(lease.decision))
-    headers.setdefault("Server", "gatekeeper")
-    _add_via(headers)
+    headers.extend(decision_headers(lease.decision).items())
+    _add(headers, "Server", "gatekeeper")
     return headers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import aiohttp
@@ -246,7 +246,7 @@ async def pass_on(
     service: Service,
     call: Call,
     page: aiohttp.ClientResponse,
-    head: Callable[[], Mapping[str, str]],
+    head: Callable[[], Mapping[str, str] | list[tuple[str, str]]],
 ) -> web.StreamResponse:
     """The head that is given, and the page's body, piece by piece, never more than
     `fetch_max_body`.
@@ -277,7 +277,7 @@ async def pass_on(
 def _head(page: aiohttp.ClientResponse, decision: Decision) -> dict[str, str]:
     """Raises Problem 502 for a header of the site that can't be passed on."""
     headers = {name: page.headers[name] for name in _ANSWERED if name in page.headers}
-    refuse_unsendable(headers)
+    refuse_unsendable(headers.items())
     headers.update(_told(page))
     headers.update(_HARMLESS)
     headers.update(decision_headers(decision))
@@ -286,9 +286,9 @@ def _head(page: aiohttp.ClientResponse, decision: Decision) -> dict[str, str]:
     return headers
 
 
-def refuse_unsendable(headers: Mapping[str, str]) -> None:
+def refuse_unsendable(headers: Iterable[tuple[str, str]]) -> None:
     """Raises Problem 502 for a field of the site that can't be passed on."""
-    for name, value in headers.items():
+    for name, value in headers:
         if _UNSENDABLE.search(value):
             raise Problem(502, "bad-answer", f"the site's {name} header holds what none may hold")
 
