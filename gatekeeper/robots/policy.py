@@ -471,8 +471,7 @@ class Policy:
         return self._asker(origin)(path)
 
     def flat(self) -> FlatRules | None:
-        """The rules in a form of a few strings that answers without this object; None where that
-        can't be had: the verdict takes more than one reading, or the time of day."""
+        """The rules as a few strings; None where they alone do not decide."""
         first = self._readings[0]
         if not isinstance(first, LongestMatch) or len(self._readings) > 1 or self.timed:
             return None
@@ -652,8 +651,7 @@ class Policy:
     @property
     def asks_no_interval(self) -> bool:
         """`interval` is None at any moment."""
-        said = self._said()
-        thumb = Dialect.V2 in {self.dialect, self.robots.forced}
+        said, thumb = self._said(), Dialect.V2 in {self.dialect, self.robots.forced}
         return said.crawl_delay is None and not said.request_rates and not thumb
 
     def interval(self, at: datetime, took: float | None = None) -> float | None:
