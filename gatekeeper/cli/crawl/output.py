@@ -87,8 +87,7 @@ class Body:
     spooled one; or none at all.
 
     Use it as a context: a body that was not kept leaves nothing behind. Writing is to the page
-    cache, at once: a thread that writes while the loop is busy gets the interpreter a few times in
-    a millisecond at most, and needs it for every call.
+    cache, at once.
     """
 
     def __init__(self, url: str, folder: Folder | None, *, limit: int, spool: bool) -> None:
