@@ -394,7 +394,7 @@ class RecordCache:
             )
         return Record(
             origin,
-            self._config,
+            self._config.fetch,
             current=current,
             good=good,
             text=text,
@@ -576,7 +576,7 @@ class RecordUpdates:
         fresh = fresh_for(current.outcome.row.kept, said.lifetime, self._config.cache)
         return Record(
             origin,
-            self._config,
+            self._config.fetch,
             current=current,
             good=current,
             text=text,
@@ -595,7 +595,7 @@ class RecordUpdates:
         since = old.unreachable_since if old is not None and again else None
         return Record(
             origin,
-            self._config,
+            self._config.fetch,
             current=OriginAnswer(outcome, said.status, self._clock.wall(), said.hops, said.took),
             # A failure never overwrites the last good copy.
             good=None if old is None else old.good,
@@ -613,7 +613,7 @@ class RecordUpdates:
         until = self._clock.monotonic() + seconds
         return Record(
             origin,
-            self._config,
+            self._config.fetch,
             current=OriginAnswer(outcome, None, self._clock.wall()),
             fresh_until=until,
             expires=until,

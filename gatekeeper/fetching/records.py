@@ -21,7 +21,7 @@ import msgspec
 
 from gatekeeper import speedups
 from gatekeeper.clock import Clock, Stamp, stamp
-from gatekeeper.config import Config
+from gatekeeper.config import Config, FetchConfig
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.fetching.outcomes import DAY, OURS, Holds, Outcome, holds_meanwhile, readable
 from gatekeeper.robots import Policy, RobotsTxt
@@ -391,7 +391,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 class _RecordHead(msgspec.Struct, gc=False, eq=False):
     origin: str
-    config: Config
+    config: FetchConfig
 
 
 class Record(_RecordHead, kw_only=True, gc=False, eq=False):
@@ -458,7 +458,7 @@ class Record(_RecordHead, kw_only=True, gc=False, eq=False):
         if not self.current.outcome.row.lapses:
             return Holds.NOTHING
         return holds_meanwhile(
-            self.config.fetch,
+            self.config,
             unreachable_for=self.unreachable_for(now),
             has_last_good=self.good is not None,
             page_ok_ago=None if self.page_ok is None else now - self.page_ok,
@@ -614,7 +614,7 @@ def from_stored(
     cap = config.cache.max_ttl if current.outcome.good else DAY
     return Record(
         stored.origin,
-        config,
+        config.fetch,
         current=current,
         good=good,
         text=_text_of(stored, good, texts, read),

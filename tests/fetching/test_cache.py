@@ -149,7 +149,7 @@ def test_a_cold_record_costs_little() -> None:
         cache.put(
             Record(
                 origin(number),
-                config,
+                config.fetch,
                 current=answer,
                 good=answer,
                 text=text,
@@ -173,7 +173,7 @@ def test_a_cold_record_costs_little() -> None:
 def lasting_until(moment: float, number: int) -> Record:
     answer = OriginAnswer(Outcome.NO_FILE, 404, 0.0)
     return Record(
-        origin(number), Config(), current=answer, good=answer, fresh_until=moment, expires=DAY
+        origin(number), Config().fetch, current=answer, good=answer, fresh_until=moment, expires=DAY
     )
 
 
