@@ -279,7 +279,7 @@ def split_ordinary(raw: str) -> tuple[str, str] | None:
 def is_sent_as_written(path: str) -> bool:
     """What stands behind an authority, from a slash on, is the path that `split` gives.
 
-    False says nothing. No bound on its length is looked at.
+    False: it may be so, or not. No bound on its length is looked at.
     """
     if not path.isascii() or ("/." in path and _DOT_SEGMENT.search(path)):
         return False
@@ -293,7 +293,7 @@ def is_sent_as_written(path: str) -> bool:
 def all_plain(raws: Sequence[str]) -> bool:
     """Whether `split_ordinary` gives the path of each as it stands, if it knows the authority.
 
-    One look at many texts: a look at each costs several times as much. False says nothing.
+    One look at many texts: a look at each costs several times as much. False: it may be so, or not.
     """
     text = "".join(raws)
     return (

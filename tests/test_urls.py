@@ -434,10 +434,12 @@ _BASES = [parse("https://example.com/a/b?c"), parse("http://[::1]:8080"), parse(
 _READERS: dict[str, Callable[[str], object]] = {
     "all_plain": lambda raw: urls.all_plain([raw, raw]),
     "host_of": host_of,
+    "is_sent_as_written": urls.is_sent_as_written,
     "join": lambda raw: [join(base, raw) for base in _BASES[:1]],
     "mask": lambda raw: (mask(raw), mask(raw, query=False)),
     "parse": parse,
     "path_of": path_of,
+    "redirected": lambda raw: urls.redirected("http://a.test/b?c", raw),
     "sendable": _sent,
     "split": split,
     "split_ordinary": split_ordinary,

@@ -176,7 +176,7 @@ async def test_t5_a_socket_that_was_handed_over_is_judged_by_where_it_listens(
     with socket.create_server(("0.0.0.0", 0)) as given:
         monkeypatch.setattr(process, "activated_sockets", lambda environ: [given])
         config = Config.from_dict({"storage": {"path": "memory"}})
-        options = ServeOptions("testbot/1.0", config, lambda: config, lambda where, curl: None)
+        options = ServeOptions("testbot/1.0", config, lambda: config, lambda *_: None)
         with pytest.raises(ConfigError, match=r"0\.0\.0\.0 port \d+ can be reached"):
             async with running(options):
                 pass
@@ -200,7 +200,7 @@ async def test_t5_a_handed_unix_socket_that_others_may_write_to_needs_a_token(
         monkeypatch.setattr(process, "activated_sockets", lambda environ: [given])
 
         def options(config: Config) -> ServeOptions:
-            return ServeOptions("testbot/1.0", config, lambda: plain, lambda where, curl: None)
+            return ServeOptions("testbot/1.0", config, lambda: plain, lambda *_: None)
 
         if mode == 0o666:
             with pytest.raises(ConfigError, match=r"unix:.* \(mode 0666\) .*SocketMode=0600"):
