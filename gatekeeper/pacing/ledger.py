@@ -273,8 +273,8 @@ class ScopeRecord:
         self.learned_until = 0
         self.day: int | None = None
         """The first page of the day, where there is a budget."""
-        self.pages = 0
-        self.bytes = 0
+        self.pages: int = 0
+        self.bytes: int = 0
         self.holds: dict[str, _Hold] = {}
         self.tickets: list[_Ticket] = []
 
