@@ -442,7 +442,7 @@ class Decider:
             judged = _ROBOTS_FILE
             like = replace(origin.first_decision, crawl_delay=None, clamped=False, note=None)
         else:
-            match = origin.policy.match_path(path, origin.origin)
+            match = origin.policy.match_of(code, path, origin.origin)
             judged = _judge(origin.policy, match, origin.reason, ())
             like = origin.first_decision
         decision = replace(

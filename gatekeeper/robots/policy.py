@@ -520,25 +520,20 @@ class Policy:
         Paths with the same number get the same answer for the same reason; ROBOTS_FILE is the
         number of `/robots.txt`, which may always be asked for (RFC 9309 section 2.2.2, RFC-20).
         """
-        readings = self._readings
-        return _decider(readings[0], origin) if len(readings) == 1 else None
+        return _decider(self._readings[0], origin) if len(self._readings) == 1 else None
 
     def match(self, url: str) -> Match:
         """The answer with its reason: the deciding rule and its line. Raises as `allowed`."""
         origin, path = split_url(url)
-        return self._match(path, origin)
+        return self.match_path(path, origin)
 
     def match_path(self, path: str, origin: str = "") -> Match:
         """`match` for a path with its query and its origin, as `urls.split` gives them.
 
         Where the origin is not known, a rule of 1994 that is a whole URL holds for any.
         """
-        return self._match(path, origin)
-
-    def _match(self, path: str, origin: str) -> Match:
         readings = self._readings
-        code, by = _decider(readings[0], origin)(path), 0
-        conflict = False
+        code, by, conflict = _decider(readings[0], origin)(path), 0, False
         for place in range(1, len(readings)):
             other = _decider(readings[place], origin)(path)
             if (code ^ other) & 1:
@@ -547,6 +542,11 @@ class Policy:
                     code, by = other, place
         rule = self._rule(by, code >> 1) if code >= 0 else None
         return Match(code & 1 == 1, rule, self.dialect, conflict, path, self, origin)
+
+    def match_of(self, code: int, path: str, origin: str) -> Match:
+        """`match_path` for a path of which `decider` gave this code."""
+        rule = self._rule(0, code >> 1) if code >= 0 else None
+        return Match(code & 1 == 1, rule, self.dialect, False, path, self, origin)
 
     def candidates(self, path: str, origin: str = "") -> tuple[Candidate, ...]:
         """The rules that match the path, the deciding one first, with their octets.

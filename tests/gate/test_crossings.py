@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("speedups_on")
 
 ROBOTS = "User-agent: *\nDisallow: /private\nDisallow: /*.pdf$\nAllow: /private/open\n"
 CONFIG = {"guard": {"allow": ["127.0.0.0/8", "*.test"]}, "pacing": {"default_interval": 0.0}}
-MOST_OF_A_CHECK = 15  # two of them for each pattern that is compared, twice
+MOST_OF_A_CHECK = 12
 MOST_OF_A_LEASE = 10
 
 

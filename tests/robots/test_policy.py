@@ -225,3 +225,13 @@ def test_the_query_of_a_usage_path_is_compared_as_that_of_a_rule(pattern: str, p
     assert not RobotsTxt.parse(f"User-agent: *\nDisallow: {pattern}").policy("bot").allowed(path)
     before_the_query = path.replace("?", "!")
     assert policy.content_usage(before_the_query) == {}
+
+
+@pytest.mark.parametrize("path", ["/", "/a", "/a/b?c", "/robots.txt", "/x%2Fy", "/a.php"])
+def test_a_code_says_what_the_path_does(path: str) -> None:
+    text = "User-agent: *\nDisallow: /a\nAllow: /a/\nDisallow: /*.php$\nDisallow: /x%2fy\n"
+    policy = RobotsTxt.parse(text).policy("bot")
+    rule_of = policy.decider()
+    assert rule_of is not None
+    code = rule_of(path)
+    assert policy.match_of(code, path, "") == policy.match_path(path)
