@@ -266,8 +266,8 @@ class Decider:
         return self._told(raw, origin, agent, standing, judged, None, None, note)
 
     def _unmatched(self, record: Record, robots: RobotsTxt, policy: Policy, path: str) -> bool:
-        """No rule matches, by the flat rules of the gate's own agent; False says nothing. Optional
-        speed: most questions about an origin just met need no more."""
+        """No rule matches, by the flat rules of the gate's own agent; False: the policy has to be
+        asked. Optional speed: most questions about an origin just met need no more."""
         text = record.text
         if not self._cache.on or text is None or text.parsed is not robots:
             return False
