@@ -18,7 +18,7 @@ import msgspec
 from gatekeeper.robots.model import LIMIT, Match, Rule, Spans, octets, shown
 from gatekeeper.robots.parser import RobotsTxt
 from gatekeeper.robots.patterns import rfc_pattern
-from gatekeeper.robots.policy import Policy
+from gatekeeper.robots.policy import Policy, agent_lines, group_starts, names_of
 from gatekeeper.robots.signals import split_content_usage
 from gatekeeper.robots.witness import (
     Budget,
@@ -151,8 +151,8 @@ def named_agents(robots: RobotsTxt) -> dict[str, str]:
 
 def _all_names(robots: RobotsTxt) -> set[str]:
     """Every name that makes some agent read a group of its own: `Bot2` is read by `bot`, too."""
-    names = robots.source(precedence=False).groups.names
-    return {name for name in re.split("[\r\n]", names) if _ASKABLE.match(name)}
+    values = {value for _, _, value in agent_lines(robots.lines.lower())}
+    return {name for value in values for name in names_of(value) if _ASKABLE.match(name)}
 
 
 # --- fragments -------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class _Source:
         self._texts = self.robots.lines.split("\n")
         self._readings: dict[str, Reading | None] = {}
         self._read(problems)
-        starts = self.robots.source(precedence=False).groups.starts
+        starts = group_starts(self.robots.lines)
         self._grouped = starts[0] if starts else len(self.robots.lines) + 1
         if self.robots.truncated:
             problems.add("truncated", "longer than the 500 KiB that crawlers read", self.at(0))

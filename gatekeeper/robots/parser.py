@@ -1,8 +1,8 @@
 """`RobotsTxt`: a file read once, to be seen through many agents' eyes.
 
-Parsing finds the lines and the groups. The rules are taken from the text when an agent is
-chosen, and every other record when somebody asks for it: most files hold rules for robots
-that will never come.
+Parsing finds the lines. The groups of an agent are found when it is chosen, its rules with its
+first question, and every other record when somebody asks for it: most files hold rules for
+robots that will never come.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gatekeeper.robots import signals
@@ -24,15 +25,7 @@ from gatekeeper.robots.model import (
     value_of,
     values_in,
 )
-from gatekeeper.robots.policy import (
-    Conflicts,
-    Groups,
-    Policy,
-    Source,
-    V2Semantics,
-    find_groups,
-    records_of,
-)
+from gatekeeper.robots.policy import Conflicts, Policy, V2Semantics, group_starts, records_of
 
 if TYPE_CHECKING:
     from gatekeeper.robots.lint import Finding
@@ -43,8 +36,6 @@ __all__ = [
 
 _WORTH_PACKING = 256
 """Octets below which compressed text is no smaller."""
-_LARGE = 65_536
-"""Octets from which finding the groups anew would be felt."""
 _STANDARD = frozenset({"user-agent", "allow", "disallow"})
 _KNOWN = _STANDARD | {
     "clean-param",
@@ -71,7 +62,6 @@ class RobotsTxt:
     """
 
     __slots__ = (
-        "_groups",
         "_text",
         "_whole",
         "bom",
@@ -97,7 +87,6 @@ class RobotsTxt:
         self.truncated = decoded.truncated
         self.bom = decoded.bom
         self.forced = forced
-        self._groups: Groups | None = find_groups(decoded.lines)
 
     @classmethod
     def parse(cls, body: bytes | str, *, dialect: str = "auto", limit: int = LIMIT) -> RobotsTxt:
@@ -161,12 +150,6 @@ class RobotsTxt:
             self._text = _packed(self._text)
             if isinstance(self._whole, str):
                 self._whole = _packed(self._whole)
-            if self.size < _LARGE:
-                self._groups = None  # found again in microseconds, should another agent come
-
-    def _found_groups(self, text: str) -> Groups:
-        groups = self._groups
-        return find_groups(text) if groups is None else groups
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -206,11 +189,6 @@ class RobotsTxt:
 
         return findings(self)
 
-    def source(self, *, precedence: bool) -> Source:
-        """What `Policy` needs to choose an agent's rules."""
-        text = self.lines
-        return Source(self, text, self._found_groups(text), self.forced, precedence)
-
     def _values(self, field: str) -> list[str]:
         text = self.lines
         found = values_in(text, ((0, len(text)),), field)[field]
@@ -229,11 +207,10 @@ class RobotsTxt:
     def _stretches(self, text: str) -> Iterator[tuple[int, int, Dialect, bool]]:
         """Start, end and dialect of each group, and whether it declares a version."""
         if self.forced in {None, Dialect.RFC9309}:
-            groups = self._found_groups(text)
-            records = records_of(text) if groups.versioned else ()
-            ends = (*groups.starts, len(text))[1:]
+            starts = group_starts(text)
+            records = records_of(text) if "robot-version" in text.lower() else ()
             heads = [record.start for record in records]
-            for start, end in zip(groups.starts, ends, strict=True):
+            for start, end in pairwise([*starts, len(text)]):
                 inside = records[bisect_right(heads, start - 1) : bisect_right(heads, end - 1)]
                 declared = [record for record in inside if record.version]
                 dialect = declared[0].dialect if declared else Dialect.RFC9309
@@ -255,7 +232,7 @@ class RobotsTxt:
 
     def __repr__(self) -> str:
         cut = ", truncated" if self.truncated else ""
-        groups = len(self._found_groups(self.lines).starts)
+        groups = len(group_starts(self.lines))
         return f"<RobotsTxt of {self.size} octets, {groups} groups{cut}>"
 
     def _key(self) -> tuple[str, str, int, bool, str, Dialect | None]:

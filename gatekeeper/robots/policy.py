@@ -23,7 +23,7 @@ from gatekeeper import speedups
 from gatekeeper.robots import timing
 from gatekeeper.robots.compiled import ROBOTS_FILE
 from gatekeeper.robots.flat import FlatRules, flat_rules
-from gatekeeper.robots.listed import PlainAnswer, QuickAnswer, TextSource, in_general
+from gatekeeper.robots.listed import PlainAnswer, QuickAnswer, in_general
 from gatekeeper.robots.model import (
     Candidate,
     Dialect,
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Conflicts",
-    "Groups",
     "Policy",
-    "Source",
     "V2Semantics",
+    "agent_lines",
     "choose",
-    "find_groups",
+    "group_starts",
+    "names_of",
     "records_of",
 ]
 
@@ -94,45 +94,19 @@ class AgentRecord(NamedTuple):
         return Dialect.V2 if self.version and self.version[0] >= 2 else Dialect.R1996
 
 
-class Groups(NamedTuple):
-    """The groups of RFC 9309, for a few bytes each."""
-
-    names: str
-    """The names of every group, each name between line feeds, the groups between returns."""
-    starts: array[int]
-    """Where the first user-agent line of each begins."""
-    versioned: bool
-    """A Robot-version may stand somewhere."""
-
-    def named(self, name: str) -> list[int]:
-        """The groups that have this very name, in file order."""
-        needle = f"\n{name}\n"
-        found: list[int] = []
-        group = before = 0
-        place = self.names.find(needle)
-        while place >= 0:
-            group += self.names.count("\r", before, place)
-            before = place
-            if not found or found[-1] != group:
-                found.append(group)
-            place = self.names.find(needle, place + 1)
-        return found
-
-
-def find_groups(text: str) -> Groups:
-    """The groups of RFC 9309.
+def agent_lines(lower: str) -> Iterator[tuple[int, bool, str]]:
+    """The user-agent lines of a text in lower case: where each begins, whether it begins a group
+    of RFC 9309, and its value, comment included.
 
     Only the first `user-agent` of a line is looked at, so that the cost stays linear.
     """
-    lower = text.lower()
-    names: list[str] = []
-    starts: list[int] = []
+    first = True
     last = 0  # the end of the user-agent line before
     found = lower.find("user-agent")
     while found >= 0:
         start = found
         if found and lower[found - 1] != "\n":
-            start = lower.rfind("\n", last, found) + 1 or last
+            start = lower.rfind("\n", last, found) + 1
         end = lower.find("\n", found)
         if end < 0:
             end = len(lower)
@@ -142,42 +116,50 @@ def find_groups(text: str) -> Groups:
         if rest[:1] == ":" and (start == found or not lower[start:found].strip(" \t")):
             # Nothing but a rule closes a group: no blank line, no other record (RFC 9309 sections
             # 2.1 and 2.2, RFC-05, RFC-31).
-            if not starts or (
+            begins = first or (
                 start > last + 1
                 and (
                     lower.find("\ndisallow:", last, start) >= 0
-                    or _RULE_LINE.search(lower, last, start)
+                    or _RULE_LINE.search(lower, last, start) is not None
                 )
-            ):
-                names.append("\r\n" if starts else "\n")
-                starts.append(start)
-            value = rest[1:].strip(" \t")
-            names.append(f"{value}\n" if value == "*" or _is_word(value) else _names(value))
-            last = end
+            )
+            yield start, begins, rest[1:].strip(" \t")
+            first, last = False, end
         found = lower.find("user-agent", end)
-    return Groups("".join(names), array("I", starts), "robot-version" in lower)
 
 
-def _is_word(value: str) -> bool:
-    """The value is a name of letters."""
-    return value.isalpha() and value.isascii()
+def group_starts(text: str) -> list[int]:
+    """Where the first user-agent line of each group of RFC 9309 begins."""
+    return [start for start, begins, _ in agent_lines(text.lower()) if begins]
 
 
-def _names(rest: str) -> str:
+def groups_called(lower: str, name: str) -> Spans:
+    """The groups, in a text in lower case, with a user-agent line that has this very name."""
+    if not name or name not in lower:
+        return ()
+    spans: list[tuple[int, int]] = []
+    group, fits = 0, False
+    for start, begins, value in agent_lines(lower):
+        if begins:
+            if fits:
+                spans.append((group, start))
+            group, fits = start, False
+        if value.startswith(name) and (value == name or name in names_of(value)):
+            fits = True
+    if fits:
+        spans.append((group, len(lower)))
+    return tuple(spans)
+
+
+def names_of(value: str) -> tuple[str, ...]:
     """What a user-agent line may be called by: whole, first word, or identifier (RFC-15).
 
-    Each name ends with a line feed. An empty one is nobody's.
+    Takes its value in lower case. An empty name is nobody's.
     """
-    if "#" in rest:
-        rest = rest[: rest.index("#")]
-    value = rest.strip(" \t")
-    if value == "*":
-        return "*\n"
-    identifier = _IDENTIFIER.match(value)[0]  # type: ignore[index]
-    if identifier == value:
-        return value + "\n" if value else ""
+    value = value.partition("#")[0].strip(" \t")
     word = _WORD_END.split(value, maxsplit=1)[0]
-    return "".join(f"{name}\n" for name in dict.fromkeys((value, word, identifier)) if name)
+    identifier = _IDENTIFIER.match(value)[0]  # type: ignore[index] # it always matches
+    return tuple([name for name in dict.fromkeys((value, word, identifier)) if name])
 
 
 def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]:
@@ -235,29 +217,18 @@ def _version(rest: str) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-class Source(NamedTuple):
-    """What choosing needs to know of a file."""
-
-    file: TextSource
-    text: str
-    """Its lines."""
-    groups: Groups
-    dialect: Dialect | None
-    """The forced one."""
-    precedence: bool
-
-
-def choose(source: Source, name: str) -> tuple[RuleSet, ...]:
+def choose(robots: RobotsTxt, name: str, *, precedence: bool = False) -> tuple[RuleSet, ...]:
     """The readings that the agent obeys, the declared or forced one first.
 
-    `name` is a product token in lower case.
+    `name` is a product token in lower case; `precedence`: see `ShellRules`.
     """
-    dialect = source.dialect
-    if dialect is Dialect.RFC9309 or (dialect is None and not source.groups.versioned):
-        return (_longest(source, _groups(source, name)),)
-    records = records_of(source.text, allow_ends=dialect is not Dialect.R1994)
-    if dialect is None:
-        return _declared(source, name, records)
+    dialect, text = robots.forced, robots.lines
+    if dialect is None or dialect is Dialect.RFC9309:
+        lower = text.lower()
+        if dialect is None and "robot-version" in lower:
+            return _declared(robots, lower, name, precedence=precedence)
+        return (LongestMatch(robots, _groups(lower, name)),)
+    records = records_of(text, allow_ends=dialect is not Dialect.R1994)
     if dialect is Dialect.R1996:
         # The first record whose value contains the name, else the first `*` (the 1996 draft,
         # R96-12, R96-13).
@@ -269,29 +240,22 @@ def choose(source: Source, name: str) -> tuple[RuleSet, ...]:
         named = _called(records, name)
         chosen = _newest(named)[:1] or _newest(_stars(records))  # V2-05, V2-09, V2-13
         dialect = chosen[0].dialect if chosen else dialect
-    return (_by_record(source, dialect, chosen),)
+    return (_by_record(text, dialect, chosen, precedence=precedence),)
 
 
-def _groups(source: Source, name: str) -> list[int]:
-    """All groups of that very name, else all of `*` (RFC 9309 section 2.2.1, RFC-11 to RFC-14)."""
-    return source.groups.named(name) or source.groups.named("*")
+def _groups(lower: str, name: str) -> Spans:
+    """All groups of that very name, else all of `*`, which are united (RFC 9309 section 2.2.1,
+    RFC-11 to RFC-14)."""
+    return groups_called(lower, name) or groups_called(lower, "*")
 
 
-def _longest(source: Source, groups: Sequence[int]) -> RuleSet:
-    """RFC 9309: the groups united (RFC 9309 section 2.2.1, RFC-12)."""
-    starts = source.groups.starts
-    count, end = len(starts), len(source.text)
-    return LongestMatch(
-        source.file,
-        tuple([(starts[i], starts[i + 1] if i + 1 < count else end) for i in groups]),
-    )
-
-
-def _by_record(source: Source, dialect: Dialect, records: Sequence[AgentRecord]) -> RuleSet:
+def _by_record(
+    text: str, dialect: Dialect, records: Sequence[AgentRecord], *, precedence: bool
+) -> RuleSet:
     spans = tuple((record.start, record.end) for record in records)
     if dialect is Dialect.V2:
-        return ShellRules(source.text, spans, precedence=source.precedence)
-    return PrefixesInOrder(source.text, spans, disallow_only=dialect is Dialect.R1994)
+        return ShellRules(text, spans, precedence=precedence)
+    return PrefixesInOrder(text, spans, disallow_only=dialect is Dialect.R1994)
 
 
 def _called(records: Sequence[AgentRecord], name: str) -> list[AgentRecord]:
@@ -331,36 +295,37 @@ def _newest(records: Sequence[AgentRecord]) -> list[AgentRecord]:
     return [record for record in known if (record.version or (1, 0)) == highest]
 
 
-def _declared(source: Source, name: str, records: Sequence[AgentRecord]) -> tuple[RuleSet, ...]:
+def _declared(robots: RobotsTxt, lower: str, name: str, *, precedence: bool) -> tuple[RuleSet, ...]:
     """Auto, in a file with a Robot-version: the declared reading, then the RFC's (DIA-03)."""
-    groups = _groups(source, name)
-    declared = [record for record in records if record.version is not None]
-    versioned = {bisect_right(source.groups.starts, record.start) - 1 for record in declared}
-    plain = [i for i in groups if i not in versioned]
-    exact = bool(source.groups.named(name))
+    text = robots.lines
+    declared = [record for record in records_of(text) if record.version is not None]
+    starts = group_starts(text)
+    versioned = {starts[bisect_right(starts, record.start) - 1] for record in declared}
+    groups = _groups(lower, name)
+    plain = tuple([span for span in groups if span[0] not in versioned])
+    exact = bool(groups_called(lower, name))
     if exact:  # DIA-09: an exact name anywhere comes before a part of one
-        needle = f"\n{name}\n"
-        named = [r for r in declared if any(needle in f"\n{_names(a)}" for a in r.agents)]
+        named = [r for r in declared if any(name in names_of(agent) for agent in r.agents)]
     else:
         named = _called(declared, name)
     rest = () if exact and not named else _stars(declared)
     first: RuleSet | None = None
     if chosen := _newest(named)[:1]:
-        first = _by_record(source, chosen[0].dialect, chosen)
+        first = _by_record(text, chosen[0].dialect, chosen, precedence=precedence)
     elif named and exact and plain:
-        first = _longest(source, plain)  # its own set without a version
+        first = LongestMatch(robots, plain)  # its own set without a version
     elif chosen := _newest(rest):
-        first = _by_record(source, chosen[0].dialect, chosen)
+        first = _by_record(text, chosen[0].dialect, chosen, precedence=precedence)
     elif named or rest:
         # Only experimental sets fit: the default, if it has no version (the 2.0 draft, V2-09,
         # DIA-06).
-        stars = source.groups.named("*")
-        first = _longest(source, [i for i in stars if i not in versioned])
+        stars = groups_called(lower, "*")
+        first = LongestMatch(robots, tuple([s for s in stars if s[0] not in versioned]))
     if first is None:
-        return (_longest(source, groups),)
+        return (LongestMatch(robots, groups),)
     # Never merged across versions (DIA-10).
-    marked = [i for i in groups if i in versioned]
-    return (first, *(_longest(source, each) for each in (marked, plain) if each))
+    marked = tuple([span for span in groups if span[0] in versioned])
+    return (first, *(LongestMatch(robots, each) for each in (marked, plain) if each))
 
 
 Conflicts = Literal["strict", "declared"]
@@ -433,8 +398,7 @@ class Policy:
         self.conflicts = conflicts
         self.v2_semantics = v2_semantics
         self.inherit_crawl_delay: bool = inherit_crawl_delay
-        source = robots.source(precedence=v2_semantics == "precedence")
-        readings = choose(source, self.agent.lower())
+        readings = choose(robots, self.agent.lower(), precedence=v2_semantics == "precedence")
         if conflicts == "declared":
             readings = readings[:1]
         self._readings = readings
@@ -450,7 +414,7 @@ class Policy:
         self._rules: dict[tuple[int, int], Rule] | None = None
         self._offsets: list[array[int]] | None = None
         if robots.size > _BIG and sum(high - low for low, high in readings[0].spans) > _BIG:
-            self._places(source.text)
+            self._places(robots.lines)
 
     @property
     def allows_path(self) -> Callable[[str], bool]:
@@ -710,9 +674,8 @@ class Policy:
     def _inherited(self) -> Iterator[tuple[Spans, dict[str, list[str]]]]:
         """The Crawl-delay of `*`, where it counts for those that have none (VND-09)."""
         if self.inherit_crawl_delay:
-            source = self.robots.source(precedence=False)
-            spans = choose(source, "*")[0].spans
-            yield spans, values_in(source.text, spans, "crawl-delay")
+            spans = choose(self.robots, "*")[0].spans
+            yield spans, values_in(self.robots.lines, spans, "crawl-delay")
 
     def _spans(self, field: str) -> Spans:
         """Where the rule set speaks of a field: in the first reading that says something."""

@@ -41,7 +41,7 @@ from gatekeeper.robots.patterns import (
     wild_match,
 )
 from gatekeeper.robots.policy import choose
-from gatekeeper.robots.rules import rules_in
+from gatekeeper.robots.rules import RuleSet, rules_in
 from gatekeeper.urls import MAX_PATH
 
 if TYPE_CHECKING:
@@ -537,13 +537,12 @@ class Reading(NamedTuple):
     @classmethod
     def of(cls, policy: Policy) -> Reading | None:
         """None where some of the rules are read by another dialect than RFC 9309."""
-        source = policy.robots.source(precedence=policy.v2_semantics == "precedence")
-        readings = choose(source, policy.agent.lower())
+        readings = _readings(policy)
         if policy.conflicts == "declared":
             readings = readings[:1]
         if len(readings) > 1 or readings[0].dialect is not Dialect.RFC9309:
             return None
-        text, spans = source.text, readings[0].spans
+        text, spans = policy.robots.lines, readings[0].spans
         found = (ranked(i, *each) for i, each in enumerate(rules_in(text, spans)))
         table = RuleTable(rule for rule in found if rule is not None)
         decide = policy.decider()
@@ -613,11 +612,16 @@ def witnesses(policy: Policy) -> tuple[Witness, ...]:
     return tuple(found)
 
 
+def _readings(policy: Policy) -> tuple[RuleSet, ...]:
+    precedence = policy.v2_semantics == "precedence"
+    return choose(policy.robots, policy.agent.lower(), precedence=precedence)
+
+
 def _any_rules(policy: Policy) -> list[Rule]:
     """The rules of every reading, in file order."""
-    source = policy.robots.source(precedence=policy.v2_semantics == "precedence")
-    readings = choose(source, policy.agent.lower())
-    rules = {rule.line: rule for each in readings for rule in _lines_of(source.text, each.spans)}
+    readings = _readings(policy)
+    text = policy.robots.lines
+    rules = {rule.line: rule for each in readings for rule in _lines_of(text, each.spans)}
     return [rules[line] for line in sorted(rules)]
 
 
