@@ -38,7 +38,7 @@ __all__ = ["ListedRules", "PlainAnswer", "QuickAnswer", "TextSource", "in_genera
 
 
 class TextSource(Protocol):
-    """Where a rule set finds its text, and tells that it has read it: a `RobotsTxt`."""
+    """Where a rule set finds its text: a `RobotsTxt`."""
 
     @property
     def size(self) -> int:
@@ -47,9 +47,6 @@ class TextSource(Protocol):
     @property
     def lines(self) -> str:
         """The text that spans speak of."""
-
-    def pack(self) -> None:
-        """The text will hardly be needed any more, but to explain."""
 
 
 QuickAnswer = Callable[[str], bool | None]
@@ -103,15 +100,11 @@ class ListedRules:
 
     __slots__ = (
         *("_allowed", "_asked", "_forbids", "_left", "_likely", "_many", "_maybe", "_pieces"),
-        *("_prefixes", "_queries", "_ranked", "_ready", "_roomy", "_source", "_strict", "_values"),
+        *("_prefixes", "_queries", "_ranked", "_ready", "_roomy", "_strict", "_values"),
     )
 
-    def __init__(
-        self, found: list[tuple[str, str]], source: TextSource, *, large: bool = False
-    ) -> None:
-        """`found`: as `ready_rules` takes it; `source`: where it was found; `large`: make the rules
-        ready at once."""
-        self._source: TextSource | None = source
+    def __init__(self, found: list[tuple[str, str]], *, large: bool = False) -> None:
+        """`found`: as `ready_rules` takes it; `large`: make the rules ready at once."""
         self._left = _WORTH
         self._roomy = _LONG - 1
         """Characters of a path up to which rules are looked at one by one."""
@@ -287,9 +280,6 @@ class ListedRules:
     def _make_ready(self, found: list[tuple[str, str]]) -> Compiled:
         ready = self._ready = ready_rules(found, robots_file=True)
         self._ranked = None
-        source, self._source = self._source, None
-        if source is not None:
-            source.pack()
         return ready
 
 

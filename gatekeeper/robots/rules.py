@@ -179,7 +179,7 @@ class LongestMatch:
         elif (
             source.size > _EAGER_OCTETS and sum([hi - lo + 64 for lo, hi in spans]) > _EAGER_OCTETS
         ):
-            self._listed = ListedRules(self._found(source), source, large=True)
+            self._listed = ListedRules(self._found(source), large=True)
 
     def _found(self, source: TextSource) -> list[tuple[str, str]]:
         text, found = source.lines, []
@@ -190,7 +190,7 @@ class LongestMatch:
     def _list(self) -> ListedRules:
         source = self._source
         if source is not None:
-            self._listed = ListedRules(self._found(source), source)
+            self._listed = ListedRules(self._found(source))
             self._source = None
         listed = self._listed
         assert listed is not None  # noqa: S101 - set before `_source` was emptied
