@@ -180,12 +180,13 @@ class RecordCache:
         stored: bool,
         uptime: Callable[[float], float] = float,
         warm: dict[str, Record] | None = None,
+        texts: FileTexts | None = None,
         on_warm: Callable[[float], object] | None = None,
     ) -> None:
         """`on_warm` is told until when each record that is put into `warm` is fresh."""
         self.warm: dict[str, Record] = {} if warm is None else warm
         self._on_warm = on_warm
-        self.texts: FileTexts = FileTexts(config)
+        self.texts: FileTexts = FileTexts(config) if texts is None else texts
         self.evicted: int = 0
         """Cold records dropped so far."""
         self._config = config
@@ -225,14 +226,10 @@ class RecordCache:
         record = self._hot.get(origin)
         if record is not None:
             record.asked += 1
-            if record.text is not None:
-                self.texts.wake(record.text)
         elif origin in self._cold or origin in self._promises:
             record = self._thaw(origin)
             if record is not None:
                 self.put(record)
-                if record.text is not None:
-                    self.texts.wake(record.text)
         return record
 
     def put(self, record: Record) -> None:

@@ -41,6 +41,7 @@ from gatekeeper.fetching.records import (
     LARGE,
     NO_TEXT,
     FileText,
+    FileTexts,
     OriginAnswer,
     Record,
     Standing,
@@ -162,14 +163,15 @@ class Directory:
         on_retrieval: OnRetrieval = lambda _origin, _retrieval, _seconds: None,
         faults: LocalFaults | None = None,
         warm: dict[str, Record] | None = None,
+        texts: FileTexts | None = None,
         choose: Callable[[RobotsTxt, str], Policy] = RobotsTxt.policy,
         agent: str = "",
     ) -> None:
         """`on_learnt` is called with each record that a retrieval came to, `on_retrieval` after
         each one with the origin, what it came to, and its seconds with the wait for turns. They
         must be short and must not raise. `faults` hears from others, too, who answers, and has
-        `plan_probes` called when in doubt; None: it is the directory's own. `warm` may be an empty
-        dictionary of the caller's. `choose` gives a text as it reads for an agent, called in a
+        `plan_probes` called when in doubt; None: it is the directory's own. `warm` and `texts` may
+        be the caller's, and empty. `choose` gives a text as it reads for an agent, called in a
         thread; `agent` is the one that most questions are for."""
         self._fetcher = fetcher
         self._config = config
@@ -182,6 +184,7 @@ class Directory:
             config,
             stored=storage is not None,
             warm=self.warm,
+            texts=texts,
             on_warm=self._soft_expiry.expect,
             uptime=self._faults.uptime,
         )
@@ -480,14 +483,16 @@ class Directory:
                 robots, policy = await asyncio.to_thread(read)
         finally:
             del self._choosing[text.key, agent]
-        self._cache.texts.wake_as(text, robots)
+        self._cache.texts.wake(text, robots)
         text.keep_policy(policy, self._config.cache.max_agents)
 
     def _chosen(self, robots: RobotsTxt, agent: str) -> Policy:
-        """The text as it reads for the agent, with all that a first question takes done."""
+        """The text as it reads for the agent, with all that a first question takes done: from here
+        on the text itself is needed but to explain."""
         policy = self._choose(robots, agent)
         if not policy.timed:
             policy.allows("/", "")
+        robots.pack()
         return policy
 
     async def _load(self, origin: str, storage: Storage) -> Record | None:

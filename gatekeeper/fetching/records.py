@@ -147,6 +147,8 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     """... those of others, by product token."""
     ready: Policy | FlatRules | None = None
     """What answers about plain paths for the gate's own agent; None: it has to be woken."""
+    interval: Any = None
+    """What the text asks for, for the gate's own agent, where that is the same at any hour."""
     used: bool = False
     """It was asked for since that was last looked at."""
     key: int = 0
@@ -278,14 +280,8 @@ class FileTexts:
             self.awake_bytes = sum(map(_awake_weight, self._awake))
             self._dead = 0
 
-    def wake(self, text: FileText) -> None:
-        """It is asked for, by more than plain questions of the gate's own agent."""
-        text.used = True
-        if text.parsed is None and text.users and text.size < LARGE:
-            self.wake_as(text, text.robots)
-
-    def wake_as(self, text: FileText, robots: RobotsTxt) -> None:
-        """It is awake, and that is what it was parsed to."""
+    def wake(self, text: FileText, robots: RobotsTxt) -> None:
+        """It is awake from now on; `robots` is what it was parsed to."""
         if text.parsed is None:
             text.parsed = robots
             if text.users:

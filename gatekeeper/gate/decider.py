@@ -23,7 +23,16 @@ from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, State, Verdict
 from gatekeeper.errors import InvalidURL
 from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.outcomes import OutcomeRow
-from gatekeeper.fetching.records import LARGE, NO_TEXT, Moment, Record, Standing, TwoClocks
+from gatekeeper.fetching.records import (
+    LARGE,
+    NO_TEXT,
+    FileText,
+    FileTexts,
+    Moment,
+    Record,
+    Standing,
+    TwoClocks,
+)
 from gatekeeper.gate.decision_cache import (
     CachedDecision,
     CachedOrigin,
@@ -138,10 +147,12 @@ class Decider:
         guard: Guard | None,
         overrides: HostRules,
         warm: dict[str, Record],
+        texts: FileTexts,
     ) -> None:
         """`agent` is the product token of the gate's own name, `overrides` are the operator's
         `[[host]]` tables, and `warm` holds, by origin, the records that answer by the policy of
-        their text alone until `fresh_until`: the directory fills and empties it."""
+        their text alone until `fresh_until`: the directory fills and empties it. `texts` are those
+        of all records."""
         self._config = config
         self._agent = agent
         self._max_interval = config.pacing.max_interval
@@ -150,6 +161,7 @@ class Decider:
         self._guard = guard
         self._overrides = overrides
         self._warm = warm
+        self._texts = texts
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
         self._without_file: dict[str, Policy] = {}
         """By agent: what an origin without a file says to it."""
@@ -240,7 +252,7 @@ class Decider:
             # "/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of
             # 1996 and 2.0, R96-16 and V2-34).
             judged = _ROBOTS_FILE
-        elif standing.verdict is not None or (robots := standing.robots) is None:
+        elif standing.verdict is not None or not standing.speaks:
             # T2: outwardly all that the guard refused has one reason.
             ours = standing.reason is Reason.EGRESS_POLICY
             judged = _Judged(
@@ -251,32 +263,45 @@ class Decider:
                 _moment(standing.retry_at),
             )
         else:
-            policy = self.policy(record, robots, agent)
-            if self._unmatched(record, robots, policy, path):
-                judged = _Judged(Verdict.ALLOW, standing.reason, None, False)
-            else:
-                match = policy.match_path(path, origin)
-                walls = (moment.wall_time, moment.wall_time + ahead)
-                judged = _judge(policy, match, standing.reason, walls)
-            clamped = self._clamped(policy, standing, moment)
-            return self._told(
-                raw, origin, agent, standing, judged, policy.crawl_delay, clamped, clamped
-            )
+            return self._by_text(raw, path, agent, record, standing, moment, ahead)
         note = BLOCKED_NOTE if judged.reason is Reason.BLOCKED else None
         return self._told(raw, origin, agent, standing, judged, None, None, note)
 
-    def _unmatched(self, record: Record, robots: RobotsTxt, policy: Policy, path: str) -> bool:
-        """No rule matches, by the flat rules of the gate's own agent; False: the policy has to be
-        asked. Optional speed: most questions about an origin just met need no more."""
-        text = record.text
-        if not self._cache.on or text is None or text.parsed is not robots:
-            return False
-        if policy is not text.policy or policy.agent != self._agent or text.size >= LARGE:
-            return False
+    def _by_text(
+        self,
+        raw: str,
+        path: str,
+        agent: str,
+        record: Record,
+        standing: Standing,
+        moment: Moment,
+        ahead: float,
+    ) -> Decision:
+        origin, text = record.origin, standing.text
+        rules = None if text is None else self._flat(record, text, agent)
+        if rules is not None and self._max_interval is None and rules.score(path) == NO_RULE:
+            judged = _Judged(Verdict.ALLOW, standing.reason, None, False)
+            return self._told(raw, origin, agent, standing, judged, rules.crawl_delay, None, None)
+        policy = self.policy(record, text, agent)
+        match = policy.match_path(path, origin)
+        walls = (moment.wall_time, moment.wall_time + ahead)
+        judged = _judge(policy, match, standing.reason, walls)
+        clamped = self._clamped(policy, standing, moment)
+        return self._told(
+            raw, origin, agent, standing, judged, policy.crawl_delay, clamped, clamped
+        )
+
+    def _flat(self, record: Record, text: FileText, agent: str) -> FlatRules | None:
+        """The rules that answer most questions of the gate's own agent without a look at the text;
+        None: there are none. Optional speed."""
+        if not self._cache.on or agent != self._agent or text.size >= LARGE:
+            return None
+        text.used = True
         rules = text.ready
-        if rules is None:
+        if rules is None and text.parsed is not None:
+            policy = self.policy(record, text, agent)
             rules = text.ready = policy.flat() or policy
-        return isinstance(rules, FlatRules) and rules.score(path) == NO_RULE
+        return rules if isinstance(rules, FlatRules) else None
 
     def _told(
         self,
@@ -324,18 +349,25 @@ class Decider:
 
     # --- the policy ---------------------------------------------------------------------
 
-    def policy(self, record: Record, robots: RobotsTxt, agent: str) -> Policy:
-        """The file as it reads for one agent; chosen once for a text and an agent."""
-        most, text = self._config.cache.max_agents, record.text
-        if text is None or robots is NO_TEXT:  # no file: one policy for all origins
+    def policy(self, record: Record, text: FileText | None, agent: str) -> Policy:
+        """The text of the record as it reads for one agent; None: there is no file.
+
+        Chosen once for a text that is awake. One at rest is parsed for this question alone,
+        unless there were others about its origin lately: it is awake then.
+        """
+        most = self._config.cache.max_agents
+        if text is None:  # one policy for all origins
             policy = self._without_file.get(agent)
             if policy is None:
                 if len(self._without_file) >= most:
                     self._without_file.clear()
-                policy = self._without_file[agent] = self.policy_of(robots, agent)
+                policy = self._without_file[agent] = self.policy_of(NO_TEXT, agent)
             return policy
         policy = text.policy_for(agent)
         if policy is None:
+            robots = text.robots
+            if text.parsed is None and self._cache.asked_lately(record):
+                self._texts.wake(text, robots)
             policy = self.policy_of(robots, agent)
             text.keep_policy(policy, most)
         return policy
@@ -359,16 +391,32 @@ class Decider:
     def interval(self, record: Record, agent: str, moment: Moment) -> RobotsInterval:
         """The interval between two requests that the text asks for, with the line that says so."""
         standing = record.standing(moment)
-        if (robots := standing.robots) is None:
+        if not standing.speaks:
             return UNKNOWN
-        return self.interval_of(record, robots, standing.took, agent, moment)
+        return self.interval_of(record, standing.text, standing.took, agent, moment)
 
     def interval_of(
-        self, record: Record, robots: RobotsTxt, took: float | None, agent: str, moment: Moment
+        self,
+        record: Record,
+        text: FileText | None,
+        took: float | None,
+        agent: str,
+        moment: Moment,
     ) -> RobotsInterval:
-        """`interval` by a text of the record that may have expired; `took`: seconds that its
-        retrieval took."""
-        policy = self.policy(record, robots, agent)
+        """`interval` by a text of the record that may have expired, or the lack of one; `took`:
+        seconds that its retrieval took."""
+        ours = text is not None and agent == self._agent
+        if text is not None and ours and text.interval is not None:
+            known: RobotsInterval = text.interval
+            return known
+        policy = self.policy(record, text, agent)
+        found = self._interval_now(policy, took, moment)
+        if text is not None and ours and policy.asks_steadily:
+            text.interval = found
+        return found
+
+    @staticmethod
+    def _interval_now(policy: Policy, took: float | None, moment: Moment) -> RobotsInterval:
         if policy.asks_no_interval:
             return NO_RATE
         wall = moment.wall_time
@@ -403,24 +451,11 @@ class Decider:
             return None
         record, path = ready
         text, moment = record.text, Moment(now, clock.wall())
-        if text is None or text.parsed is not None:
-            decision = self._by_record(url, path, agent, record, moment, 0.0)
-            self._keep(decision, path, record, agent, moment)
-            return decision
-        rules = text.ready
-        if (
-            not isinstance(rules, FlatRules)
-            or self._max_interval is not None
-            or is_robots_txt(path)
-            or rules.score(path) != NO_RULE
-            or self._cache.often(record)
-        ):
-            return None  # a text at rest can't say which rule it was
-        standing = record.standing(moment)
-        judged = _Judged(Verdict.ALLOW, standing.reason, None, False)
-        return self._told(
-            url, record.origin, agent, standing, judged, rules.crawl_delay, None, None
-        )
+        if text is not None and text.parsed is None and text.size >= LARGE:
+            return None
+        decision = self._by_record(url, path, agent, record, moment, 0.0)
+        self._keep(decision, path, record, agent, moment)
+        return decision
 
     def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
         """What `recall` decides by: what is kept of the URL's origin, and its path."""
@@ -485,20 +520,22 @@ class Decider:
         """Keep what makes the next questions about a warm record cheaper."""
         origin = self._cache.known(record, agent)
         if origin is None:
-            robots = record.robots
+            text = record.text
             # The decision about /robots.txt itself is not made by a rule of the file.
-            if robots is None or decision.reason is Reason.ROBOTS_FILE:
+            if not record.reachable or decision.reason is Reason.ROBOTS_FILE:
                 return
-            policy = self.policy(record, robots, agent)
-            # Visit-time is asked of the clock each time: there is nothing to keep.
-            if policy.timed:
+            often, ours = self._cache.often(record), agent == self._agent
+            if not often and (record.ready or not ours):
                 return
-            if agent == self._agent:
-                record.ready = True
-                text = record.text
-                if text is not None and text.parsed is not None and text.ready is None:
+            if often or text is None or self._flat(record, text, agent) is None:
+                policy = self.policy(record, text, agent)
+                # Visit-time is asked of the clock each time: there is nothing to keep.
+                if policy.timed:
+                    return
+                if text is not None and ours and text.parsed is not None and text.ready is None:
                     text.ready = policy
-            if not self._cache.often(record):
+            record.ready |= ours
+            if not often:
                 return
             hourly = bool(policy.request_rates)
             origin = self._cache.add(

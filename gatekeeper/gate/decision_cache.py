@@ -248,6 +248,10 @@ class DecisionCache:
             return None if score is None else bool(score & 1) or is_robots_txt(path)
         return None if rules is None else rules.allows(path, record.origin)
 
+    def asked_lately(self, record: Record) -> bool:
+        """There was another question about it among the latest."""
+        return not self.on or (record.asked > 1 and self._questions - record.seen <= _APART)
+
     def often(self, record: Record) -> bool:
         """Count a question about a record; whether its decisions are worth being kept."""
         self._questions = number = self._questions + 1

@@ -250,10 +250,10 @@ class GateQuestions:
         """See `Gatekeeper.policy`."""
         record = await self._record_of(url)
         await self._directory.prepare(record, agent)
-        robots = record.standing(self._clock).robots
-        if robots is None:
+        standing = record.standing(self._clock)
+        if not standing.speaks:
             return self._decider.closed_policy(agent)
-        return self._decider.policy(record, robots, agent)
+        return self._decider.policy(record, standing.text, agent)
 
     async def source(self, url: str) -> bytes | None:
         """The octets of the robots.txt that `robots` is parsed from; None where there is none.

@@ -86,7 +86,7 @@ class RobotsPacing:
             self._scheduler.refuse_unknown(target.host)
         if record is not None and record.text is not None:
             wish = self._decider.interval_of(
-                record, record.text.robots, None, self._agent, self._moment()
+                record, record.text, None, self._agent, self._moment()
             )
         elif record is not None and record.reachable:
             wish = NO_RATE

@@ -615,8 +615,13 @@ class Policy:
     @property
     def asks_no_interval(self) -> bool:
         """`interval` is None at any moment."""
-        said, thumb = self._said(), Dialect.V2 in {self.dialect, self.robots.forced}
-        return said.crawl_delay is None and not said.request_rates and not thumb
+        return self._said().crawl_delay is None and self.asks_steadily
+
+    @property
+    def asks_steadily(self) -> bool:
+        """`interval` is the same at any moment, however long the last retrieval took."""
+        thumb = Dialect.V2 in {self.dialect, self.robots.forced}
+        return not self._said().request_rates and not thumb
 
     def interval(self, at: datetime, took: float | None = None) -> float | None:
         """Seconds between two requests that the text asks for at that moment, or None.

@@ -94,10 +94,7 @@ def test_a_text_wakes_as_it_was(texts: FileTexts, name: str) -> None:
         assert text.policy_for("bot") is None
         assert text.body() == BODIES[name]
         assert text.robots == robots
-        texts.wake(text)
-        if text.size >= records.LARGE:  # a thread does that
-            assert text.parsed is None
-            texts.wake_as(text, text.robots)
+        texts.wake(text, text.robots)
         assert text.parsed == robots
 
 
@@ -108,7 +105,7 @@ def test_the_texts_asked_for_last_are_awake(
     kept = [texts.of(b"User-agent: *\nDisallow: /%d\n" % number) for number in range(10)]
     for text in kept[:9]:
         texts.hold(text)
-        texts.wake(kept[0])
+        assert kept[0].policy_for("bot") is None  # asked for, all the same
     assert [text for text in kept[:9] if text.parsed] == [kept[0], *kept[7:9]]
     for text in kept[:9]:
         texts.release(text)

@@ -484,3 +484,20 @@ async def test_a_text_at_rest_gives_the_decision_that_it_gives_awake(
         before = gate.stats().decisions[awake.verdict, awake.reason]
         assert common(await asked(virtual_internet, gate, path)) == common(awake)
         assert gate.stats().decisions[awake.verdict, awake.reason] == before + 1
+
+
+async def test_a_text_at_rest_wakes_for_an_origin_that_is_asked_about_again(
+    virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decision_cache, "_OFTEN", 4)
+    await asked(virtual_internet, gate, "/b")
+    (record,) = gate._warm.values()
+    assert record.text is not None
+    record.text.rest()
+    record.drop_cached()
+    record.asked = 0
+    awake = []
+    for number in range(3):
+        assert not await asked(virtual_internet, gate, f"/private/{number}")
+        awake.append(record.text.parsed is not None)
+    assert awake == [False, False, True]

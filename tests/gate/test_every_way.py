@@ -1,4 +1,4 @@
-"""Whatever way a question is put, cold or warm, with speedups or without: one answer."""
+"""Whatever way a question is put, cold, warm or at rest, with speedups or without: one answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ FILES = st.lists(
         st.sampled_from(
             ["/", "/a", "/a/b", "/*b", "/a*c$", "/robots.txt", "/%61", "*", "testbot", "2.0.0", ""]
         ),
-    ),
+    )
+    | st.sampled_from(["Crawl-delay: 2", "Request-rate: 1/3", "Request-rate: 1/9 0000-2359"]),
     max_size=8,
 ).map(lambda lines: "\n".join(["User-agent: *", *lines, ""]))
 PATHS = st.lists(
@@ -62,24 +63,42 @@ async def leased(gate: Gatekeeper, url: str) -> Decision:
         return error.decision
 
 
-async def every_way(gate: Gatekeeper, url: str) -> list[dict[str, object]]:
+def rest(gate: Gatekeeper) -> None:
+    """Put every text to rest, as if many others had been asked for since."""
+    for record in gate._warm.values():
+        record.drop_cached()
+        record.asked = 0
+        if record.text is not None:
+            record.text.rest()
+
+
+async def every_way(gate: Gatekeeper, url: str, *, resting: bool) -> list[dict[str, object]]:
     inside = internals(gate)
+
+    def at_rest() -> Gatekeeper:
+        if resting:
+            rest(gate)
+        return gate
+
     first = await gate.check(url)
-    assert await gate.allowed(url) is bool(first)
+    assert await at_rest().allowed(url) is bool(first)
     assert await gate.allowed(url) is bool(first)  # by the hot path, if there is one
-    [listed] = await gate.check_all([url])
-    many = [decision async for decision in gate.check_many([url, url])]
-    found = [first, await gate.check(url), gate.peek(url), listed, *many]
+    [listed] = await at_rest().check_all([url])
+    many = [decision async for decision in at_rest().check_many([url, url])]
+    found = [first, await at_rest().check(url), at_rest().peek(url), listed, *many]
+    at_rest()
     if (recalled := inside.recall(url)) is not None:
         found.append(recalled)
     if (text := inside.write_many([url])[0]) is not None:
         found.append(msgspec.json.decode(text, type=Decision))
-    named = await leased(gate, url)
+    named = await leased(at_rest(), url)
     assert (named.verdict, named.reason, named.rule) == (first.verdict, first.reason, first.rule)
     return [common(decision) for decision in found]
 
 
-async def answers(text: str, paths: list[str], *, on: bool) -> list[dict[str, object]]:
+async def answers(
+    text: str, paths: list[str], *, on: bool, resting: bool = False
+) -> list[dict[str, object]]:
     config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
     with switched(on):
         async with FakeInternet(clock=VirtualClock()) as net:
@@ -88,7 +107,9 @@ async def answers(text: str, paths: list[str], *, on: bool) -> list[dict[str, ob
             async with gate:
                 given = []
                 for path in paths:
-                    found = await net.drive(every_way(gate, f"http://a.test{path}"))
+                    found = await net.drive(
+                        every_way(gate, f"http://a.test{path}", resting=resting)
+                    )
                     assert all(one == found[0] for one in found), (text, path)
                     given.append(found[0])
                 return given
@@ -99,8 +120,9 @@ async def answers(text: str, paths: list[str], *, on: bool) -> list[dict[str, ob
 def test_one_answer_by_every_way_with_speedups_and_without(text: str, paths: list[str]) -> None:
     fast = asyncio.run(answers(text, paths, on=True))
     plain = asyncio.run(answers(text, paths, on=False))
+    resting = asyncio.run(answers(text, paths, on=True, resting=True))
     policy = RobotsTxt.parse(text).policy("testbot")
 
-    assert fast == plain
+    assert fast == plain == resting
     for path, decision in zip(paths, fast, strict=True):
         assert (decision["verdict"] == "allow") is policy.match(f"http://a.test{path}").allowed
