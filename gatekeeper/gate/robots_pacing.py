@@ -85,9 +85,7 @@ class RobotsPacing:
         if record is None:
             self._scheduler.refuse_unknown(target.host)
         if record is not None and record.text is not None:
-            wish = self._decider.interval_of(
-                record, record.text, None, self._agent, self._moment()
-            )
+            wish = self._decider.interval_of(record, record.text, None, self._agent, self._moment())
         elif record is not None and record.reachable:
             wish = NO_RATE
         self.unpark(target.host)  # asking is how one learns that the name is back

@@ -306,7 +306,9 @@ def test_packed_file_answers_as_before() -> None:
     assert packed.policy("bot").match("/b").rule == robots.policy("bot").match("/b").rule
 
 
-def test_a_policy_asked_often_leaves_packing_to_whoever_keeps_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_asked_often_leaves_packing_to_whoever_keeps_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(speedups, "ON", True)
     robots = RobotsTxt.parse(b"User-agent: *\n" + b"Disallow: /b # again\n" * 50)
     policy = robots.policy("bot")
