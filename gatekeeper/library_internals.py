@@ -136,8 +136,13 @@ MOST_OCTETS: Final = 65_536
 """Octets that may come before the final head, where interim answers are among them."""
 _PIECE: Final = 4_096
 """Octets that are read in one go while a head is awaited: at most some 250 heads."""
+_WHOLE: Final = 16_384
+"""Octets that are read in one go where they begin with a final head, as most do."""
 _SWITCHING: Final = 101  # final for this protocol: what follows is another one
+_FINAL: Final = frozenset({b"2", b"3", b"4", b"5"})
+"""How the status of a final answer begins."""
 _received: Final = ResponseHandler.data_received
+_queued: Final = ResponseHandler.feed_data
 
 
 def limit_interim(protocol: object) -> None:
@@ -149,7 +154,6 @@ def limit_interim(protocol: object) -> None:
     if type(protocol) is not ResponseHandler:
         return
     protocol.__class__ = _Limited
-    protocol._await_head()  # type: ignore[attr-defined] # it is one now
     transport = protocol.transport
     if transport is not None:
         transport.set_protocol(protocol)  # uvloop keeps the bound method of the class before
@@ -158,33 +162,36 @@ def limit_interim(protocol: object) -> None:
 class _Limited(ResponseHandler):
     """aiohttp's protocol of a connection, with the bounds. Made by `limit_interim` alone."""
 
-    _answered: bool
+    _answered: bool = False
     """The final head of the request under way, or of the last one, is here."""
-    _interim: int
-    _octets: int
+    _answer_of: object = None
+    """The parser of that request: each has one of its own."""
+    _interim: int = 0
+    _octets: int = 0
     """Read since the request was sent, as long as the final head is not here."""
-
-    def set_response_params(self, **params: Any) -> None:
-        """A request is about to be sent on the connection."""
-        self._await_head()
-        super().set_response_params(**params)
-
-    def _await_head(self) -> None:
-        self._answered, self._interim, self._octets = False, 0, 0
 
     def data_received(self, data: bytes) -> None:
         """Read what came; in small pieces until the final head is among it."""
-        if self._answered or self._parser is None or not data:
+        parser = self._parser
+        if parser is not self._answer_of:  # nothing came since the request was sent
+            self._answer_of = parser
+            self._answered, self._interim, self._octets = False, 0, 0
+            if data[9:10] in _FINAL and len(data) <= _WHOLE:  # behind `HTTP/1.1 `
+                self._octets = len(data)
+                _received(self, data)
+                return
+        if self._answered or parser is None or not data:
             _received(self, data)
             return
         for start in range(0, len(data), _PIECE):
+            if self._exception is not None:
+                return  # refused, or no HTTP: the connection is closed already
             if self._answered:
                 _received(self, data[start:])
                 return
             if self._interim and self._octets >= MOST_OCTETS:
                 self._refuse(f"more than {MOST_OCTETS} octets before the final answer")
-            if self._exception is not None:
-                return  # refused, or no HTTP: the connection is closed already
+                return
             piece = data[start : start + _PIECE]
             self._octets += len(piece)
             _received(self, piece)
@@ -204,7 +211,7 @@ class _Limited(ResponseHandler):
                 return
         else:
             self._answered = True
-        super().feed_data(data, size)
+        _queued(self, data, size)
 
     def _refuse(self, why: str) -> None:
         if self.transport is not None:

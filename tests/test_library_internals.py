@@ -176,16 +176,46 @@ FLOOD = b"HTTP/1.1 100 Continue\r\n\r\n" * 100_000
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
-async def test_however_much_comes_at_once_only_a_little_of_a_flood_is_read(
-    asked: Callable[[], tuple[Any, Closed]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[int] = []
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many octets aiohttp was given at a time."""
+    pieces: list[int] = []
 
     def count(protocol: ResponseHandler, data: bytes) -> None:
-        read.append(len(data))
+        pieces.append(len(data))
         ResponseHandler.data_received(protocol, data)
 
     monkeypatch.setattr(interim, "_received", count)
+    return pieces
+
+
+async def test_a_page_whose_final_head_comes_first_is_read_in_one_go(
+    asked: Callable[[], tuple[Any, Closed]], read: list[int]
+) -> None:
+    """It is what most pages are; each further piece costs as much as the first."""
+    protocol, transport = asked()
+    for _ in range(2):
+        protocol.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9_000)
+        _, payload = await protocol.read()
+        assert len(await payload.read()) == 9_000
+        protocol.set_response_params()
+    assert [size for size in read if size] == [9_041] * 2
+    assert not transport.closed
+
+
+@pytest.mark.parametrize("begin", [ANSWER, b"HTTP/1.1 103 Early\r\n\r\n" + ANSWER])
+async def test_after_one_answer_too_many_nothing_more_is_read(
+    asked: Callable[[], tuple[Any, Closed]], read: list[int], begin: bytes
+) -> None:
+    protocol, transport = asked()
+    protocol.data_received(begin + ANSWER * 5_000)
+    assert transport.closed
+    assert sum(read) <= 4_096
+
+
+async def test_however_much_comes_at_once_only_a_little_of_a_flood_is_read(
+    asked: Callable[[], tuple[Any, Closed]], read: list[int]
+) -> None:
     protocol, transport = asked()
     protocol.data_received(FLOOD)
     protocol.data_received(FLOOD)
