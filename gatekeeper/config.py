@@ -226,6 +226,10 @@ class ServerConfig(_Section, frozen=True):
     """Requests at once from one client (token, or address)."""
     client_rate: Rate | None = None
     """Requests a second from one client; None: no bound."""
+    max_streams: Count = 64
+    """Streams of `/v1/events` open at once: an open Live page has one."""
+    client_streams: Count | None = None
+    """Of those to one client (token, or address); None: half of max_streams."""
     fetch_max_body: Size = 104_857_600
     fetch_timeout: Positive = 300.0
     proxy_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None

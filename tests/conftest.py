@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -24,6 +25,20 @@ settings.register_profile(
 settings.load_profile("patient")
 
 __all__ = ["internet", "mocked", "speedups_on", "virtual_internet"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where no bytecode may be written beside the sources, it is kept with pytest's cache.
+
+    The suite starts some six hundred interpreters, its own workers among them: without bytecode
+    each compiles all that it imports, which takes longer than most tests.
+    """
+    cache = getattr(config, "cache", None)
+    if sys.dont_write_bytecode and sys.pycache_prefix is None and cache is not None:
+        folder = str(cache.mkdir("bytecode"))
+        sys.pycache_prefix, sys.dont_write_bytecode = folder, False
+        os.environ["PYTHONPYCACHEPREFIX"] = folder
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_xdist_auto_num_workers() -> int:

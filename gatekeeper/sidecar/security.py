@@ -404,7 +404,7 @@ class ClientLimits:
         self.adjust(server)
         self._busy: dict[str, int] = {}
         self._meters: dict[str, tuple[float, float]] = {}
-        self.refused: dict[str, int] = {"concurrency": 0, "rate": 0}
+        self.refused: dict[str, int] = {"concurrency": 0, "rate": 0, "streams": 0}
 
     def adjust(self, server: ServerConfig) -> None:
         """Put other bounds in force, for the requests to come."""

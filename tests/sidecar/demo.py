@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from gatekeeper import Gatekeeper
+from gatekeeper.clock import SystemClock, Timer
 from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig, StorageConfig
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.security import ANY_LITERAL, Tokens
@@ -35,6 +37,22 @@ Sitemap: https://shop.test/sitemap.xml
 """
 
 
+class SkippingClock(SystemClock):
+    """The machine's time, and what was skipped of it."""
+
+    def __init__(self) -> None:
+        self.skipped = 0.0
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        return time.monotonic() + self.skipped
+
+    def wall(self) -> float:  # type: ignore[override]
+        return time.time() + self.skipped
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
+        return super().call_at(when - self.skipped, callback, *args)
+
+
 @dataclass
 class Demo:
     """A service that listens in this process."""
@@ -45,6 +63,7 @@ class Demo:
     port: int
     runner: web.ServerRunner
     session: aiohttp.ClientSession
+    clock: SkippingClock
 
     @property
     def base(self) -> str:
@@ -71,9 +90,13 @@ async def demo(
             server=ServerConfig(log_decisions="none", port=port or 8750),
             storage=StorageConfig(path=storage),
         )
+        clock = SkippingClock()
         gate = await stack.enter_async_context(
             Gatekeeper(
-                "demobot/1.0 (+https://demo.test/bot)", config=config, resolver=internet.resolver
+                "demobot/1.0 (+https://demo.test/bot)",
+                config=config,
+                resolver=internet.resolver,
+                clock=clock,
             )
         )
         service = Service(
@@ -88,7 +111,7 @@ async def demo(
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", port).start()
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Demo(service, gate, internet, runner.addresses[0][1], runner, session)
+        yield Demo(service, gate, internet, runner.addresses[0][1], runner, session, clock)
 
 
 async def furnish(demo: Demo, rounds: int = 40) -> None:
@@ -116,6 +139,7 @@ async def furnish(demo: Demo, rounds: int = 40) -> None:
     await gate.check("http://down.test/")
     await gate.block("images.test", service.clock.wall() + 900, "429, Retry-After 900")
     await gate.pause("archive.test")
+    demo.clock.skipped += 2.0  # the crawl-delay since its robots.txt was fetched
     await demo.post("/v1/leases", {"url": "http://shop.test/products/1", "wait": 20, "ttl": 600})
     rng = random.Random(4)
     series = service.operators.series

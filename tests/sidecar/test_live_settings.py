@@ -50,6 +50,7 @@ OTHER: dict[str, Any] = {
     "server.allowed_hosts": ("gate.internal",),
     "server.client_leases": 3,
     "server.client_rate": 99.0,
+    "server.client_streams": 3,
     "server.forward_auth_hosts": ("gate.internal",),
     "server.trusted_peers": ("192.0.2.1/32",),
 }

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.sidecar.metrics import Histogram
 from gatekeeper.sidecar.pages.feeds import POINTS, DecisionFeed
+from gatekeeper.sidecar.routes import operators
 from gatekeeper.sidecar.routes.operators import MOST, masked
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.internet import FakeInternet
@@ -223,7 +225,7 @@ async def test_events_tell_of_decisions_by_filter(door: Any, internet: FakeInter
         only = await denied()
     assert [data["url"] for _, _, data in told] == ["http://a.test/yes", "http://a.test/no"]
     assert (only[0], only[2]["verdict"], only[2]["line"]) == ("decision", "deny", 2)
-    assert service.service.operators.streams <= 2
+    assert service.service.operators.streams.total() <= 2
 
 
 async def test_a_stream_goes_on_behind_the_last_event(door: Any, internet: FakeInternet) -> None:
@@ -278,11 +280,54 @@ async def test_a_service_that_drains_ends_its_streams(door: Any) -> None:
     await service.service.streams.drained()
 
 
-async def test_streams_are_bounded(door: Any) -> None:
-    service = await door()
-    service.service.operators.streams = 64
-    status, problem = await service.get("/v1/events")
-    assert (status, "64 streams" in problem["detail"]) == (503, True)
+async def refused_stream(service: Any, session: aiohttp.ClientSession) -> tuple[int, str, str]:
+    """The answer to one stream more: status, Retry-After, the sentence."""
+    async with session.get(f"{service.base}/v1/events") as response:
+        problem = await response.json(content_type=None)
+        return response.status, response.headers["Retry-After"], problem["detail"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_one"),
+    [({}, 32), ({"max_streams": 3}, 2), ({"max_streams": 5, "client_streams": 4}, 4)],
+)
+async def test_one_client_cannot_take_all_streams(
+    door: Any, settings: dict[str, int], of_one: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of them by default: another client has one while the first is told to wait, and both
+    may again when one of its own ends."""
+    monkeypatch.setattr(operators, "TICK", 0.01)
+    service = await door(**settings)
+    elsewhere = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+    async with AsyncExitStack() as held, aiohttp.ClientSession(connector=elsewhere) as other:
+        streams = [await held.enter_async_context(listening(service)) for _ in range(of_one)]
+        status, after, told = await refused_stream(service, service.session)
+        assert (status, after) == (429, "5")
+        assert f"{of_one} streams" in told
+        assert "server.client_streams" in told
+        assert service.service.clients.refused["streams"] == 1
+        async with other.get(f"{service.base}/v1/events") as response:
+            assert response.status == 200
+            await response.content.readline()
+            assert len(streams) == of_one
+            assert service.service.operators.streams.total() == of_one + 1
+    # The service sees that they are gone when it next looks.
+    while service.service.operators.streams:
+        await asyncio.sleep(0)
+    async with listening(service):
+        assert service.service.operators.streams == {"127.0.0.1": 1}
+
+
+async def test_all_streams_together_are_bounded(door: Any) -> None:
+    service = await door(max_streams=2, client_streams=2)
+    async with AsyncExitStack() as held:
+        for number in (2, 3):
+            connector = aiohttp.TCPConnector(local_addr=(f"127.0.0.{number}", 0))
+            session = await held.enter_async_context(aiohttp.ClientSession(connector=connector))
+            await held.enter_async_context(session.get(f"{service.base}/v1/events"))
+        status, after, told = await refused_stream(service, service.session)
+        assert (status, after) == (503, "1")
+        assert "2 streams" in told
 
 
 # --- the last hour, the whole, the settings ---------------------------------------------------

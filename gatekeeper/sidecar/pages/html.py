@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 else:
     Child = object
 
+_TEXTS: Final = (str, int, float)
 _VOID: Final = frozenset({"br", "col", "hr", "input", "link", "meta"})
-_CONTROLS: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
-)
+_CONTROL: Final = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+_CONTROLS: Final = re.compile(f"[{_CONTROL}]")
+_ODD: Final = re.compile(f"[&<>\"'{_CONTROL}]")
 
 
 def shown(text: str) -> Html:
@@ -38,6 +39,8 @@ def shown(text: str) -> Html:
     >>> shown("<b>" + chr(0x202E))
     '&lt;b&gt;\\\\u202e'
     """
+    if _ODD.search(text) is None:  # as most texts are
+        return Html(text)
     return Html(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", escape(text)))
 
 
@@ -64,13 +67,11 @@ def tag(name: str, /, *children: Child, **attributes: str | float | bool | None)
 
 def _add(parts: list[str], children: Iterable[Child]) -> None:
     for child in children:
-        if child is None:
-            continue
-        if isinstance(child, Html):
+        if type(child) is Html:
             parts.append(child)
-        elif isinstance(child, str | int | float):
+        elif isinstance(child, _TEXTS):
             parts.append(shown(str(child)))
-        else:
+        elif child is not None:
             _add(parts, child)
 
 

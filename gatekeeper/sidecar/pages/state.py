@@ -121,8 +121,8 @@ class OperatorState:
         self.feed = feed
         self._hosts: HostIndex | None = None
         self.series: Series = Series(service, self.clock, self._follow)
-        self.streams = 0
-        """Streams of events that are open."""
+        self.streams: Counter[str] = Counter()
+        """Streams of events that are open, by client."""
         self.told = 0
         """Events sent."""
         self._encoded: dict[int, bytes] = {}

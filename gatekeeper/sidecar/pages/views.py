@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
@@ -87,10 +88,16 @@ def _is_cell(one: Child) -> bool:
 
 
 def num(value: Child, **attributes: str | None) -> Html:
-    """A cell with a number."""
+    """A cell with a number; an empty one for None."""
+    if value is None and not attributes:
+        return _NO_NUMBER
     return tag("td", value, class_="num", **attributes)
 
 
+_NO_NUMBER: Final = tag("td", class_="num")
+
+
+@cache
 def state_badge(state: str | None) -> Html:
     """A word of ours for a host or a file, with its sign."""
     return badge(_KINDS.get(state or "", "idle"), state or "none")
@@ -362,17 +369,19 @@ def _head(column: str | None, text: str, query: HostQuery) -> Html:
 
 
 def _host_row(host: HostBody, now: datetime) -> Html:
+    """A row; where there is nothing, nothing stands: it is what a browser has most of to draw,
+    and what there is stands out."""
     return row(
         tag("th", tag("a", host.host, href=f"hosts/{quote(host.host, safe='')}"), scope="row"),
         state_badge(host.state),
-        [state_badge(host.robots), " ", age(host.robots_fetched_at, now)],
-        num("-" if host.interval is None else duration(host.interval), title=host.interval_source),
-        num(host.in_flight),
-        num(host.waiting),
+        host.robots and [state_badge(host.robots), " ", age(host.robots_fetched_at, now)],
+        num(None if host.interval is None else duration(host.interval), title=host.interval_source),
+        num(host.in_flight or None),
+        num(host.waiting or None),
         num(_due(host, now)),
-        num("-" if host.last_status is None else host.last_status),
-        num(host.allowed),
-        num(host.denied),
+        num(host.last_status),
+        num(host.allowed or None),
+        num(host.denied or None),
         id_=f"host-{host.host}",
     )
 

@@ -29,6 +29,7 @@ from gatekeeper.sidecar.exchange import (
 from gatekeeper.sidecar.pages.feeds import GivenDecision, SeriesBody
 from gatekeeper.sidecar.pages.state import LeaseView, Overview
 from gatekeeper.sidecar.reload import needs_restart
+from gatekeeper.sidecar.waiting import full
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
@@ -56,10 +57,10 @@ _SEARCHED: Final = 1000
 """Decisions that a stream with a filter looks at each time."""
 _SILENCE: Final = 10.0
 """Seconds after which a stream that has nothing to tell says that it is there."""
+RETRY: Final = 2.0
+"""Seconds after which a browser asks again for a stream that broke off."""
 _ASKED_AGAIN: Final = 10.0
 """Seconds after which a stream looks whether its client may still listen."""
-_STREAMS: Final = 64
-"""Streams that may be open."""
 _PREFIX: Final = secrets.token_hex(4)
 """Stands before the number in the id of an event: those of an earlier process mean nothing."""
 
@@ -218,11 +219,7 @@ async def stream_events(service: Service, call: Call) -> web.StreamResponse:
     missed.
     """
     query = read_query(call.query, EventQuery)
-    state, request = service.operators, call.request
-    if state.streams >= _STREAMS:
-        raise Problem(
-            503, "full", f"{_STREAMS} streams are open already", headers={"Retry-After": "5"}
-        )
+    request = call.request
     last = request.headers.get("Last-Event-ID", query.last_event_id)
     stream = _EventStream(service, query, last)
     response = web.StreamResponse(
@@ -235,27 +232,50 @@ async def stream_events(service: Service, call: Call) -> web.StreamResponse:
             "Server": "gatekeeper",
         }
     )
-    state.streams += 1
-    try:
-        with service.streams, contextlib.suppress(ConnectionError):
-            await response.prepare(request)
-            await response.write(stream.opening())
-            look_again = service.clock.monotonic() + _ASKED_AGAIN
-            while service.phase == "serving":
-                if (now := service.clock.monotonic()) >= look_again:
-                    look_again = now + _ASKED_AGAIN
-                    if not _permitted(service, call):
-                        break
-                transport = request.transport
-                if transport is None or transport.is_closing():
+    with _counted(service, call.client), service.streams, contextlib.suppress(ConnectionError):
+        await response.prepare(request)
+        await response.write(stream.opening())
+        look_again = service.clock.monotonic() + _ASKED_AGAIN
+        while service.phase == "serving":
+            if (now := service.clock.monotonic()) >= look_again:
+                look_again = now + _ASKED_AGAIN
+                if not _permitted(service, call):
                     break
-                if text := stream.look():
-                    await response.write(text)
-                await service.clock.sleep(TICK)
-            await response.write(b"event: bye\ndata: {}\n\n")
-    finally:
-        state.streams -= 1
+            transport = request.transport
+            if transport is None or transport.is_closing():
+                break
+            if text := stream.look():
+                await response.write(text)
+            await service.clock.sleep(TICK)
+        await response.write(b"event: bye\ndata: {}\n\n")
     return response
+
+
+@contextlib.contextmanager
+def _counted(service: Service, client: str) -> Iterator[None]:
+    """One more stream of the client; Problem 503 or 429 where all may have, or it has, as many as
+    there may be (T15)."""
+    streams, server = service.operators.streams, service.config.server
+    most = (server.max_streams + 1) // 2 if server.client_streams is None else server.client_streams
+    if streams[client] >= most:
+        service.clients.refused["streams"] += 1
+        raise Problem(
+            429,
+            "too-many-streams",
+            f"{most} streams of events are open to one client (server.client_streams): close a "
+            "page that has one, or ask again in 5 seconds",
+            headers={"Retry-After": "5"},
+            most=most,
+        )
+    if streams.total() >= server.max_streams:
+        raise full("streams of events are open already (server.max_streams)", server.max_streams)
+    streams[client] += 1
+    try:
+        yield
+    finally:
+        streams[client] -= 1
+        if not streams[client]:
+            del streams[client]
 
 
 def _permitted(service: Service, call: Call) -> bool:
@@ -298,8 +318,8 @@ class _EventStream:
         """The first event: where the stream begins."""
         self._said_at = self._clock.monotonic()
         started = msgspec.json.encode({"restarted": self.restarted})
-        return b"retry: 2000\nid: %s-%d\nevent: hello\ndata: %b\n\n" % (
-            *(_PREFIX.encode(), self._cursor),
+        return b"retry: %d\nid: %s-%d\nevent: hello\ndata: %b\n\n" % (
+            *(RETRY * 1000, _PREFIX.encode(), self._cursor),
             started,
         )
 
@@ -484,7 +504,7 @@ ROUTES = (
         query=EventQuery,
         answers={200: "text/event-stream"},
         events={"decision": DecisionEvent, "dropped": Dropped},
-        problems=(400, 503),
+        problems=(400, 429, 503),
     ),
     Route(
         "GET",

@@ -82,10 +82,25 @@ function open() {
     if (paused) return;
     tellStale("These data are stale: the stream broke off. It is asked for again.");
     if (source.readyState === EventSource.CLOSED) {
-      source.close();
-      setTimeout(() => { if (!paused) open(); }, 3000);
+      setTimeout(() => { if (!paused) open(); }, 5000);
+      tellWhy(source.url);
     }
   };
+}
+
+/** An EventSource does not say why it was refused: the answer to the same question does. */
+async function tellWhy(url) {
+  const stop = new AbortController();
+  try {
+    const answer = await fetch(url, { signal: stop.signal });
+    if (answer.ok || paused) return;
+    const why = (await answer.json()).detail;
+    tellStale(`These data are stale: ${why}. The stream is asked for again.`);
+  } catch {
+    // It is not there, which the page says already.
+  } finally {
+    stop.abort();
+  }
 }
 
 button.hidden = false;
