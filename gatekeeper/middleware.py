@@ -437,16 +437,18 @@ def gate_middleware_with(
         adopted, sent = None, request.headers.get(USER_AGENT)
         ours = sent is not None and sent == gate.user_agent
         agent = None if ours else other_agent(sent, gate.user_agent)
-        if agent is None and url is spelt.last and not offered and not open_leases.get():
-            text = spelt.text
+        plain = url is spelt.last and not offered
+        text = spelt.text if plain else offered.taken_by(request) or sendable(url)
+        if open_leases.get() and (adopted := adopt(text)) is not None:
+            lease: HeldLease | None = adopted
+            if not (ours and adopted.user_agent is None):
+                await judge_adopted(adopted, sent, gate, text)
+        elif agent is not None:
+            lease = None
+        elif plain:
             lease = take(text, task, spelt.authority.origin, spelt.path)
         else:
-            text = offered.taken_by(request) or sendable(url)
-            adopted = lease = adopt(text)
-            if adopted is not None and not (ours and adopted.user_agent is None):
-                await judge_adopted(adopted, sent, gate, text)
-            elif adopted is None and agent is None:
-                lease = take(text, task)
+            lease = take(text, task)
         if lease is None:
             own.let_go()
             lease = await wait(text, task, user_agent=agent)

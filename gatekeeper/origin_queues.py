@@ -28,6 +28,7 @@ from gatekeeper.clock import Clock, SingleTimer, Timer
 from gatekeeper.deadlock import Choice
 from gatekeeper.decision import Decision
 from gatekeeper.errors import StorageError
+from gatekeeper.urls import host_of
 
 __all__ = [
     "IN_MEMORY",
@@ -599,13 +600,13 @@ class OriginQueues:
         """URLs in the file."""
         return self._overflow.rows
 
-    def get(self, origin: str, host: str) -> tuple[OriginQueue, bool]:
+    def get(self, origin: str) -> tuple[OriginQueue, bool]:
         """The queue of an origin, and whether it is a new one."""
         queued = self._queues.get(origin)
         if queued is not None:
             return queued, False
         backlog = Backlog(next(self._numbers), self._overflow, self._in_memory, self.arrivals)
-        queued = self._queues[origin] = OriginQueue(origin, host, backlog)
+        queued = self._queues[origin] = OriginQueue(origin, host_of(origin), backlog)
         return queued, True
 
     def forget(self, queued: OriginQueue) -> None:

@@ -148,7 +148,7 @@ class Turn:
                 self.lease.give_back()
                 self.lease.leave()
             finally:
-                self._queue._put_back(self._queued.origin, self._queued.host, self._entry)
+                self._queue._put_back(self._queued.origin, self._entry)
 
 
 class PoliteQueue:
@@ -218,8 +218,7 @@ class PoliteQueue:
             self._queues.arrivals = itertools.count(kept[-1][1] + 1 if kept else 0)
             self._unfinished = len(kept)
             for entry in kept:
-                target = urls.parse(entry[2])
-                self._put_back(target.origin, target.host, entry)
+                self._put_back(urls.split(entry[2])[0], entry)
 
     async def __aenter__(self) -> Self:
         return self
@@ -270,21 +269,21 @@ class PoliteQueue:
         Raises InvalidURL, GateClosed, or StorageError where its origin has too many URLs for memory
         and the scratch file can't be written, or has no place for `data`. Then it was not added.
         """
-        target = urls.parse(url)
+        origin = urls.split(url)[0]
         while self.full() and not self._closed:
             await self._putters.wait()
-        self._add(target, url, priority, data)
+        self._add(origin, url, priority, data)
 
     def put_nowait(self, url: str, priority: int = 0, data: Any = None) -> None:
         """`put` without waiting. Raises asyncio.QueueFull as well."""
-        target = urls.parse(url)
+        origin = urls.split(url)[0]
         if self.full() and not self._closed:
             raise asyncio.QueueFull
-        self._add(target, url, priority, data)
+        self._add(origin, url, priority, data)
 
-    def _add(self, target: urls.Target, url: str, priority: float, data: Any) -> None:
+    def _add(self, origin: str, url: str, priority: float, data: Any) -> None:
         self._refuse_if_closed()
-        queued, new = self._queues.get(target.origin, target.host)
+        queued, new = self._queues.get(origin)
         before = queued.rank()
         try:  # first of all: it may fail
             queued.backlog.put(url, priority, data, self._kept)
@@ -297,11 +296,11 @@ class PoliteQueue:
         self._idle.clear()
         self._joined(queued, before, new=new)
 
-    def _put_back(self, origin: str, host: str, entry: Entry) -> None:
+    def _put_back(self, origin: str, entry: Entry) -> None:
         if self._closed:
             self._done()
             return
-        queued, new = self._queues.get(origin, host)
+        queued, new = self._queues.get(origin)
         before = queued.rank()
         queued.backlog.put_back(entry)
         self._size += 1
@@ -522,6 +521,7 @@ class QueueWaits:
         """`near`: the gate, if it is in this process; None: it is distant."""
         self._gate = gate
         self._near = near
+        self._is_due: Callable[[str], bool] | None = getattr(near, "is_due", None)
         self._clock = gate.clock
         self._queues = queues
         self._cold: deque[OriginQueue] = deque()
@@ -561,6 +561,8 @@ class QueueWaits:
                 self.back_off(queued)  # the next get meets it itself
             else:
                 self._wait_for_turn(queued, entry)
+        elif self._is_due is not None and self._is_due(queued.host):
+            self._queues.ready(queued, announced=True)  # as it would be told, for less
         else:
             self.watch(queued)
 

@@ -6,6 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -58,6 +59,7 @@ class GateInternals:
         self.held: Final = gate._scheduler.held
         """See `Scheduler.held`."""
         self._scheduler = gate._scheduler
+        self._take: Callable[..., object] = gate._scheduler.take
 
     # -- questions that wait for nothing ---------------------------------------------
 
@@ -152,6 +154,12 @@ class GateInternals:
     def take(self, url: str) -> Lease | None:
         """The lease that `acquire` gives with `owned=False`, if its turn is free; else None."""
         return self._gate._open.leases.take(url, None)
+
+    def is_due(self, host: str) -> bool:
+        """Would `when_due` call back at once, as far as that can be seen at a glance?"""
+        offered: list[None] = []  # it is asked what the text says only where a lease can be had
+        self._take("", host, None, admit=partial(offered.append, None))
+        return bool(offered)
 
     def when_due(
         self,

@@ -107,6 +107,8 @@ class ListeningGate:
     def __init__(self, gate: QueueGate, on_deferred: Callable[[Decision], object]) -> None:
         self._gate = gate
         self._on_deferred = on_deferred
+        self.take: Callable[[str], QueueLease | None] = gate.take
+        self.is_due: Callable[[str], bool] | None = getattr(gate, "is_due", None)
 
     @property
     def clock(self) -> Clock:
@@ -127,10 +129,6 @@ class ListeningGate:
         decision = await self._gate.check(url, user_agent=user_agent)
         self._heard(decision)
         return decision
-
-    def take(self, url: str) -> QueueLease | None:
-        """As the gate gives it."""
-        return self._gate.take(url)
 
     async def acquire(
         self,
