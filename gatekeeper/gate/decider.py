@@ -278,24 +278,32 @@ class Decider:
         ahead: float,
     ) -> Decision:
         origin, text = record.origin, standing.text
-        rules = None if text is None else self._flat(record, text, agent)
-        if rules is not None and self._max_interval is None and rules.score(path) == NO_RULE:
+        rules = self._flat(record, text, agent)
+        score = None if rules is None else rules.score(path)
+        if rules is not None and score == NO_RULE:
             judged = _Judged(Verdict.ALLOW, standing.reason, None, False)
             return self._told(raw, origin, agent, standing, judged, rules.crawl_delay, None, None)
         policy = self.policy(record, text, agent)
-        match = policy.match_path(path, origin)
-        walls = (moment.wall_time, moment.wall_time + ahead)
-        judged = _judge(policy, match, standing.reason, walls)
+        rule = None if rules is None or score is None else policy.rule_by(rules, path, score)
+        if rule is not None and score is not None:
+            verdict = Verdict.ALLOW if score & 1 else Verdict.DENY
+            judged = _Judged(verdict, Reason.RULE, rule, False)
+        else:
+            match = policy.match_path(path, origin)
+            walls = (moment.wall_time, moment.wall_time + ahead)
+            judged = _judge(policy, match, standing.reason, walls)
         clamped = self._clamped(policy, standing, moment)
         return self._told(
             raw, origin, agent, standing, judged, policy.crawl_delay, clamped, clamped
         )
 
-    def _flat(self, record: Record, text: FileText, agent: str) -> FlatRules | None:
+    def _flat(self, record: Record, text: FileText | None, agent: str) -> FlatRules | None:
         """The rules that answer most questions of the gate's own agent without a look at the text;
         None: there are none. Optional speed."""
-        if not self._cache.on or agent != self._agent or text.size >= LARGE:
+        if text is None or agent != self._agent or text.size >= LARGE or not self._cache.on:
             return None
+        if self._max_interval is not None:
+            return None  # what is clamped depends on the hour
         text.used = True
         rules = text.ready
         if rules is None and text.parsed is not None:
@@ -417,7 +425,7 @@ class Decider:
 
     @staticmethod
     def _interval_now(policy: Policy, took: float | None, moment: Moment) -> RobotsInterval:
-        if policy.asks_no_interval:
+        if policy.asks_steadily and policy.crawl_delay is None:
             return NO_RATE
         wall = moment.wall_time
         at = utc(wall)
@@ -527,7 +535,7 @@ class Decider:
             often, ours = self._cache.often(record), agent == self._agent
             if not often and (record.ready or not ours):
                 return
-            if often or text is None or self._flat(record, text, agent) is None:
+            if often or self._flat(record, text, agent) is None:
                 policy = self.policy(record, text, agent)
                 # Visit-time is asked of the clock each time: there is nothing to keep.
                 if policy.timed:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from gatekeeper import speedups
 from gatekeeper.robots import timing
 from gatekeeper.robots.compiled import ROBOTS_FILE
-from gatekeeper.robots.flat import FlatRules, flat_rules
+from gatekeeper.robots.flat import FlatRules, flat_rules, rule_with
 from gatekeeper.robots.listed import PlainAnswer, QuickAnswer, in_general
 from gatekeeper.robots.model import (
     Candidate,
@@ -43,7 +43,6 @@ from gatekeeper.robots.rules import (
     RuleSet,
     ShellRules,
     UsageRules,
-    lines_in,
     rules_in,
     split_url,
 )
@@ -439,7 +438,16 @@ class Policy:
         first = self._readings[0]
         if not isinstance(first, LongestMatch) or len(self._readings) > 1 or self.timed:
             return None
-        return flat_rules(lines_in(self.robots.lines, first.spans), self.crawl_delay)
+        return flat_rules(self.robots.lines, first.spans, self.crawl_delay)
+
+    def rule_by(self, rules: FlatRules, path: str, score: int) -> Rule | None:
+        """The deciding rule of a path to which its `flat` rules gave that score; None where
+        `match_path` has to find it."""
+        value = rules.value(path, score) if rules.as_written else None
+        if value is None:
+            return None
+        spans = self._readings[0].spans
+        return rule_with(value, self.robots.lines, spans, allow=score & 1 == 1)
 
     def _asker(self, origin: str) -> Callable[[str], bool]:
         readings = self._readings
@@ -611,11 +619,6 @@ class Policy:
     def next_visit(self, at: datetime) -> datetime:
         """The first moment from `at` on at which a visit is welcome, in UTC."""
         return timing.next_visit(self.visit_times, at)
-
-    @property
-    def asks_no_interval(self) -> bool:
-        """`interval` is None at any moment."""
-        return self._said().crawl_delay is None and self.asks_steadily
 
     @property
     def asks_steadily(self) -> bool:

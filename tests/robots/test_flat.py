@@ -44,15 +44,28 @@ def test_they_answer_as_the_policy_does(rules: list[tuple[str, str]], paths: lis
 @pytest.mark.parametrize(
     "text",
     [
-        "User-agent: *\nDisallow: /caf?a%2Fb\n",
+        "User-agent: *\nDisallow: /b%2Fa\nDisallow: /caf?a%2Fb\n",
         "User-agent: *\nDisallow: /a\nVisit-time: 0600-0845\n",
         "User-agent: *\nRobot-version: 2.0\nDisallow: /a\n",
-        "User-agent: *\n" + "".join(f"Disallow: /*a{number}\n" for number in range(200)),
         "User-agent: *\n" + "".join(f"Disallow: /a{number}\n" for number in range(3000)),
     ],
 )
 def test_rules_that_they_do_not_hold_have_none(text: str) -> None:
     assert RobotsTxt.parse(text).policy("bot").flat() is None
+
+
+@pytest.mark.parametrize("pieces", [1, 4, 60])
+@pytest.mark.parametrize("count", [60, 200])
+def test_patterns_that_are_dear_are_answered_as_the_policy_does(pieces: int, count: int) -> None:
+    values = [f"/*{'a*' * (pieces + n % 3)}{'b' * (n % 5)}c{n}" for n in range(count)]
+    policy = RobotsTxt.parse("User-agent: *\nDisallow: " + "\nDisallow: ".join(values)).policy("b")
+    flat = policy.flat()
+    if flat is None:
+        return
+    for path in ("/" + "a" * 2_000, "/" + "ab" * 1_000, "/" + "ab" * 1_000 + "c7", "/c3"):
+        score, match = flat.score(path), policy.match_path(path)
+        if score is not None:
+            assert (bool(score & 1), score == 1) == (match.allowed, match.rule is None), path
 
 
 def test_a_long_path_is_left_to_the_policy() -> None:
@@ -63,9 +76,44 @@ def test_a_long_path_is_left_to_the_policy() -> None:
     assert flat.score("/a" + "x" * 3_000) is None
 
 
-def test_rules_that_begin_alike_are_left_to_the_policy() -> None:
-    text = "User-agent: *\n" + "".join(f"Disallow: /a{number}\n" for number in range(100))
+@pytest.mark.parametrize("value", ["/a{}", "/a*{}", "*{}", "/*{}$"])
+def test_rules_that_begin_alike_are_left_to_the_policy(value: str) -> None:
+    text = "User-agent: *\n" + "".join(f"Disallow: {value.format(n)}\n" for n in range(300))
     flat = RobotsTxt.parse(text).policy("bot").flat()
     assert flat is not None
-    assert flat.score("/b") == 1
     assert flat.score("/a") is None
+    if value.startswith("/a"):
+        assert flat.score("/b") == 1
+
+
+def test_a_file_at_rest_takes_little_more_than_its_rules() -> None:
+    rules = [f"Disallow: /*{number}/private\n" for number in range(100)]
+    policy = RobotsTxt.parse("User-agent: *\n" + "".join(rules)).policy("bot")
+    flat = policy.flat()
+    assert flat is not None
+    assert sum(map(len, [flat.denied, flat.allowed])) <= sum(map(len, rules)) - 10 * 100 + 2
+
+
+@given(_RULES, _PATHS)
+@example([("Disallow", "/ab"), ("Disallow", "/a*")], "/ab")
+@example([("Disallow", "/a*"), ("Disallow", "/ab")], "/ab")
+@example([("Disallow", "*b"), ("Disallow", "/a")], "/ab")
+@example([("Allow", "/a"), ("Disallow", "/a")], "/a")
+@example([("Disallow", "/a "), ("Disallow", "/a")], "/a")
+@example([("Disallow", "/"), ("Disallow", "/")], "/a")
+def test_the_rule_that_decides_is_found_in_the_text(
+    rules: list[tuple[str, str]], path: str
+) -> None:
+    """Another group before it says the same, and some values stand in other lines, too."""
+    ours = [f"{field}: {value} # x" for field, value in rules]
+    lines = ["User-agent: other", *ours, "", "user-agent: BOT", "# Disallow: /a", *ours]
+    policy = RobotsTxt.parse("\n".join(lines)).policy("bot")
+    flat = policy.flat()
+    score = None if flat is None or is_robots_txt(path) else flat.score(path)
+    if flat is None or score in {None, 1}:
+        return
+    rule = policy.rule_by(flat, path, score)
+    if rule is None:
+        assert not flat.as_written
+    else:
+        assert rule == policy.match_path(path).rule
