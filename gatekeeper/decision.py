@@ -318,13 +318,15 @@ class LeaseTimeout(GatekeeperError, aiohttp.ClientError, TimeoutError):
         self.url = url
         self.retry_at = retry_at
 
-    def __reduce__(self) -> tuple[Callable[..., LeaseTimeout], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., LeaseTimeout], tuple[Any, ...], dict[str, Any]]:
         # As told by `args` alone it could not be made again, in another process for one.
-        return _lease_timeout, (self.url, str(self), self.retry_at)
+        return _lease_timeout, (type(self), str(self)), vars(self)
 
 
-def _lease_timeout(url: str, message: str, retry_at: datetime | None) -> LeaseTimeout:
-    return LeaseTimeout(url, message, retry_at=retry_at)
+def _lease_timeout(kind: type[LeaseTimeout], message: str) -> LeaseTimeout:
+    error = kind.__new__(kind, message)
+    Exception.__init__(error, message)
+    return error
 
 
 for _error in (Denied, Deferred, LeaseTimeout):  # where they are documented, and looked for

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from gatekeeper import errors
+from gatekeeper.deadlock import WaitsForItself
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import (
     AddressRefused,
@@ -79,7 +80,11 @@ def test_who_knows_nothing_of_us_catches_it_too(
     assert issubclass(error, also)
 
 
-@pytest.mark.parametrize("error", EVERY, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "error",
+    [*EVERY, WaitsForItself("https://a.example/x", "never", "https://a.example/y", "this task")],
+    ids=lambda e: type(e).__name__,
+)
 @pytest.mark.parametrize("again", [copy.copy, lambda e: pickle.loads(pickle.dumps(e))])
 def test_it_crosses_a_process_boundary_whole(error: Exception, again: object) -> None:
     assert callable(again)

@@ -54,6 +54,7 @@ __all__ = [
     "accept_unguarded",
     "begin",
     "begin_sync",
+    "by_system",
     "hand_out",
     "name_to_send",
     "take_back",
@@ -212,7 +213,7 @@ class Hop:
         """No head came. `by_network`: it may have been sent, and the host did not answer; else it
         was refused or cancelled here, which says nothing about the host. `unconnected`: the
         library's error, where it could not be connected: it may be our own uplink."""
-        if unconnected is not None and (why := _by_system(unconnected)) is not None:
+        if unconnected is not None and (why := by_system(unconnected)) is not None:
             self._call(partial(self._unreached, why))
         try:
             elapsed = time.monotonic() - self._started
@@ -221,7 +222,7 @@ class Hop:
             self._lease.end()
 
 
-def _by_system(error: BaseException) -> OSError | None:
+def by_system(error: BaseException) -> OSError | None:
     """What the system raised, under the errors of a library."""
     one: BaseException | None = error
     for _ in range(32):  # a chain may be a ring
@@ -229,6 +230,8 @@ def _by_system(error: BaseException) -> OSError | None:
             return one
         if isinstance(one, OSError) and one.errno is not None:
             return one
+        if isinstance(number := getattr(one, "osError", None), int):  # as Twisted names it
+            return OSError(number, str(one))
         one = one.__cause__ or one.__context__  # also where httpcore suppresses it
     return None
 
@@ -478,7 +481,7 @@ class Attempts:
         Of several, that of one which was reached and said no: our own uplink is not lost then.
         """
         for error in self.failures:
-            if isinstance(_by_system(error), ConnectionError):
+            if isinstance(by_system(error), ConnectionError):
                 return error
         return self.failures[-1] if self.failures else None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, cast
 
@@ -280,10 +281,25 @@ def _lease_body(response: requests.Response, hop: Hop) -> BodyInUse:
     if raw is None or is_fp_closed(raw):  # no body
         body.free()
         return body
-    release, close = raw.release_conn, raw.close
+    _free_when_read(raw, body)
+    return body
+
+
+def _free_when_read(raw: Any, body: BodyInUse) -> None:
+    """Count what is read of a body of urllib3's, and free it with its connection.
+
+    urllib3 lets go of the connection within the call that reads the last bytes, and counts them
+    after that; those of chunks it does not count at all, so that they count as they are decoded.
+    """
+    release, close, chunks = raw.release_conn, raw.close, raw.read_chunked
+    reading = over = chunked = False
 
     def free() -> None:
-        if not body.closed:
+        nonlocal over
+        over = True
+        if reading:
+            return
+        if not (body.closed or chunked):
             body.came(raw.tell())  # as they came, before they are decoded
         body.free()
 
@@ -299,6 +315,26 @@ def _lease_body(response: requests.Response, hop: Hop) -> BodyInUse:
         finally:
             free()
 
-    # urllib3 calls these two itself, where a body was read to its end as where it is given up.
+    def by_calls(read: Callable[..., bytes]) -> Callable[..., bytes]:
+        def call(*given: Any, **options: Any) -> bytes:
+            nonlocal reading
+            reading = True
+            try:
+                return read(*given, **options)
+            finally:
+                reading = False
+                if over:
+                    free()
+
+        return call
+
+    def read_chunked(*given: Any, **options: Any) -> Iterator[bytes]:
+        nonlocal chunked
+        chunked = True
+        for part in chunks(*given, **options):
+            body.came(len(part))
+            yield part
+
+    # urllib3 calls these itself, where a body was read to its end as where it is given up.
     raw.release_conn, raw.close = release_conn, close_raw
-    return body
+    raw.read, raw.read1, raw.read_chunked = by_calls(raw.read), by_calls(raw.read1), read_chunked

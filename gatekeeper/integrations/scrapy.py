@@ -19,48 +19,41 @@ import itertools
 import logging
 import pickle  # as Scrapy's own disk queues do, in the same folder: JOBDIR is the operator's
 import re
-import time
 import weakref
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Any, Final, Self, cast
 
-from msgspec.structs import replace
-from scrapy import Request, Spider, signals
+from scrapy import Request, Spider
 from scrapy.core.scheduler import BaseScheduler
 from scrapy.crawler import Crawler
 from scrapy.downloadermiddlewares.httpcache import HttpCacheMiddleware
-from scrapy.exceptions import IgnoreRequest
-from scrapy.http import Response
 from scrapy.robotstxt import RobotParser as BaseRobotParser
 from scrapy.settings import BaseSettings
 from scrapy.utils.defer import deferred_from_coro, maybe_deferred_to_future
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.request import request_from_dict
 
-from gatekeeper import urls
-from gatekeeper.config import Config, as_config
-from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import (
-    ConfigError,
-    Deferred,
-    Denied,
-    GateClosed,
     GatekeeperError,
     InvalidURL,
-    LeaseTimeout,
     StorageError,
 )
-from gatekeeper.fetching.outcomes import Retrieval
-from gatekeeper.gate import Gatekeeper, internals
-from gatekeeper.integrations.hops import HopErrors, name_to_send
-from gatekeeper.integrations.refusals import MAX_WAIT, RefusedTurn, queue_gate
+from gatekeeper.integrations.refusals import queue_gate
+from gatekeeper.integrations.scrapy_requests import (
+    PoliteMiddleware,
+    RequestDeferred,
+    RequestDenied,
+    RequestInvalidURL,
+    RequestLeaseTimeout,
+    ScrapyCrawl,
+    call_soon,
+)
 from gatekeeper.library_internals import wake_scrapy
-from gatekeeper.middleware import unnamed
 from gatekeeper.origin_queues import Entry, KeptEntries
 from gatekeeper.queue import PoliteQueue, Turn
-from gatekeeper.remote.client import RemoteGatekeeper
 from gatekeeper.robots import Policy, RobotsTxt, product_token
 
 __all__ = [
@@ -82,13 +75,6 @@ _ORDER: Final = 950
 """Nearer to the downloader than any middleware of Scrapy's: what it sees is what is sent."""
 
 
-_ERRORS = HopErrors(__name__, IgnoreRequest)
-RequestDenied: type[Denied] = _ERRORS.denied
-RequestDeferred: type[Deferred] = _ERRORS.deferred
-RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
-RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
-
-
 class Addon:
     """For Scrapy's ADDONS. Needs the asyncio reactor (Scrapy's default), or none."""
 
@@ -103,143 +89,6 @@ class Addon:
         # Whoever set it: the gate's answer counts, and each file is fetched once.
         priority = max(settings.getpriority("ROBOTSTXT_OBEY") or 0, 15)
         settings.set("ROBOTSTXT_OBEY", False, priority=priority)
-
-
-class _Crawl:
-    """The gate of one crawl, and the turns that its requests have; shared by both components."""
-
-    _all: ClassVar[weakref.WeakKeyDictionary[Crawler, _Crawl]] = weakref.WeakKeyDictionary()
-
-    def __init__(self, crawler: Crawler) -> None:
-        self._crawler = weakref.ref(crawler)
-        self.stats: Any = crawler.stats
-        self.settings = crawler.settings
-        self.turns: weakref.WeakKeyDictionary[Request, Turn] = weakref.WeakKeyDictionary()
-        """Of requests that were given out and are under way."""
-        self.max_wait = self.settings.getfloat("GATEKEEPER_MAX_WAIT", MAX_WAIT)
-        self.gate: Gatekeeper | RemoteGatekeeper | None = None
-        self._opening: asyncio.Future[Gatekeeper | RemoteGatekeeper] | None = None
-        self._closed = False
-        crawler.signals.connect(self.close, signal=signals.spider_closed)
-
-    @classmethod
-    def of(cls, crawler: Crawler) -> _Crawl:
-        """The one of that crawler."""
-        found = cls._all.get(crawler)
-        if found is None:
-            found = cls._all[crawler] = cls(crawler)
-        return found
-
-    async def open(self) -> Gatekeeper | RemoteGatekeeper:
-        """The gate, opened at the first call. Raises GateClosed once the crawl is over."""
-        if self._closed:
-            raise GateClosed("the crawl is over, and its gate closed")
-        if self._opening is None:
-            self._opening = asyncio.ensure_future(self._open())
-        return await asyncio.shield(self._opening)
-
-    async def _open(self) -> Gatekeeper | RemoteGatekeeper:
-        crawler = self._crawler()
-        spider = None if crawler is None else crawler.spider
-        agent = getattr(spider, "user_agent", None) or self.settings["USER_AGENT"]
-        if (where := self.settings.get("GATEKEEPER_URL")) is not None:
-            name = None if unnamed(agent) else agent
-            token, config = self.settings.get("GATEKEEPER_TOKEN"), self._config()
-            gate: Gatekeeper | RemoteGatekeeper = RemoteGatekeeper(
-                where, name, token=token, config=config
-            )
-        else:
-            if unnamed(agent):
-                _log.warning("USER_AGENT is Scrapy's own: say who you are, so that sites can tell")
-            gate = Gatekeeper(agent, config=self._config())
-        self.gate = await gate.__aenter__()
-        if isinstance(gate, Gatekeeper):
-            internals(gate).on_retrieval(self._retrieved)
-        return gate
-
-    def _config(self) -> Config:
-        given = self.settings.get("GATEKEEPER_CONFIG")
-        if given is None:
-            config = as_config(None)
-        elif isinstance(given, str | Path):
-            config = Config.load(given)
-        elif isinstance(given, Config):
-            config = given
-        else:
-            config = Config.from_dict(_plain(given))
-        jobdir = self.settings.get("JOBDIR")
-        if jobdir and config.storage.path is None:
-            # What is resumed goes on with the clocks and blocks that it had.
-            path = str(Path(jobdir) / "gatekeeper.sqlite")
-            config = replace(config, storage=replace(config.storage, path=path))
-        return config
-
-    def _retrieved(self, origin: str, retrieval: Retrieval, seconds: float) -> None:
-        self.stats.inc_value("robotstxt/request_count")
-        if retrieval.status is not None:
-            self.stats.inc_value("robotstxt/response_count")
-            self.stats.inc_value(f"robotstxt/response_status_count/{retrieval.status}")
-        else:
-            self.stats.inc_value(f"robotstxt/exception_count/{retrieval.outcome.row.name}")
-
-    async def close(self) -> None:
-        """The spider is closed."""
-        self._closed = True
-        opening, self._opening = self._opening, None
-        if opening is not None:
-            with suppress(Exception):
-                await (await opening).__aexit__(None, None, None)
-        self.gate = None
-
-    # -- requests --------------------------------------------------------------------
-
-    @staticmethod
-    def sent_by(request: Request) -> str | None:
-        """Its User-Agent, as it is sent."""
-        return _field(request, "User-Agent")
-
-    def agent_of(self, request: Request) -> str | None:
-        """The request's own User-Agent, if that is another one than the gate's."""
-        sent = self.sent_by(request)
-        own = None if self.gate is None else self.gate.user_agent
-        if sent is None or unnamed(sent) or own is None:
-            return None
-        return None if product_token(sent).lower() == product_token(own).lower() else sent
-
-    def asked_as(self, request: Request) -> str:
-        """The URL to ask the queue for a turn by: that of the host's robots.txt, which anybody may
-        ask for, where it is not for the gate's own name to say whether the request may be sent.
-        """
-        if request.meta.get("dont_obey_robotstxt") or self.agent_of(request) is not None:
-            return f"{urls.parse(request.url).origin}/robots.txt"
-        return request.url
-
-    def refused(self, request: Request, decision: Decision | str) -> GatekeeperError:
-        """Count it as Scrapy does; what to raise, an IgnoreRequest as well."""
-        if isinstance(decision, str):
-            self.stats.inc_value("gatekeeper/defer/host_blocked")
-            return _ERRORS.of(LeaseTimeout(request.url, decision), request)
-        self.stats.inc_value(f"gatekeeper/{decision.verdict}/{decision.reason}")
-        if decision.verdict is Verdict.DENY:
-            self.stats.inc_value("robotstxt/forbidden")
-            _log.debug("Forbidden by robots.txt: %s (%s)", request, decision.explain())
-            return _ERRORS.of(Denied(decision), request)
-        return _ERRORS.of(Deferred(decision), request)
-
-    def done(self, turn: Turn, *, sent: bool) -> None:
-        """End the turn's lease; the request itself is done when Scrapy has dropped it."""
-        lease = turn.lease
-        with suppress(StorageError):
-            if isinstance(lease, RefusedTurn):
-                return
-            lease.end() if sent else lease.give_back()
-
-
-def _plain(given: Any) -> Any:
-    """A setting of dicts as Scrapy keeps it, as plain ones."""
-    if isinstance(given, BaseSettings):
-        return given.copy_to_dict()
-    return dict(given)
 
 
 class _DirectTurn:
@@ -323,7 +172,8 @@ class PoliteScheduler(BaseScheduler):
 
     def __init__(self, crawler: Crawler) -> None:
         self._crawler = crawler
-        self._crawl = _Crawl.of(crawler)
+        self._crawl = ScrapyCrawl.of(crawler)
+        self._crawl.scheduled = weakref.WeakSet()
         self._stats: Any = crawler.stats
         self._filter: Any = build_from_crawler(
             load_object(crawler.settings["DUPEFILTER_CLASS"]), crawler
@@ -395,8 +245,8 @@ class PoliteScheduler(BaseScheduler):
         return waiting + len(self._direct) + (self._stashed is not None)
 
     def has_pending_requests(self) -> bool:
-        """Does any request wait, be it for its turn?"""
-        return len(self) > 0
+        """Does any request wait, be it for its turn, or a download that nobody gave a place?"""
+        return len(self) > 0 or self._crawl.waiting > 0
 
     def enqueue_request(self, request: Request) -> bool:
         """Take it in, unless the dupefilter knows it."""
@@ -494,6 +344,8 @@ class PoliteScheduler(BaseScheduler):
                 self._end(turn)
                 return None
             request = found
+        if self._crawl.scheduled is not None:
+            self._crawl.scheduled.add(request)
         if isinstance(turn, Turn):
             self._crawl.turns[request] = turn
         # It is done when nobody holds the request any more: its callback has run, and what it
@@ -537,120 +389,7 @@ def _later(
 ) -> None:
     found = scheduler()
     if found is not None:
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(found._end, turn)
-
-
-class PoliteMiddleware:
-    """Lets a request through with a lease alone, and reports what came of it."""
-
-    def __init__(self, crawler: Crawler) -> None:
-        self._crawl = _Crawl.of(crawler)
-        self._leases: weakref.WeakKeyDictionary[Request, tuple[Any, float]] = (
-            weakref.WeakKeyDictionary()
-        )
-        """Of requests that are under way, and when they were let through."""
-
-    @classmethod
-    def from_crawler(cls, crawler: Crawler) -> Self:
-        """Scrapy makes it so."""
-        return cls(crawler)
-
-    async def process_request(self, request: Request, spider: Spider | None = None) -> None:
-        """Refuse, or let through with a lease. Raises IgnoreRequest."""
-        if not request.url.startswith(("http://", "https://")):
-            return
-        crawl = self._crawl
-        turn = crawl.turns.get(request)
-        if turn is None:
-            lease = await self._acquire(request)
-        else:
-            lease = turn.lease
-            if isinstance(lease, RefusedTurn):
-                raise crawl.refused(request, lease.why)
-            try:
-                await self._judge(request)
-            except BaseException:
-                lease.give_back()
-                raise
-        crawl.stats.inc_value("gatekeeper/leases")
-        self._leases[request] = lease, time.monotonic()
-        gate = await crawl.open()
-        name = name_to_send(lease, gate.user_agent, crawl.sent_by(request))
-        if name is not None:  # Scrapy's own counts as none
-            request.headers["User-Agent"] = name
-        if isinstance(gate, Gatekeeper) and (signer := internals(gate).signer) is not None:
-            request.headers.update(signer.headers(request.method, request.url))
-
-    async def _acquire(self, request: Request) -> Any:
-        """For what did not come from the scheduler: `engine.download()`, say."""
-        crawl = self._crawl
-        gate = await crawl.open()
-        await self._judge(request)
-        try:
-            return await gate.acquire(crawl.asked_as(request), owned=False, timeout=crawl.max_wait)
-        except Denied as error:
-            raise crawl.refused(request, error.decision) from error
-        except (InvalidURL, LeaseTimeout) as error:
-            raise _ERRORS.of(error, request) from error
-        except ConfigError as error:
-            raise IgnoreRequest(str(error)) from error
-
-    async def _judge(self, request: Request) -> None:
-        """Of a request under a name of its own, whether that one may send it."""
-        crawl = self._crawl
-        agent = crawl.agent_of(request)
-        if agent is None or request.meta.get("dont_obey_robotstxt"):
-            return
-        gate = await crawl.open()
-        decision = await gate.check(request.url, user_agent=agent)
-        if decision.verdict is not Verdict.ALLOW:
-            raise crawl.refused(request, decision)
-
-    def process_response(
-        self, request: Request, response: Response, spider: Spider | None = None
-    ) -> Response:
-        """Report it: the host's clock, its back-off and its latency go by that."""
-        held = self._leases.pop(request, None)
-        if held is None:  # out of a cache: nothing was sent
-            self._give_back(request)
-            return response
-        lease, _ = held
-        latency = request.meta.get("download_latency")
-        self._tell(
-            lease,
-            status=response.status,
-            elapsed=latency if isinstance(latency, float) else None,
-            retry_after=_field(response, "Retry-After"),
-            size=len(response.body),
-            rate_limit=_field(response, "RateLimit"),
-        )
-        return response
-
-    def process_exception(
-        self, request: Request, exception: Exception, spider: Spider | None = None
-    ) -> None:
-        """Report that no answer came."""
-        held = self._leases.pop(request, None)
-        if held is None:
-            self._give_back(request)
-            return
-        lease, began = held
-        sent = not isinstance(exception, IgnoreRequest)
-        self._tell(lease, elapsed=time.monotonic() - began if sent else None)
-
-    def _tell(self, lease: Any, **told: Any) -> None:
-        try:
-            lease.report(**told)
-        except StorageError as error:
-            _log.error("what came of %s could not be kept: %s", lease.url, error)
-        finally:
-            lease.end()
-
-    def _give_back(self, request: Request) -> None:
-        turn = self._crawl.turns.get(request)
-        if turn is not None:
-            self._crawl.done(turn, sent=False)
+        call_soon(loop, partial(found._end, turn))
 
 
 class RobotParser(BaseRobotParser):
@@ -691,11 +430,6 @@ class RobotParser(BaseRobotParser):
 
 
 _ASCII = re.compile(r"[\x21-\x7e]+")
-
-
-def _field(message: Request | Response, name: str) -> str | None:
-    value = message.headers.get(name)
-    return None if value is None else value.decode("latin-1")
 
 
 def _text(value: str | bytes) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.conformance.conftest import short, sidecar_on
 from tests.conformance.ways import settings
-from tests.integrations.rigs import RIGS, Rig
+from tests.integrations.rigs import RIGS, Rig, Scrapy
 from tests.internet import FakeInternet
 
 __all__ = ["short", "sidecar_on"]
@@ -37,3 +37,12 @@ async def rig_on(
             return rig
 
         yield begin
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scrapy_worker() -> Iterator[None]:
+    """The process of Scrapy's crawls ends with the run; the first crawl begins it."""
+    yield
+    if Scrapy.worker is not None:
+        worker, Scrapy.worker = Scrapy.worker, None
+        worker.close()

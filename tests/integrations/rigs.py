@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
+import os
+import socket
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 
@@ -29,9 +33,14 @@ from gatekeeper import (
 from gatekeeper.robots import Rule
 from gatekeeper.session import guarded_connector, send_once
 from tests.conformance.ways import AGENT, Sidecar
-from tests.internet import FakeInternet, certs
+from tests.integrations.scrapy_worker import Connection, Worker, WorkerFailed
+from tests.internet import Fail, FakeInternet, certs
 
-__all__ = ["RIGS", "Answer", "Rig"]
+__all__ = ["RIGS", "SCRAPY_PYTHON", "Answer", "Rig"]
+
+SCRAPY_PYTHON = os.environ.get("SCRAPY_PYTHON")
+"""Of the environment in which Scrapy runs, if it is another one: CI has one with the oldest Scrapy
+that will do. Nothing but Scrapy is tried then."""
 
 
 @dataclass
@@ -53,10 +62,19 @@ class Rig:
     guarded = True
     streams = True
     """A response can be had whose body was not read."""
+    drops = True
+    """A response can be given up before its body was read."""
     names = True
     """A request can have a User-Agent of its own."""
     threads = False
     """It blocks: each request is in a thread."""
+    stops = True
+    """What is cancelled or dropped ends at once; else it goes on, and holds its host so long."""
+    checks_certificates = True
+    closes_gate = True
+    """Its gate can be closed while it is in use."""
+    gives_up = False
+    """What would wait for too long fails at once."""
 
     def __init__(self, internet: FakeInternet, config: Config, sidecar: Sidecar | None) -> None:
         self.internet = internet
@@ -108,13 +126,17 @@ class Rig:
             return await asyncio.to_thread(getattr(self.gate, name), *given)
         return await getattr(self.gate, name)(*given)
 
+    async def stats(self) -> Any:
+        """Of the gate that gives the leases."""
+        if self.sidecar is not None:
+            return self.sidecar.gate.stats()
+        if self.threads:
+            return await asyncio.to_thread(self.gate.stats)
+        return self.gate.stats()
+
     async def in_flight(self) -> int:
         """Leases that are open, of the gate that gives them."""
-        if self.sidecar is not None:
-            return int(self.sidecar.gate.stats().pacing.in_flight)
-        if self.threads:
-            return int((await asyncio.to_thread(self.gate.stats)).pacing.in_flight)
-        return int(self.gate.stats().pacing.in_flight)
+        return int((await self.stats()).pacing.in_flight)
 
     # -- of each integration
 
@@ -128,6 +150,10 @@ class Rig:
         """The page, redirects followed."""
         raise NotImplementedError
 
+    async def get_beside(self, url: str) -> Answer:
+        """The page, by the library's other way, if it has one."""
+        return await self.get(url)
+
     async def begin(self, url: str) -> Any:
         """A response whose body was not read."""
         raise NotImplementedError
@@ -135,6 +161,12 @@ class Rig:
     async def finish(self, response: Any) -> None:
         """Close it."""
         raise NotImplementedError
+
+    async def drop(self, url: str) -> None:
+        """A response whose body was not read, and nobody holds any more."""
+        response = await self.begin(url)
+        assert await self.in_flight() == 1
+        del response
 
 
 class Httpx(Rig):
@@ -255,7 +287,7 @@ class Mcp(Rig):
 
     library = "mcp"
     error = "tests.integrations.rigs.ToolFailed"
-    streams = names = False
+    streams = drops = names = False
 
     def open(self) -> None:
         connector = guarded_connector(
@@ -344,8 +376,112 @@ class Crawlee(Rig):
         await response.__aexit__(None, None, None)
 
 
+class Scrapy(Rig):
+    """A crawl with the add-on, whose requests the scheduler gives out. It opens its own gate."""
+
+    library = "scrapy"
+    worker: ClassVar[Worker | None] = None
+    """The process of all crawls of this run, once there is one."""
+    way = "get"
+    guarded = False
+    streams = False
+    cancels = False  # nobody can take back what the scheduler has
+    stops = False
+    checks_certificates = False  # unless Scrapy is told to
+    gives_up = True
+    closes_gate = False  # the crawl's own, it is closed after the last request
+
+    @classmethod
+    def base_error(cls) -> tuple[type[Exception], ...]:
+        """Scrapy's and Twisted's errors of a connection have no class in common."""
+        from scrapy.exceptions import IgnoreRequest
+
+        return IgnoreRequest, WorkerFailed
+
+    async def start(self) -> None:
+        if Scrapy.worker is None:
+            Scrapy.worker = await asyncio.to_thread(Worker, SCRAPY_PYTHON or sys.executable)
+        self.crawl = Connection()
+        await self.crawl.open(Scrapy.worker.path)
+        where = {"GATEKEEPER_CONFIG": self.config}
+        if self.sidecar is not None:
+            where["GATEKEEPER_URL"] = self.sidecar.where
+        settings = {
+            "ADDONS": {"gatekeeper.integrations.scrapy.Addon": 500},
+            "USER_AGENT": AGENT,
+            "GATEKEEPER_MAX_WAIT": 1.0,
+            "RETRY_ENABLED": False,
+            "HTTPERROR_ALLOW_ALL": True,
+            "TELNETCONSOLE_ENABLED": False,
+            "LOG_ENABLED": bool(os.environ.get("SLOG")),
+        }
+        await self.crawl.call("open", settings | where)
+
+    async def stop(self) -> None:
+        await self.crawl.close()
+
+    async def close(self) -> None:
+        await self.crawl.call("close")
+
+    async def close_gate(self) -> None:
+        await self.crawl.call("close_gate")
+
+    async def ask(self, name: str, *given: Any) -> Any:
+        await self._tell_names()
+        return await self.crawl.call("ask", name, *given)
+
+    async def stats(self) -> Any:
+        return await super().stats() if self.sidecar is not None else await self.crawl.call("stats")
+
+    async def in_flight(self) -> int:
+        found = await self.stats()
+        return 0 if found is None else int(found.pacing.in_flight)
+
+    async def get(self, url: str, **headers: str) -> Answer:
+        await self._tell_names()
+        return Answer(*await self.crawl.call(self.way, url, named(headers), {}))
+
+    async def begin(self, url: str) -> Any:
+        await self._tell_names()
+        await self.crawl.call("begin", self.way, url, {"download_timeout": 0.5})
+
+    async def finish(self, response: Any) -> None:
+        """It comes to its own end."""
+
+    async def drop(self, url: str) -> None:
+        """A signal handler stops it at its head."""
+        await self._tell_names()
+        with contextlib.suppress(WorkerFailed):
+            await self.crawl.call(self.way, url, {}, {"stop": True})
+
+    async def _tell_names(self) -> None:
+        errors = {Fail.NXDOMAIN: socket.EAI_NONAME, Fail.SERVFAIL: socket.EAI_AGAIN}
+        names: dict[str, Any] = {}
+        ports = {}
+        for name, [step, *_] in self.internet.resolver.scripts.items():
+            if isinstance(step, Fail):
+                names[name] = int(errors[step])
+                continue
+            names[name] = [step] if isinstance(step, str) else list(step)
+            for address in names[name]:
+                ports[address, 80] = self.internet.port_of(address, 80)
+        await self.crawl.tell("names", names, ports)
+
+
+class ScrapyDownloads(Scrapy):
+    """... whose requests are asked for by `engine.download_async`, as pipelines of files do."""
+
+    way = "download"
+    cancels = closes_gate = True
+
+    async def get_beside(self, url: str) -> Answer:
+        await self._tell_names()
+        return Answer(*await self.crawl.call("get", url, {}, {}))
+
+
 def named(headers: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in headers.items()}
 
 
 RIGS: list[Callable[..., Rig]] = [Httpx, Httpx2, SyncHttpx, SyncHttpx2, Requests, Mcp, Crawlee]
+RIGS = [*([] if SCRAPY_PYTHON else RIGS), Scrapy, ScrapyDownloads]

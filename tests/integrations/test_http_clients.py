@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import pickle
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,19 +16,22 @@ import pytest
 from gatekeeper import (
     Config,
     ConfigError,
+    Deferred,
     Denied,
     Gatekeeper,
     Lease,
     LeaseTimeout,
+    Reason,
     StorageError,
     SyncGatekeeper,
+    Verdict,
 )
 from gatekeeper.config import IdentityConfig
 from gatekeeper.fetching.faults import LEAST
 from gatekeeper.identity import PublicKey, new_key
 from gatekeeper.integrations import hops
-from tests.conformance.ways import AGENT, settings
-from tests.internet import FakeInternet, Hold, Page
+from tests.conformance.ways import AGENT, decided, settings
+from tests.internet import FakeInternet, Hold, Page, Raw
 from tests.internet.certs import server_context
 from tests.test_identity import as_sent, verify
 
@@ -319,6 +324,51 @@ async def test_a_request_of_which_nothing_is_heard_is_looked_at(
         hold.release()
         assert (await asked).text == "late"
         assert not lease.awaits_head
+
+
+@pytest.mark.parametrize("name", ["httpx", "httpx2", "requests", "scrapy", "crawlee"])
+def test_errors_cross_a_process_boundary_whole(name: str) -> None:
+    """As those of crawlers that work in several processes do."""
+    pytest.importorskip(name)
+    module = importlib.import_module(f"gatekeeper.integrations.{name}")
+    decision = decided(Verdict.DEFER, reason=Reason.BUDGET)
+    late = module.RequestLeaseTimeout("http://a.test/", "no turn", retry_at=datetime.now(UTC))
+    for error in (
+        module.RequestDenied(decision),
+        module.RequestDeferred(decision),
+        module.RequestInvalidURL("http://a%zz.test/", "no"),
+        late,
+    ):
+        other = pickle.loads(pickle.dumps(error))
+        assert type(other) is type(error)
+        assert str(other) == str(error)
+    assert pickle.loads(pickle.dumps(late)).retry_at == late.retry_at
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_every_byte_that_requests_reads_counts(internet: FakeInternet, chunked: bool) -> None:
+    """urllib3 counts the last ones after it has let go of the connection, those of chunks never."""
+    head = "Transfer-Encoding: chunked" if chunked else "Content-Length: 60"
+    body = "1e\r\n" + "x" * 30 + "\r\n" + "1e\r\n" + "x" * 30 + "\r\n0\r\n\r\n"
+    page = f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n" + (body if chunked else "x" * 60)
+    internet.site("a.test").robots("").on("/x", Raw(page.encode(), then="keep"))
+    config = settings(host=[{"match": "a.test", "max_bytes_per_day": 240}])
+
+    def crawl() -> None:
+        with (
+            SyncGatekeeper(AGENT, config=config, resolver=internet.resolver) as gate,
+            polite_requests(gate) as session,
+        ):
+            for _ in range(2):
+                assert len(session.get("http://a.test/x").content) == 60
+            with session.get("http://a.test/x", stream=True) as response:
+                assert [len(part) for part in response.iter_content(30)] == [30, 30]
+            with session.get("http://a.test/x", stream=True) as response:
+                assert len(response.raw.read()) == 60
+            with pytest.raises(Deferred, match="budget"):
+                session.get("http://a.test/x")
+
+    await asyncio.to_thread(crawl)
 
 
 def test_an_attempt_to_connect_always_has_some_time(monkeypatch: pytest.MonkeyPatch) -> None:

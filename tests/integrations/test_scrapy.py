@@ -149,18 +149,8 @@ def scrapy(internet: FakeInternet, tmp_path: Path) -> Scrapy:
     return Scrapy(internet, tmp_path)
 
 
-@pytest.fixture(params=["embedded", "sidecar"])
-async def where(
-    request: pytest.FixtureRequest, internet: FakeInternet, sidecar_on: Any
-) -> dict[str, Any]:
-    """The settings that say where the gate is."""
-    if request.param == "embedded":
-        return {}
-    return {"GATEKEEPER_URL": (await sidecar_on(internet)).where}
-
-
 async def test_a_crawl_is_decided_paced_and_reported(
-    internet: FakeInternet, scrapy: Scrapy, where: dict[str, Any]
+    internet: FakeInternet, scrapy: Scrapy
 ) -> None:
     text = "User-agent: *\nCrawl-delay: 0.1\nDisallow: /private\n"
     site = internet.site("a.test").robots(text)
@@ -170,9 +160,7 @@ async def test_a_crawl_is_decided_paced_and_reported(
     other = internet.site("b.test").robots("User-agent: *\nDisallow: /x\n").page("/x")
     internet.site("dead.test").robots("").on("/", Reset())
     asked = ["/1", "/2", "/3", "/private/x", "/to-private", "/to-b"]
-    run = await scrapy.run(
-        [*(scrapy.url("a", path) for path in asked), scrapy.url("dead")], **where
-    )
+    run = await scrapy.run([*(scrapy.url("a", path) for path in asked), scrapy.url("dead")])
     assert run.code == 0, run.log
     assert sorted(run.got()) == [scrapy.url("a", path) for path in ("/1", "/2", "/3")]
     refused = {url: kind for url, (kind, _) in run.failed().items()}
@@ -194,59 +182,8 @@ async def test_a_crawl_is_decided_paced_and_reported(
     assert run.stats["robotstxt/forbidden"] == 3
     assert run.stats["gatekeeper/leases"] == 6
     assert run.stats["scheduler/dequeued"] == run.stats["scheduler/enqueued"]
-    if not where:
-        assert run.stats["robotstxt/request_count"] == 3
-        assert run.stats["robotstxt/response_status_count/200"] == 3
-
-
-ENOUGH = """
-        self.free = getattr(self, "free", 0) + ("free" in response.url)
-        if self.free == 60:
-            raise scrapy.exceptions.CloseSpider("enough")
-"""
-
-
-async def test_a_free_host_waits_for_no_slow_one(internet: FakeInternet, scrapy: Scrapy) -> None:
-    """As many slow hosts as CONCURRENT_REQUESTS: in a downloader they would hold every place."""
-    slow = [internet.site(f"slow{number}.test") for number in range(16)]
-    for site in slow:
-        site.robots("User-agent: *\nCrawl-delay: 60\n").page("/a")
-    free = internet.site("free.test").robots("")
-    for number in range(60):
-        free.page(f"/{number}")
-    asked = [scrapy.url(site.name.removesuffix(".test"), "/a") for site in slow]
-    asked += [scrapy.url("free", f"/{number}") for number in range(60)]
-    run = await scrapy.run(asked, extra=ENOUGH.strip(), CONCURRENT_REQUESTS=16)
-    assert run.lines[-1][1] == "enough", run.log
-    assert len(run.got()) == 60
-    assert {path for site in slow for path in site.paths} == {"/robots.txt"}
-
-
-async def test_a_429_holds_that_host_alone_and_a_503_file_is_given_up_in_the_end(
-    internet: FakeInternet, scrapy: Scrapy, where: dict[str, Any]
-) -> None:
-    busy = Page("", status=429, headers={"Retry-After": "2"})
-    site = internet.site("a.test").robots("").on("/1", busy).page("/2")
-    long = Page("", status=503, headers={"Retry-After": "7200"})
-    internet.site("c.test").robots("").on("/1", long).page("/2")
-    internet.site("b.test").robots("").page("/1").page("/2")
-    internet.site("down.test").robots(Page("", status=503, headers={"Retry-After": "7200"}))
-    run = await scrapy.run(
-        [
-            *(scrapy.url(host, path) for host in "abc" for path in ("/1", "/2")),
-            scrapy.url("down"),
-        ],
-        HTTPERROR_ALLOW_ALL=True,
-        **where,
-    )
-    assert run.code == 0, run.log
-    assert site.gaps()[-1] >= 2.0
-    assert len(run.got()) == 5
-    assert run.failed()[scrapy.url("c", "/2")][0] == "RequestLeaseTimeout"  # blocked for two hours
-    kind, text = run.failed()[scrapy.url("down")]
-    assert kind == "RequestDeferred"
-    assert "server_error" in text
-    assert set(internet.sites["down.test"].paths) == {"/robots.txt"}
+    assert run.stats["robotstxt/request_count"] == 3
+    assert run.stats["robotstxt/response_status_count/200"] == 3
 
 
 DOWNLOADS = """
@@ -470,58 +407,20 @@ def test_requests_that_need_no_turn_outlive_the_process(tmp_path: Path) -> None:
     third.close()
 
 
-ERRORS = """
-    def failed(self, failure):
-        decision = failure.value.decision
-        self.say("failed", failure.type.__name__, failure.request.url,
-                 [isinstance(failure.value, kind) for kind in (IgnoreRequest, Denied, Deferred)],
-                 decision.verdict, decision.user_agent)
-"""
-
-
-async def test_errors_are_ours_and_scrapy_s_and_the_name_sent_is_the_one_judged(
-    internet: FakeInternet, scrapy: Scrapy, where: dict[str, Any]
-) -> None:
-    """Scrapy's own User-Agent counts as none: with a sidecar it is the sidecar's that is sent."""
-    text = "User-agent: examplebot\nDisallow: /private\n\nUser-agent: *\nDisallow: /\n"
-    site = internet.site("a.test").robots(text).page("/x")
-    internet.site("down.test").robots(Page("", status=503, headers={"Retry-After": "7200"}))
-    spider = SPIDER.partition("    def failed(")[0] + ERRORS
-    spider = (
-        "from gatekeeper import Deferred, Denied\n"
-        + spider
-        + SPIDER[SPIDER.index("    def closed(") :]
-    )
-    asked = [scrapy.url("a", "/x"), scrapy.url("a", "/private"), scrapy.url("down")]
-    asked += ["http://10.1.2.3/", "http://[::ffff:10.1.2.3]/"]
-    default = {"USER_AGENT": "Scrapy/2.19.0 (+https://scrapy.org)"} if where else {}
-    run = await scrapy.run(asked, spider=spider, **default, **where)
-    assert run.got() == asked[:1], run.log
-    told = {line[2]: line[3:] for line in run.lines if line[0] == "failed"}
-    denied, deferred = [True, True, False], [True, True, True]
-    assert told == {
-        asked[1]: [denied, "deny", "examplebot"],
-        asked[2]: [deferred, "defer", "examplebot"],
-        asked[3]: [denied, "deny", "examplebot"],  # private addresses, by the URL
-        asked[4]: [denied, "deny", "examplebot"],
-    }
-    assert {request.headers["User-Agent"].partition("/")[0] for request in site.requests} == {
-        "examplebot"
-    }
-
-
-async def test_while_the_sidecar_is_down_nothing_is_sent(
+async def test_scrapy_s_own_name_counts_as_none(
     internet: FakeInternet, scrapy: Scrapy, sidecar_on: Any
 ) -> None:
-    site = internet.site("a.test").robots("").page("/1")
-    sidecar = await sidecar_on(internet)
-    await sidecar.stop()
+    """It is the sidecar's that is sent then, and judged."""
+    site = internet.site("a.test").robots("User-agent: examplebot\nDisallow: /private\n").page("/x")
+    asked = [scrapy.url("a", "/x"), scrapy.url("a", "/private")]
     run = await scrapy.run(
-        [scrapy.url("a", "/1")], GATEKEEPER_URL=sidecar.where, GATEKEEPER_MAX_WAIT=1
+        asked,
+        USER_AGENT="Scrapy/2.19.0 (+https://scrapy.org)",
+        GATEKEEPER_URL=(await sidecar_on(internet)).where,
     )
-    assert run.got() == []
-    assert site.paths == []
-    assert "gate_unreachable" in run.failed()[scrapy.url("a", "/1")][1]
+    assert run.got() == asked[:1], run.log
+    assert "examplebot" in run.failed()[asked[1]][1]
+    assert {request.headers["User-Agent"] for request in site.requests} == {AGENT}
 
 
 PARSED: dict[str, tuple[str, list[tuple[str, str, bool]]]] = {

@@ -61,7 +61,8 @@ class Names(AbstractResolver):
         self._clock = clock
         self._port_of = port_of
         self._rng = rng or random.Random(7)
-        self._steps: dict[str, list[Step]] = {}
+        self.scripts: dict[str, list[Step]] = {}
+        """What the next look-ups of each name bring."""
         self.delay = delay
         self.timeout = 5.0
         self.queries: list[Query] = []
@@ -70,7 +71,7 @@ class Names(AbstractResolver):
         """Answer successive look-ups of the name with these steps; the last one repeats."""
         if not steps:
             raise ValueError("a script needs at least one step")
-        self._steps[name.lower().rstrip(".")] = list(steps)
+        self.scripts[name.lower().rstrip(".")] = list(steps)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -79,7 +80,7 @@ class Names(AbstractResolver):
         self.queries.append(Query(self._clock.monotonic(), host, port, family))
         if self.delay[1] > 0:
             await self._clock.sleep(self._rng.uniform(*self.delay))
-        steps = self._steps.get(host.lower().rstrip("."))
+        steps = self.scripts.get(host.lower().rstrip("."))
         step: Step = Fail.NXDOMAIN if steps is None else steps[0]
         if steps is not None and len(steps) > 1:
             del steps[0]
