@@ -204,6 +204,8 @@ class ServerConfig(_Section, frozen=True):
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8750
     socket: Place | None = None
     """A unix socket to listen on instead of `host` and `port`."""
+    workers: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    """Processes that answer questions beside the one that owns the turns; 0: it answers all."""
     token_file: Place | None = None
     """Bearer tokens, one a line, or `name:role:token`; at most two of a client, so that one
     can be replaced (T6)."""

@@ -21,6 +21,8 @@ default_proxy        robots.txt goes the way of the pages,     no proxy: the req
                      where a session has a proxy               is needed
 wrap_requests        a request's own `timeout` and             ConfigError: use the middleware
                      `middlewares` are seen
+request_parser       a worker reads requests as the sidecar    workers answer nothing: they pass
+                     does, and can still pass one on           each connection on to the owner
 fail_broken_body     400 at once for a body that is no HTTP    408 when the time for bodies is over
 wake_scrapy          a request is sent when its turn comes     up to 5 s later, by its heartbeat
 ===================  ========================================  =====================================
@@ -51,6 +53,7 @@ __all__ = [
     "fail_broken_body",
     "limit_interim",
     "read_inline",
+    "request_parser",
     "start_connection",
     "wake_scrapy",
     "wrap_requests",
@@ -306,6 +309,27 @@ def body_read(payload: Any) -> bytes | None:
     if parts is None:
         return None
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def request_parser(protocol: object, loop: asyncio.AbstractEventLoop, *, header: int) -> Any:
+    """What aiohttp's server reads the requests of a connection with: its `feed_data(octets)` gives
+    the messages that are whole, each with its payload, and raises for what is no HTTP.
+
+    `protocol` is asked to pause and resume reading; `header` bounds a line in octets. None where
+    this aiohttp has none of that name.
+    """
+    parser = getattr(aiohttp.http, "HttpRequestParser", None)
+    if parser is None:
+        return None
+    return parser(
+        protocol,
+        loop,
+        1 << 20,
+        max_line_size=header,
+        max_field_size=header,
+        payload_exception=web.RequestPayloadError,
+        auto_decompress=False,
+    )
 
 
 def fail_broken_body(connection: web.RequestHandler) -> None:

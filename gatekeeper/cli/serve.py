@@ -36,6 +36,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--proxy", metavar="PORT", type=int, help="a forward proxy for plain http on that port"
     )
+    parser.add_argument(
+        "--workers", metavar="N", type=int, help="further processes that answer /v1/check (0)"
+    )
     parser.add_argument("--token-file", metavar="FILE", help="bearer tokens, one a line")
     parser.add_argument(
         "--storage", metavar="PATH|memory", help="where state is kept; memory: nowhere"
@@ -56,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
             server__socket=args.socket,
             server__proxy_port=args.proxy,
             server__token_file=args.token_file,
+            server__workers=args.workers,
             storage__path=args.storage,
             fleet__url=args.fleet,
         )

@@ -52,7 +52,7 @@ from gatekeeper.fetching.records import (
 from gatekeeper.robots import RobotsTxt
 from gatekeeper.storage.base import OriginRecord, Storage
 
-__all__ = ["RecordCache", "RecordUpdates", "SoftExpiry", "answered"]
+__all__ = ["RecordCache", "RecordUpdates", "SoftExpiry", "answered", "record_octets"]
 
 
 _LEAST: Final = 1.0
@@ -166,6 +166,7 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(_Packed)
 
+_Octets = bytes
 _Cold = bytes | tuple[bytes, bytes]
 """A packed record with its text inside, or beside it where several share that text."""
 
@@ -365,6 +366,13 @@ class RecordCache:
             return None
         if packed.wall <= self._void_until and _OUTCOMES[packed.outcome] in OURS:
             return None
+        return self._unpacked(origin, packed)
+
+    def put_octets(self, origin: str, octets: _Octets) -> None:
+        """Keep what `record_octets` made of a record, in another process of this machine."""
+        self.put(self._unpacked(origin, _DECODER.decode(octets)))
+
+    def _unpacked(self, origin: str, packed: _Packed) -> Record:
         text: FileText | None = None
         if packed.text is not None:
             text = self.texts.of(inflate(packed.text), packed.text)
@@ -402,6 +410,11 @@ class RecordCache:
             page_ok=_seconds(packed.page_ok),
             uptime=self._uptime,
         )
+
+
+def record_octets(record: Record) -> bytes:
+    """A record with its text. Its monotonic moments are those of this start of the machine."""
+    return _encoded(_packed(record, None if record.text is None else record.text.packed()))
 
 
 def _packed(record: Record, text: bytes | None) -> _Packed:

@@ -442,6 +442,10 @@ class Guard:
         self._verdicts.clear()
         self.passed.clear()
 
+    def count(self, refused: Mapping[str, int]) -> None:
+        """Count, by their kind, what a guard of another process refused for this one."""
+        self._refused.update(refused)
+
     def stats(self) -> GuardStats:
         """What was refused and what was dialled, counted since the guard was made."""
         return GuardStats(self.mode, TABLE_VERSION, dict(self._refused), self._dialled)

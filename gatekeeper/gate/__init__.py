@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from gatekeeper.gate.gatekeeper import Gatekeeper, GateStats
 from gatekeeper.gate.internals import GateInternals, internals
+from gatekeeper.gate.replica import Replica
 
-__all__ = ["GateInternals", "GateStats", "Gatekeeper", "internals"]
+__all__ = ["GateInternals", "GateStats", "Gatekeeper", "Replica", "internals"]

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -195,6 +195,10 @@ class Decider:
     def counts(self) -> dict[tuple[Verdict, Reason], int]:
         """How many decisions were given, by verdict and reason."""
         return dict(self._counts + self._cache.counts())
+
+    def count(self, decisions: Mapping[tuple[Verdict, Reason], int]) -> None:
+        """Count decisions that others gave for this one."""
+        self._counts.update(decisions)
 
     # --- the decision -------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import aiohttp
 from aiohttp import ClientMiddlewareType
@@ -51,9 +51,19 @@ from gatekeeper.storage.sqlite import SqliteStorage
 from gatekeeper.url_cache import UrlCache
 from gatekeeper.urls import not_text
 
-__all__ = ["GateStats", "Gatekeeper"]
+__all__ = ["GateFollower", "GateStats", "Gatekeeper"]
 
 _log = logging.getLogger(__name__)
+
+
+class GateFollower(Protocol):
+    """Follows what a gate knows, to tell others. Its methods must be short, and must not raise."""
+
+    def learnt(self, record: Record) -> None:
+        """A record was learnt; it is kept as soon as this returns."""
+
+    def rules_changed(self) -> None:
+        """The operator said something about hosts at run time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +150,7 @@ class Gatekeeper:
         self._middleware = partial(gate_middleware_with(self, *means), UNLIMITED)
         self._opened: _Opened | None = None
         self._listeners: list[OnRetrieval] = []
+        self._followers: list[GateFollower] = []
         self._stack = AsyncExitStack()
         # The authority of the last question to `allowed`, with the slash behind it, where that
         # slash is, and what the cache has of it. At first one that no URL begins with.
@@ -187,7 +198,7 @@ class Gatekeeper:
                 clock=self._clock,
                 rng=self._rng,
                 storage=self._storage,
-                on_learnt=self._pacing.learnt,
+                on_learnt=self._on_learnt,
                 on_retrieval=self._on_retrieval,
                 faults=self._faults,
                 warm=self._warm,
@@ -461,6 +472,8 @@ class Gatekeeper:
         self._scheduler.say(rule)
         self._overrides.say(rule)
         self._decider.forget()
+        for follower in self._followers:
+            follower.rules_changed()
 
     def subscribe(
         self, callback: Callable[[str, RobotsTxt | None, RobotsTxt | None], None]
@@ -531,6 +544,11 @@ class Gatekeeper:
     def _on_doubt(self) -> None:
         if self._opened is not None:
             self._opened.directory.plan_probes()
+
+    def _on_learnt(self, record: Record) -> None:
+        self._pacing.learnt(record)  # it may lengthen the record's life
+        for follower in self._followers:
+            follower.learnt(record)
 
     def _on_retrieval(self, origin: str, retrieval: Retrieval, seconds: float) -> None:
         for listener in self._listeners:

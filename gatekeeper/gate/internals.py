@@ -14,16 +14,17 @@ from aiohttp.abc import AbstractResolver
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock
-from gatekeeper.config import Config
+from gatekeeper.config import Config, HostRule
 from gatekeeper.deadlock import WaitGraph
-from gatekeeper.decision import Decision
-from gatekeeper.errors import GateClosed, LedgerLost
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.errors import GateClosed, InvalidURL, LedgerLost
+from gatekeeper.fetching.cache import record_octets
 from gatekeeper.fetching.directory import OnRetrieval
 from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.outcomes import OutcomeRow
-from gatekeeper.fetching.records import Record
+from gatekeeper.fetching.records import LARGE, Moment, Record
 from gatekeeper.gate.decision_cache import CachedDecision, WrittenDecision
-from gatekeeper.gate.gatekeeper import Gatekeeper
+from gatekeeper.gate.gatekeeper import GateFollower, Gatekeeper
 from gatekeeper.gate.leases import Lease
 from gatekeeper.gate.questions import token_of
 from gatekeeper.identity import Signer
@@ -92,6 +93,31 @@ class GateInternals:
             if written is not None:
                 written.clear()
             return [None] * len(urls)
+
+    def uncount(self, tally: Counter[CachedDecision]) -> None:
+        """What `write_many` gave was not told to anybody."""
+        for cached, count in tally.items():
+            cached.count[0] -= count
+
+    def knows(self, url: str, *, user_agent: str | None = None) -> bool:
+        """Whether `decide` answers: the file of the URL's origin is here, and fresh."""
+        agent = self._gate._agent if user_agent is None else token_of(user_agent)
+        try:
+            return self._fresh(urls.parse(url).origin, agent) is not None
+        except InvalidURL:
+            return False
+
+    def decide(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """The decision of `check`, where it waits for nothing; else None. Raises InvalidURL."""
+        agent = self._gate._agent if user_agent is None else token_of(user_agent)
+        decision = self._decider.recall(url, agent, self.clock)
+        if decision is not None:
+            return decision
+        target, moment = urls.parse(url), Moment(self._monotonic(), self.clock.wall())
+        return self._decider.decide(url, target, agent, self._fresh(target.origin, agent), moment)
+
+    def _fresh(self, origin: str, agent: str) -> Record | None:
+        return self._gate._open.questions.fresh(origin, agent)
 
     def robots_file(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         """ALLOW for the URL of any /robots.txt, whatever is known of its origin; else None.
@@ -176,6 +202,34 @@ class GateInternals:
         it must be short and must not raise.
         """
         return self._scheduler.when_due(host, callback, priority=priority, longest=longest)
+
+    # -- what other processes that answer questions follow --------------------------
+
+    def follow(self, follower: GateFollower) -> None:
+        """Tell that from now on what is learnt, and what the operator says at run time."""
+        self._gate._followers.append(follower)
+
+    def shared_record(self, origin: str) -> bytes | None:
+        """What is known of an origin, for a `Replica` in another process of this machine; None
+        where the text alone does not decide about the next questions, or is a large one."""
+        record = self._gate._known_of(origin)
+        if record is None or not record.policy_only or self._monotonic() >= record.fresh_until:
+            return None
+        if record.text is not None and record.text.size >= LARGE:
+            return None
+        return record_octets(record)
+
+    def rules(self) -> list[HostRule]:
+        """The operator's rules about hosts that are in force, those said at run time too."""
+        return self._gate._overrides.everyone()
+
+    def count(
+        self, decisions: Mapping[tuple[Verdict, Reason], int], refused: Mapping[str, int]
+    ) -> None:
+        """Count what others decided by what they were told here, and what their guard refused."""
+        self._decider.count(decisions)
+        if self.guard is not None:
+            self.guard.count(refused)
 
     # -- files and leases ------------------------------------------------------------
 

@@ -113,7 +113,7 @@ class GateQuestions:
 
         For a URL that `Decider.recall` said nothing of.
         """
-        fresh = self._fresh(target.origin, agent)
+        fresh = self.fresh(target.origin, agent)
         decision = self._decider.decide(url, target, agent, fresh, self.moment())
         while decision is None:
             try:
@@ -209,7 +209,7 @@ class GateQuestions:
     def _answer(self, url: str, agent: str) -> Decision | str:
         """The decision, or the origin that has to be asked first."""
         target = urls.parse(url)
-        fresh = self._fresh(target.origin, agent)
+        fresh = self.fresh(target.origin, agent)
         decision = self._decider.decide(url, target, agent, fresh, self.moment())
         return target.origin if decision is None else decision
 
@@ -341,8 +341,9 @@ class GateQuestions:
             near = await self._dns.scopes(target.host, target.port)
         return self._waits.begin(task, target.url, target.host, near, under)
 
-    def _fresh(self, origin: str, agent: str) -> Record | None:
-        """The record, if nothing about it is due to be asked again, nor to be made ready."""
+    def fresh(self, origin: str, agent: str) -> Record | None:
+        """The record, if it answers about the agent at once: nothing about it is due to be asked
+        again, nor to be made ready."""
         record = self._directory.peek(origin)
         if record is None or self._monotonic() >= record.fresh_until:
             return None

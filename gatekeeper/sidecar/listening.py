@@ -21,15 +21,17 @@ from aiohttp import web
 
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.library_internals import fail_broken_body, read_inline
+from gatekeeper.library_internals import body_read, fail_broken_body, read_inline
 from gatekeeper.sidecar.exchange import FORWARD_AUTH, Problem
 from gatekeeper.sidecar.security import UNIX
 
 __all__ = [
     "FIRST_REQUEST",
+    "QUESTION",
     "ConnectionLimits",
     "Server",
     "activated_sockets",
+    "address_of",
     "addresses",
     "close_own",
     "describe",
@@ -375,6 +377,15 @@ _data_received = web.RequestHandler.data_received
 
 Inline = Callable[[Any, Any, str | None, asyncio.Transport], bytes | None]
 """The response to aiohttp's message and payload from an address, or None; see `Service.inline`."""
+PassOn = Callable[[int, bytes, int], bool]
+"""Gives a worker the descriptor of a connection, what was read of its next request, and how often
+it was passed on lately; False: there is no worker that takes it."""
+QUESTION = "/v1/check"
+"""The path that workers answer."""
+_QUESTIONS = (b"GET /v1/check?", b"POST /v1/check ")
+_MOST_PASSES = 10
+"""Of a connection that was passed on so often lately 1,024 questions are answered before it is
+passed on again: one that asks other things between them does not go to and fro."""
 
 
 def _nothing() -> None:
@@ -396,9 +407,10 @@ class Server(web.Server):
         connections: int = 100_000,
         inline: Inline | None = None,
         on_lost: Callable[[], object] = _nothing,
+        pass_on: PassOn | None = None,
     ) -> None:
         """`inline` answers what it can where it is read, `handler` everything else; `on_lost`
-        is called for each connection that is gone."""
+        is called for each connection that is gone. `pass_on` takes those that ask questions."""
         self.options: dict[str, Any] = {
             "access_log": None,
             "max_line_size": header,
@@ -411,6 +423,7 @@ class Server(web.Server):
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.inline: Inline | None = inline
         self.on_lost: Callable[[], object] = on_lost
+        self.pass_on: PassOn | None = pass_on
         self.most: int = connections
         self.full: int = 0
         """Connections turned away."""
@@ -418,6 +431,10 @@ class Server(web.Server):
     def __call__(self) -> web.RequestHandler:
         """One connection's protocol."""
         return _Protocol(self)
+
+    def taken(self, begun: bytes, passes: int) -> web.RequestHandler:
+        """The protocol of a connection of which so much was read already; see `PassOn`."""
+        return _Protocol(self, begun, passes)
 
     def turned_away(self) -> None:
         """A connection too many came."""
@@ -435,10 +452,18 @@ class Server(web.Server):
 class _Protocol(web.RequestHandler):
     """A connection: bounded in number and patience, with problem documents for errors."""
 
-    __slots__ = ("_begun", "_first", "_latest", "_remote", "_server", "_unread")
+    __slots__ = (
+        *("_asked", "_begun", "_chunk", "_first", "_latest", "_passes"),
+        *("_remote", "_server", "_stay", "_taken", "_unread"),
+    )
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, taken: bytes = b"", passes: int = 0) -> None:
         super().__init__(server, loop=server.loop, **server.options)
+        self._taken, self._passes, self._chunk = taken, passes, b""
+        self._asked: int = 0
+        """Questions answered inline since anything else was asked."""
+        self._stay: float = math.inf if server.pass_on is None else 1 << min(passes, _MOST_PASSES)
+        """How many of them there have to be before the connection is passed on."""
         self._server = server
         self._begun = self._latest = b""
         """How the request began that is being read; what came last."""
@@ -449,7 +474,7 @@ class _Protocol(web.RequestHandler):
         """Take the connection, or turn it away with 503 when there are too many."""
         super().connection_made(transport)
         server = self._server
-        self._remote = _address(transport)
+        self._remote = address_of(transport)
         if server.inline is not None:
             read_inline(self, self._answer, keepalive=_IDLE)
         # aiohttp's own timer gives the first request as long as any other.
@@ -459,6 +484,8 @@ class _Protocol(web.RequestHandler):
             server.turned_away()
             cast("asyncio.Transport", transport).write(_FULL)
             self.force_close()
+        elif self._taken:
+            self.data_received(self._taken)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection and its timer."""
@@ -468,10 +495,14 @@ class _Protocol(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Read what came, and keep how it begins."""
+        if self._asked >= self._stay and self._passed_on(data):
+            return
         self._latest = data[:_BEGINNING]
         if len(self._begun) < _BEGINNING:
             self._begun += self._latest
+        self._chunk = data
         _data_received(self, data)
+        self._chunk = b""
         if self._begun:
             fail_broken_body(self)
 
@@ -479,7 +510,23 @@ class _Protocol(web.RequestHandler):
         """A request goes the usual way, or stands for what nobody could read."""
         self._unread = (self._latest, self._begun)
         self._begun = b""
+        self._asked = 0
         self._forget_first()
+
+    def _passed_on(self, data: bytes) -> bool:
+        """Give the connection to a worker, where `data` begins the next question."""
+        transport, pass_on = self.transport, self._server.pass_on
+        if self._begun or not data.startswith(_QUESTIONS) or transport is None or pass_on is None:
+            return False
+        if transport.is_closing() or transport.get_write_buffer_size():
+            return False
+        transport.pause_reading()
+        fd = transport.get_extra_info("socket").fileno()
+        if not pass_on(fd, data, min(self._passes + 1, _MOST_PASSES)):
+            transport.resume_reading()
+            return False
+        transport.abort()
+        return True
 
     def _forget_first(self) -> None:
         if self._first is not None:
@@ -491,10 +538,19 @@ class _Protocol(web.RequestHandler):
         inline = self._server.inline
         answer = inline(message, payload, self._remote, transport) if inline is not None else None
         if answer is not None:
+            if self._stay != math.inf:
+                self._asked = self._asked + 1 if self._is_question(message, payload) else 0
             self._begun = b""
             if self._first is not None:
                 self._forget_first()
         return answer
+
+    def _is_question(self, message: Any, payload: Any) -> bool:
+        """A worker could have answered it; and nothing of another request was read with it."""
+        if not message.path.startswith(QUESTION):
+            return False
+        head = self._chunk.find(b"\r\n\r\n")
+        return head >= 0 and len(self._chunk) == head + 4 + len(body_read(payload) or b"")
 
     def log_exception(self, *args: Any, **options: Any) -> None:
         """Log an error of ours; what a client's body is made of is none."""
@@ -524,7 +580,7 @@ class _Protocol(web.RequestHandler):
         return response
 
 
-def _address(transport: asyncio.BaseTransport) -> str | None:
+def address_of(transport: asyncio.BaseTransport) -> str | None:
     """Where a connection comes from, as aiohttp's `request.remote` has it."""
     peer = transport.get_extra_info("peername")
     return str(peer[0] if isinstance(peer, list | tuple) else peer) if peer is not None else None

@@ -209,6 +209,7 @@ class DecisionLog:
         self._ring: deque[_Entry] = deque()
         self._encoder = msgspec.json.Encoder()
         self.written: int = 0
+        self._elsewhere = (0, 0)
         self._dropped = 0
         self._lost = 0
 
@@ -222,8 +223,13 @@ class DecisionLog:
 
     def samples(self) -> Iterable[Sample]:
         """For /metrics."""
-        counts = {"written": self.written, "dropped": self.dropped}
+        written, dropped = self._elsewhere
+        counts = {"written": self.written + written, "dropped": self.dropped + dropped}
         yield counter("gatekeeper_decision_log", "Lines of the decision log.", counts, "result")
+
+    def count(self, written: int, dropped: int) -> None:
+        """Count lines of another process that answers for this one."""
+        self._elsewhere = self._elsewhere[0] + written, self._elsewhere[1] + dropped
 
     def wants(self, decision: Decision) -> bool:
         """Whether it is one of those that are logged."""

@@ -131,10 +131,15 @@ class Metrics(Collector):
         """Read further samples at each scrape."""
         self._sources.append(source)
 
-    def answered(self, route: str, method: str, status: int) -> None:
-        """Count one answer; `route` is the pattern of its path, never the path."""
+    def answered(self, route: str, method: str, status: int, count: int = 1) -> None:
+        """Count answers; `route` is the pattern of their path, never the path."""
         key = (route, method, status)
-        self.requests[key] = self.requests.get(key, 0) + 1
+        self.requests[key] = self.requests.get(key, 0) + count
+
+    def take_requests(self) -> dict[tuple[str, str, int], int]:
+        """How many were answered, by route, method and status; it begins anew."""
+        taken, self.requests = self.requests, {}
+        return taken
 
     def reloaded(self, *, ok: bool) -> None:
         """Count one reload of the configuration; a failed one turns the gauge to 0 (T17)."""

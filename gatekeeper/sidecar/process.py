@@ -57,6 +57,7 @@ from gatekeeper.sidecar.security import (
     read_tokens,
 )
 from gatekeeper.sidecar.service import Service
+from gatekeeper.sidecar.workers import Acceptor, Workers
 
 if TYPE_CHECKING:
     import ssl
@@ -159,12 +160,13 @@ async def running(options: ServeOptions) -> AsyncIterator[Service]:
     try:
         proxy_sockets += open_proxy_sockets(config.server)
         async with Gatekeeper(options.identity, config=config) as gate:
-            service = _service(gate, config, sockets, proxy_sockets, options)
+            workers = _workers(config, gate)
+            service = _service(gate, config, sockets, proxy_sockets, options, workers)
             context = service.certificates.context if service.certificates else None
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(service.log.run())
                 try:
-                    async with _listening(service, sockets, proxy_sockets, context):
+                    async with _listening(service, sockets, proxy_sockets, context, workers):
                         proxy = describe_proxy(proxy_sockets, config.server)
                         options.announce(*describe(sockets[0], config.server), proxy)
                         notify("READY=1", os.environ)
@@ -182,6 +184,7 @@ def _service(
     sockets: list[socket.socket],
     proxy_sockets: list[socket.socket],
     options: ServeOptions,
+    workers: Workers | None,
 ) -> Service:
     names, proxies = addresses(sockets), addresses(proxy_sockets)
     tokens = read_tokens(config.server.token_file, warn=True)
@@ -202,7 +205,14 @@ def _service(
         certificates=Certificates(config.server),
         exposed=open_door,
         sources=options.sources,
+        workers=workers,
     )
+
+
+def _workers(config: Config, gate: Gatekeeper) -> Workers | None:
+    """The processes that are to answer questions as well; None where none are."""
+    count = config.server.workers
+    return Workers(count, identity=gate.user_agent, version=__version__) if count else None
 
 
 def _lease_book(config: Config) -> LeaseBook:
@@ -222,6 +232,7 @@ async def _listening(
     sockets: list[socket.socket],
     proxy_sockets: list[socket.socket],
     context: ssl.SSLContext | None,
+    workers: Workers | None,
 ) -> AsyncIterator[None]:
     """Accept connections while inside; on the way out, drain within bounds (T16)."""
     files = raise_file_limit()
@@ -236,27 +247,35 @@ async def _listening(
         connections=files.clients - for_proxy,
         inline=service.inline,
         on_lost=memory.lost,
+        pass_on=None if workers is None else workers.pass_on,
     )
     service.metrics.add_source(lambda: _connections(server))
     runners = [web.ServerRunner(one, shutdown_timeout=1.0) for one in (server, proxy)]
     try:
         for runner in runners:
             await runner.setup()
-        sites = [
-            web.SockSite(runner, sock, ssl_context=context, backlog=files.backlog)
-            for runner, given in zip(runners, (sockets, proxy_sockets), strict=True)
-            for sock in given
-        ]
+
+        def site(runner: web.ServerRunner, sock: socket.socket) -> web.BaseSite:
+            return web.SockSite(runner, sock, ssl_context=context, backlog=files.backlog)
+
+        sites: list[web.BaseSite | Acceptor] = [site(runners[1], one) for one in proxy_sockets]
+        if workers is None:
+            sites += [site(runners[0], one) for one in sockets]
+        else:
+            sites += [Acceptor(one, workers, backlog=files.backlog) for one in sockets]
         # Requests wait in the backlog meanwhile: no lease is granted before the old ones
         # are held again.
         await service.leases.take_up(service.internals)
-        for site in sites:
-            await site.start()
-        service.serve()
-        try:
-            yield
-        finally:
-            await service.drain(sites)
+        async with contextlib.AsyncExitStack() as stack:
+            if workers is not None:
+                await stack.enter_async_context(workers.serving(service, server))
+            for one in sites:
+                await one.start()
+            service.serve()
+            try:
+                yield
+            finally:
+                await service.drain(sites)
     finally:
         for runner in runners:
             await runner.cleanup()

@@ -21,6 +21,7 @@ from gatekeeper.sidecar.security import (
     read_tokens,
     tls_context,
 )
+from gatekeeper.sidecar.workers import check_workers
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
@@ -56,6 +57,7 @@ RESTART: Final = frozenset(
         "server.tls_client_ca",
         "server.max_header",
         "server.log_format",
+        "server.workers",
     }
 )
 """Settings of those tables that need a restart. config.example.toml marks them."""
@@ -76,6 +78,7 @@ def check_config(config: Config, identity: str) -> None:
 def check_server(config: Config) -> None:
     """Raises ConfigError for settings that would make the service unsafe or unable."""
     server = config.server
+    check_workers(server)
     tokens = read_tokens(server.token_file)
     tls_context(server)
     Networks(server.trusted_peers, setting="server.trusted_peers")

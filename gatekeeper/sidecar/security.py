@@ -14,7 +14,7 @@ import socket
 import ssl
 import stat
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -399,10 +399,20 @@ class ClientLimits:
     a meter that is full again is as good as none.
     """
 
-    def __init__(self, server: ServerConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        server: ServerConfig,
+        clock: Clock,
+        *,
+        on_full: Callable[[str, bool], object] = lambda _client, _full: None,
+    ) -> None:
+        """`on_full(client, full)` is called when a client comes to have as many requests under
+        way as it may, and when it has one less again."""
         self._clock = clock
+        self._on_full = on_full
         self.adjust(server)
         self._busy: dict[str, int] = {}
+        self._full_elsewhere: set[str] = set()
         self._meters: dict[str, tuple[float, float]] = {}
         self.refused: dict[str, int] = {"concurrency": 0, "rate": 0, "streams": 0}
 
@@ -437,14 +447,29 @@ class ClientLimits:
         if self._rate is not None:
             self._meter(client, self._rate)
         self._busy[client] = busy + 1
+        if busy + 1 == self._most:
+            self._on_full(client, True)
 
     def passes(self, client: str) -> bool:
         """Whether one that is over at once may pass unmetered; else `enter` must judge it."""
+        if client in self._full_elsewhere:
+            return False
         return self._rate is None and self._busy.get(client, 0) < self._most
+
+    def full_elsewhere(self, client: str, full: bool) -> None:
+        """The process that counts a client's requests says that it has as many as it may."""
+        (self._full_elsewhere.add if full else self._full_elsewhere.discard)(client)
+
+    @property
+    def full(self) -> list[str]:
+        """Clients that have as many requests under way as they may."""
+        return [client for client, busy in self._busy.items() if busy >= self._most]
 
     def leave(self, client: str) -> None:
         """Count one out."""
         busy = self._busy[client] - 1
+        if busy + 1 == self._most:
+            self._on_full(client, False)
         if busy:
             self._busy[client] = busy
         else:

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.listening import Inline
     from gatekeeper.sidecar.metrics import Sample
     from gatekeeper.sidecar.security import Certificates
+    from gatekeeper.sidecar.workers import Acceptor, Workers
 
 __all__ = ["ROUTES", "Service"]
 
@@ -108,10 +109,12 @@ class Service:
         exposed: str | None = None,
         addresses: Sequence[tuple[str, int]] | None = None,
         sources: Callable[[], Mapping[str, str]] = dict,
+        workers: Workers | None = None,
     ) -> None:
         """`inside` stands for what `internals` gives of the gate. `addresses` are those listened
         on, in place of `hosts`: the Host headers that are accepted follow from them, and from
-        the configuration in force. `sources` tells where the settings last read came from."""
+        the configuration in force. `sources` tells where the settings last read came from.
+        `workers` answer questions for this one."""
         self.gate = gate
         self.internals: GateInternals = inside or internals(gate)
         self.version = version
@@ -135,13 +138,15 @@ class Service:
         self.exposed = exposed
         """A listener that other machines can reach; None where there is none (T5)."""
         self._grace, self._entrance = True, Entrance(_AT_ONCE)
-        self._hosts, self._addresses = hosts, addresses
+        self._hosts, self.addresses = hosts, addresses or ()
+        self._workers = workers
         self._tasks: set[asyncio.Task[Any]] = set()
         self._session: aiohttp.ClientSession | None = None
         self._prefix = f"{secrets.token_hex(4)}-"
         self._counter = itertools.count(1)
         self.log: DecisionLog = DecisionLog(config.server, self.clock)
-        self.clients: ClientLimits = ClientLimits(config.server, self.clock)
+        on_full = (lambda _client, _full: None) if workers is None else workers.client_full
+        self.clients: ClientLimits = ClientLimits(config.server, self.clock, on_full=on_full)
         self.operators: OperatorState = OperatorState(self, feed)
         """What feeds the pages for operators."""
         self.sessions: Sessions = Sessions(self.clock)
@@ -161,6 +166,11 @@ class Service:
             self.inline = None
             self.handle = self._tracing.around(self._answer, self.router)
 
+    @property
+    def traced(self) -> bool:
+        """Whether each request has a span."""
+        return self._tracing is not None
+
     def take_over(
         self, config: Config, tokens: Tokens, *, restart_required: Sequence[str] = ()
     ) -> None:
@@ -170,8 +180,8 @@ class Service:
         """
         trusted = Networks(config.server.trusted_peers, setting="server.trusted_peers")
         hosts = self._hosts
-        if self._addresses:
-            hosts = accepted_hosts(config.server, list(self._addresses))
+        if self.addresses:
+            hosts = accepted_hosts(config.server, list(self.addresses))
         # No await from here on: no request sees half of the new settings (T17).
         self.config: Config = config
         self.restart_required: Sequence[str] = restart_required
@@ -185,6 +195,14 @@ class Service:
         self.clients.adjust(config.server)
         self.leases.adjust(config.server)
         self.log.adjust(config.server)
+        if self._workers is not None:
+            self._workers.adopt()
+
+    async def settle(self) -> None:
+        """Return when each process that answers follows what was said up to now, and what it
+        answered up to now is counted here."""
+        if self._workers is not None:
+            await self._workers.settle()
 
     def serve(self) -> None:
         """The sockets listen: questions are taken from now on."""
@@ -193,6 +211,7 @@ class Service:
 
     async def metrics_text(self) -> bytes:
         """What Prometheus scrapes."""
+        await self.settle()
         # Every host is looked at: on a thread, since there may be a million of them.
         self._host_states = await asyncio.to_thread(self.internals.host_states)
         return self.metrics.render()
@@ -265,7 +284,7 @@ class Service:
         server = self.config.server
         return server.drain_timeout + (server.drain_grace if self._grace else 0.0)
 
-    async def drain(self, sites: Sequence[web.BaseSite]) -> None:
+    async def drain(self, sites: Sequence[web.BaseSite | Acceptor]) -> None:
         """Unready at once; then let what is open end, bounded; then no new connections.
 
         The unready time lets a load balancer notice before connections are refused.
@@ -273,6 +292,8 @@ class Service:
         server = self.config.server
         self.phase = "draining"
         self.leases.drain()
+        if self._workers is not None:
+            await self._workers.recall()
         if self._grace:
             await self.clock.sleep(server.drain_grace)
         # Reports are taken meanwhile: the clients that hold leases often end with us. Neither
@@ -369,32 +390,46 @@ class Service:
     def _inline(
         self, message: Any, payload: Any, remote: str | None, transport: asyncio.Transport
     ) -> bytes | None:
-        """The response as octets to a request that waits for nothing: a warm check, a lease that
-        is free, a report. It costs half of what the usual way does.
-
-        None changes nothing: the request goes the usual way, and so does whatever is odd about
-        one, since a refusal is explained in one place.
-        """
+        """`answer_at_once` for a request as aiohttp has read it."""
         if (
             message.should_close
             or message.version != HttpVersion11
             or message.upgrade
             or message.compression
             or not payload.is_eof()
+            or (body := body_read(payload)) is None
         ):
             return None
-        path, _, query = message.path.partition("?")
+        return self.answer_at_once(
+            message.method, message.path, message.headers, body, remote, transport
+        )
+
+    def answer_at_once(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        remote: str | None,
+        transport: asyncio.Transport,
+    ) -> bytes | None:
+        """The response as octets to a whole request that waits for nothing: a warm check, a lease
+        that is free, a report. It costs half of what the usual way does.
+
+        None changes nothing: the request goes the usual way, and so does whatever is odd about
+        one, since a refusal is explained in one place.
+        """
+        path, _, query = target.partition("?")
         try:
-            route, params = self.router.find(message.method, path)
-            if route.inline is None or message.method != route.method:
+            route, params = self.router.find(method, path)
+            if route.inline is None or method != route.method:
                 return None
-            client = self.admission.admit_by(message.headers, remote, transport, route.needs)
-            body = body_read(payload)
-            if body is None or not self.clients.passes(client):
+            client = self.admission.admit_by(headers, remote, transport, route.needs)
+            if not self.clients.passes(client):
                 return None
-            call = InlineCall(message.headers, body, query, params, client, self.new_id())
+            call = InlineCall(headers, body, query, params, client, self.new_id())
             response = route.inline(self, call)
-        except Problem:
+        except (Problem, InvalidURL, ConfigError):
             return None
         except Exception:  # noqa: BLE001 - it is logged
             _log.exception("a request was not answered inline")

@@ -158,6 +158,35 @@ class DecisionFeed:
             self._earlier_statuses, self._statuses = self._statuses, {}
         self._statuses[host] = (status, self._wall())
 
+    # --- between processes --------------------------------------------------------------
+
+    def take_counts(self) -> dict[str, Counts]:
+        """The totals by one origin of each host, which begin anew."""
+        hosts = [*self._hosts.values(), *self._earlier_hosts.values()]
+        self._hosts, self._earlier_hosts, self._origins = {}, {}, {}
+        return {counts.origins[0]: counts for counts in hosts if counts.origins}
+
+    def take_latest(self, most: int) -> tuple[list[_Entry], list[_Batch]]:
+        """The latest decisions that were given one at a time, `most` of them, and the latest
+        batches; none is kept here any more."""
+        singles = list(self._ring)[-most:]
+        batches = list(self._batches)
+        self._ring.clear()
+        self._batches.clear()
+        return singles, batches
+
+    def merge(
+        self, at: float, texts: Sequence[str], request: str, client: str, batch: bool
+    ) -> None:
+        """Keep what another process gave at that wall time, as JSON; it is not counted here."""
+        if batch:
+            self._batches.append((self.count + 1, at, texts, request, client))
+            self.count += len(texts)
+            return
+        for text in texts:
+            self.count += 1
+            self._append((self.count, at, _decision.decode(text), request, client))
+
     # --- reading ------------------------------------------------------------------------
 
     def counts(self, host: str) -> Counts:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, cast
 
 import msgspec
 from aiohttp import web
@@ -26,6 +26,7 @@ from gatekeeper.sidecar.exchange import (
     decode,
     json_response,
     read_body,
+    read_inline_body,
     read_query,
     respond_json,
 )
@@ -86,26 +87,71 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
     most = service.config.server.max_batch
     if len(batch.urls) > most:
         raise Problem(413, "too-large", f"a batch may have {most} URLs at most", most=most)
-    gate, agent = service.gate, batch.user_agent
+    kept = _recalled(service, batch)
+    rest: list[Decision] = []
+    if missing := kept.missing(batch):
+        rest = await service.gate.check_all(missing, user_agent=batch.user_agent)
+    return respond_json(call.request, kept.told(service, call, rest))
+
+
+def check_batch_inline(service: Service, call: InlineCall) -> bytes | None:
+    """`check_batch`, where every file is known; else None."""
+    batch = read_inline_body(call, _batch, limit=service.config.server.max_body)
+    if batch is None or len(batch.urls) > service.config.server.max_batch:
+        return None
+    kept, inside, agent = _recalled(service, batch), service.internals, batch.user_agent
+    rest: list[Decision] = []
+    if missing := kept.missing(batch):
+        # Before the first is decided, since each one is counted.
+        if not all(inside.knows(url, user_agent=agent) for url in missing):
+            inside.uncount(kept.tally)
+            return None
+        rest = [one for url in missing if (one := inside.decide(url, user_agent=agent)) is not None]
+    return kept.told(service, call, rest)
+
+
+_batch: Final = msgspec.json.Decoder(Batch)
+
+
+class _Recalled(NamedTuple):
+    """What of a batch was answered from the decision cache."""
+
+    texts: list[str | None]
+    """The JSON of each decision; None: it is missing."""
+    tally: Counter[CachedDecision]
+    written: list[WrittenDecision] | None
+
+    def missing(self, batch: Batch) -> list[str]:
+        """The URLs that have to be decided."""
+        if None not in self.texts:
+            return []
+        return [url for url, text in zip(batch.urls, self.texts, strict=True) if text is None]
+
+    def told(self, service: Service, call: Call | InlineCall, rest: Sequence[Decision]) -> bytes:
+        """The answer, counted and logged; `rest` are the decisions that were missing."""
+        feed = service.operators.feed
+        for cached, count in self.tally.items():
+            feed.count_of(cached.decision.origin).add(cached.decision.verdict, count)
+        if self.written:
+            service.log.add_many(self.written, call.id, call.client)
+        texts = cast("list[str]", self.texts)  # where nothing is missing
+        if rest:
+            for decision in rest:
+                feed.count_of(decision.origin).add(decision.verdict)
+            service.log.add_many(rest, call.id, call.client)
+            late = (encode(decision).decode() for decision in rest)
+            texts = [next(late) if text is None else text for text in self.texts]
+        feed.add_batch(texts, call.id, call.client)
+        return f'{{"decisions":[{",".join(texts)}]}}'.encode()
+
+
+def _recalled(service: Service, batch: Batch) -> _Recalled:
     written: list[WrittenDecision] | None = [] if service.log.enabled else None
     tally: Counter[CachedDecision] = Counter()
-    texts = service.internals.write_many(batch.urls, tally=tally, user_agent=agent, written=written)
-    feed = service.operators.feed
-    for cached, count in tally.items():
-        feed.count_of(cached.decision.origin).add(cached.decision.verdict, count)
-    if written:
-        service.log.add_many(written, call.id, call.client)
-    missing = [url for url, text in zip(batch.urls, texts, strict=True) if text is None]
-    late: Iterator[str] = iter(())
-    if missing:
-        rest = await gate.check_all(missing, user_agent=agent)
-        for decision in rest:
-            feed.count_of(decision.origin).add(decision.verdict)
-        service.log.add_many(rest, call.id, call.client)
-        late = (encode(decision).decode() for decision in rest)
-    given = [next(late) if text is None else text for text in texts]
-    feed.add_batch(given, call.id, call.client)
-    return respond_json(call.request, f'{{"decisions":[{",".join(given)}]}}'.encode())
+    texts = service.internals.write_many(
+        batch.urls, tally=tally, user_agent=batch.user_agent, written=written
+    )
+    return _Recalled(texts, tally, written)
 
 
 _CHECK_ROUTES = (
@@ -131,6 +177,7 @@ _CHECK_ROUTES = (
         answers={200: Decisions},
         needs=CHECK,
         problems=(400, 413, 415),
+        inline=check_batch_inline,
     ),
 )
 

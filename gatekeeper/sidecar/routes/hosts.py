@@ -163,6 +163,7 @@ async def refresh(service: Service, call: Call) -> web.StreamResponse:
     # The fetch waits for the host's turn, which a pause or block can put off for long.
     done, going_on = await asyncio.wait(tasks, timeout=_REFRESH)
     later = going_on or any(isinstance(task.exception(), LeaseTimeout) for task in done)
+    await service.settle()
     return json_response(await host_of(service, host), status=202 if later else 200)
 
 

@@ -156,9 +156,11 @@ async def reload_config(service: Service, call: Call) -> web.StreamResponse:
     """Read the configuration again; a bad one changes nothing."""
     await read_body(call.request, Nothing, limit=service.config.server.max_body)
     try:
-        return json_response(reload(service))
+        done = reload(service)
     except ConfigError as error:
         raise Problem(409, "config", str(error)) from error
+    await service.settle()
+    return json_response(done)
 
 
 _ADMIN = (

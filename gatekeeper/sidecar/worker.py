@@ -1,0 +1,471 @@
+"""A worker of the sidecar: a process that answers questions by what the owner's process knows.
+
+It is handed connections, answers `GET` and `POST /v1/check` where the file is known to it, and
+passes a connection on to the owner with the first request that it can't answer: anything else that
+the sidecar serves, a file that is not known yet, a client that may not ask. So nothing waits
+here, and everything that has to be counted by one process (leases, bounds of clients, robots.txt
+fetches) is counted by the owner.
+
+It ends when the owner says so, or is gone; a worker that is gone takes the connections that it had
+with it, and no lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from aiohttp import HttpVersion11
+from aiohttp.base_protocol import BaseProtocol
+
+from gatekeeper.config import Config
+from gatekeeper.errors import ConfigError
+from gatekeeper.gate import Replica
+from gatekeeper.library_internals import body_read, request_parser
+from gatekeeper.sidecar.channel import (
+    Adopt,
+    Begin,
+    Channel,
+    ClientFull,
+    Connected,
+    DecisionNote,
+    Forget,
+    Known,
+    Leave,
+    Mark,
+    Message,
+    OriginTally,
+    Reached,
+    Ready,
+    RuntimeRules,
+    Told,
+    Want,
+)
+from gatekeeper.sidecar.exchange import Role
+from gatekeeper.sidecar.listening import QUESTION, address_of, loop_factory, raise_file_limit
+from gatekeeper.sidecar.logs import set_up
+from gatekeeper.sidecar.security import Token, Tokens
+from gatekeeper.sidecar.service import Service
+from gatekeeper.wire import encode
+
+__all__ = ["main"]
+
+_log = logging.getLogger(__name__)
+
+_TELL: Final = 0.2
+"""Seconds after which what was counted is told."""
+_NOTES: Final = 500
+"""Decisions that are told of each time, and ..."""
+_BATCHES: Final = 4
+"""... batches of them; all are counted."""
+_PATIENCE: Final = 0.1
+"""Seconds that the rest of a request may take before the owner gets it: there it counts as one
+that is under way."""
+_TRY: Final = 0.01
+_TRIES: Final = 100
+"""Looks, and the seconds between two of them, whether a connection that is passed on has written
+what was answered."""
+_SWEEP: Final = 20.0
+"""Seconds between two looks for connections that idle."""
+_IDLE: Final = 4
+"""Looks at an idle connection before it is closed; at one that never asked, one."""
+_FORGIVEN: Final = 4
+"""Times as many questions as the owner answered of a connection, after which it counts as one that
+was not passed on lately."""
+
+
+class _Client(BaseProtocol):
+    """One connection: reads requests, answers those that it can, or passes the whole on."""
+
+    __slots__ = (
+        *("_answered", "_begun", "_idle", "_leaving", "_message", "_passes"),
+        *("_payload", "_raw", "_remote", "_timer", "_worker"),
+    )
+
+    def __init__(self, worker: _Worker, begun: bytes, passes: int) -> None:
+        super().__init__(worker.loop)
+        self._parser = request_parser(self, worker.loop, header=worker.header)
+        self._worker = worker
+        self._raw = b""
+        """What was read and not answered."""
+        self._begun = begun
+        self._passes = passes
+        self._answered = 0
+        """Questions in a row, here."""
+        self._idle = 0
+        self._message: Any = None
+        self._payload: Any = None
+        self._leaving = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._remote: str | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection."""
+        super().connection_made(transport)
+        self._remote = address_of(transport)
+        worker = self._worker
+        worker.clients.add(self)
+        begun, self._begun = self._begun, b""
+        if self._parser is None or len(worker.clients) > worker.most:
+            self._raw = begun
+            self.pass_on()
+        elif begun:
+            self.data_received(begun)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection."""
+        super().connection_lost(exc)
+        self._worker.clients.discard(self)
+        self._stop_timer()
+
+    def pause_writing(self) -> None:
+        """A client that does not read its answers may ask no more."""
+        super().pause_writing()
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        super().resume_writing()
+        if self.transport is not None and not self._leaving:
+            self.transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Read what came; answer it, if it ends a question."""
+        self._idle = 0
+        self._raw = self._raw + data if self._raw else data
+        if self._leaving:
+            return
+        try:
+            messages, upgraded, _ = self._parser.feed_data(data)  # type: ignore[union-attr]
+        except Exception:  # noqa: BLE001 - the owner says what is wrong with it
+            self.pass_on()
+            return
+        if messages:
+            if len(messages) > 1 or upgraded or self._message is not None:
+                self.pass_on()
+                return
+            self._message, self._payload = messages[0]
+        message = self._message
+        if message is not None and not message.path.startswith(QUESTION):
+            self.pass_on()
+        elif message is None or not self._payload.is_eof():
+            if self._timer is None:
+                self._timer = self._worker.loop.call_later(_PATIENCE, self.pass_on)
+        elif not self._answer(message):
+            self.pass_on()
+
+    def _answer(self, message: Any) -> bool:
+        """Answer the request that was read; False where the owner has to."""
+        body, transport = body_read(self._payload), self.transport
+        head = self._raw.find(b"\r\n\r\n")
+        if (
+            body is None
+            or transport is None
+            or len(self._raw) != head + 4 + len(body)
+            or message.should_close
+            or message.version != HttpVersion11
+            or message.upgrade
+            or message.compression
+            or message.chunked
+        ):
+            return False
+        worker = self._worker
+        answer = worker.answer(
+            message.method, message.path, message.headers, body, self._remote, transport
+        )
+        if answer is None:
+            return False
+        transport.write(answer)
+        self._raw, self._message, self._payload = b"", None, None
+        self._stop_timer()
+        self._answered += 1
+        if self._passes and self._answered >= _FORGIVEN << self._passes:
+            self._passes = 0
+        return True
+
+    def sweep(self) -> None:
+        """Close it if it idles."""
+        self._idle += 1
+        if self._idle > (_IDLE if self._answered or self._passes else 1) and self.transport:
+            self.transport.close()
+
+    def pass_on(self) -> None:
+        """Give the connection to the owner, as soon as what was answered has gone."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        self._stop_timer()
+        if not self._leaving:
+            self._leaving = True
+            transport.pause_reading()
+        if transport.get_write_buffer_size():
+            self._timer = self._worker.loop.call_later(_TRY, self.pass_on)
+            return
+        fd = transport.get_extra_info("socket").fileno()
+        self._worker.channel.send(Connected(self._raw, self._passes), fd)
+        self._worker.clients.discard(self)
+        transport.abort()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Worker:
+    """What the process does, from `Begin` on."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[str | None] = self.loop.create_future()
+        """Its result says why it ends, if that is an error."""
+        self.channel: Channel = Channel(sock, self._on_message, self._on_lost)
+        self.clients: set[_Client] = set()
+        self.most: int = 0
+        self.header: int = 8190
+        self.answer: Callable[..., bytes | None] = _nothing
+        self._begin: Begin | None = None
+        self._replica: Replica | None = None
+        self._service: Service | None = None
+        self._asked: set[str] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._telling: asyncio.TimerHandle | None = None
+        self._logged = (0, 0)
+        self._acts: dict[type, Callable[[Any], object]] = {
+            Begin: self._on_begin,
+            Adopt: self._adopt,
+            RuntimeRules: lambda message: self._known.follow_rules(message.rules),
+            Known: self._learn,
+            Forget: lambda message: self._known.forget(message.origins),
+            ClientFull: self._on_full,
+            Mark: self._on_mark,
+            Leave: lambda _message: self.leave(None),
+        }
+
+    async def run(self) -> str | None:
+        """Answer until told to leave; why it ends, if that is an error."""
+        sweeping = self.loop.create_task(self._sweep())
+        try:
+            why = await self.done
+            for client in list(self.clients):
+                client.pass_on()
+            await self._gone()
+            self._tell()
+            await self._sent()
+        finally:
+            sweeping.cancel()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(sweeping, *self._tasks, return_exceptions=True)
+            if self._replica is not None:
+                self._replica.close()
+            self.channel.close()
+        return why
+
+    def leave(self, why: str | None) -> None:
+        """End, for that reason."""
+        if not self.done.done():
+            self.done.set_result(why)
+
+    # -- from the owner --------------------------------------------------------------
+
+    def _on_message(self, message: Message, connection: socket.socket | None) -> None:
+        if connection is not None and isinstance(message, Connected):
+            self._take(message, connection)
+        elif (act := self._acts.get(type(message))) is not None:
+            try:
+                act(message)
+            except Exception as error:  # noqa: BLE001 - one that does not follow may not answer
+                self.leave(f"this worker can't follow its owner: {error!r}")
+
+    def _on_lost(self) -> None:
+        self.leave("the process that owns the turns is gone, and so this worker of it ends")
+
+    def _on_begin(self, begin: Begin) -> None:
+        self._begin = begin
+
+    def _adopt(self, adopt: Adopt) -> None:
+        """The configuration in force: the first, or another one."""
+        config = adopt.config
+        tokens = Tokens(
+            Token(one.value, one.name, frozenset(map(Role, one.roles))) for one in adopt.tokens
+        )
+        if self._replica is None or self._service is None:
+            self._start(config, tokens)
+        else:
+            self._replica.adjust(config)
+            self._service.take_over(config, tokens)
+        self._known.follow_rules(adopt.rules)
+
+    def _start(self, config: Config, tokens: Tokens) -> None:
+        begin = self._begin
+        if begin is None:
+            raise ConfigError("the first message has to be Begin")
+        set_up(config.server)
+        self._replica = Replica(begin.identity, config, wanted=self._want)
+        for address, port in begin.addresses:
+            if self._replica.guard is not None:
+                self._replica.guard.listens_on(address, port)  # T3
+        self._service = service = Service(
+            self._replica.gate,
+            config,
+            inside=self._replica,
+            tokens=tokens,
+            addresses=begin.addresses,
+            version=begin.version,
+        )
+        self.header, self.most = config.server.max_header, raise_file_limit().clients
+        # Where each request has a span the owner makes it.
+        self.answer = self._answer if not service.traced else _nothing
+        self._keep(self.loop.create_task(service.log.run()))
+        self.channel.send(Ready())
+
+    @property
+    def _known(self) -> Replica:
+        if self._replica is None:
+            raise ConfigError("the second message has to be Adopt")
+        return self._replica
+
+    def _learn(self, known: Known) -> None:
+        self._asked.discard(known.origin)
+        self._known.take_in(known.origin, known.record)
+
+    def _on_full(self, message: ClientFull) -> None:
+        if self._service is not None:
+            self._service.clients.full_elsewhere(message.client, message.full)
+
+    def _on_mark(self, mark: Mark) -> None:
+        self._tell()
+        self.channel.send(Reached(mark.number))
+
+    # -- connections -----------------------------------------------------------------
+
+    def _take(self, message: Connected, connection: socket.socket) -> None:
+        if self.done.done():
+            self.channel.send(message, connection.fileno())
+            connection.close()
+            return
+        self._keep(self.loop.create_task(self._open(message, connection)))
+
+    async def _open(self, message: Connected, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        try:
+            await self.loop.connect_accepted_socket(
+                lambda: _Client(self, message.begun, message.passes), connection
+            )
+        except OSError:
+            connection.close()
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _answer(self, *request: Any) -> bytes | None:
+        service = self._service
+        answer = None if service is None else service.answer_at_once(*request)
+        if answer is not None and self._telling is None:
+            self._telling = self.loop.call_later(_TELL, self._tell)
+        return answer
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP)
+            for client in list(self.clients):
+                client.sweep()
+            self._asked.clear()
+
+    async def _gone(self) -> None:
+        """Until every connection was passed on; those that read nothing are given up."""
+        for _ in range(_TRIES):
+            if not self.clients or self.channel.closed:
+                break
+            await asyncio.sleep(_TRY)
+        for client in list(self.clients):
+            if client.transport is not None:
+                client.transport.abort()
+
+    async def _sent(self) -> None:
+        """Until the owner has taken what was sent."""
+        for _ in range(_TRIES):
+            if not self.channel.queued or self.channel.closed:
+                return
+            await asyncio.sleep(_TRY)
+
+    # -- to the owner ----------------------------------------------------------------
+
+    def _want(self, origin: str) -> None:
+        if origin not in self._asked:
+            self._asked.add(origin)
+            self.channel.send(Want(origin))
+
+    def _tell(self) -> None:
+        """Tell what was counted since it was told last."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        service, replica = self._service, self._replica
+        if service is None or replica is None:
+            return
+        feed = service.operators.feed
+        given, feed.count = feed.count, 0
+        singles, batches = feed.take_latest(_NOTES)
+        notes = [
+            DecisionNote(at, request, client, [encode(one).decode()], batch=False)
+            for _, at, one, request, client in singles
+        ]
+        notes += [
+            DecisionNote(at, request, client, list(texts), batch=True)
+            for _, at, texts, request, client in batches[-_BATCHES:]
+        ]
+        decisions, refused = replica.drain_counts()
+        written, dropped = service.log.written, service.log.dropped
+        logged = written - self._logged[0], dropped - self._logged[1]
+        self._logged = written, dropped
+        self.channel.send(
+            Told(
+                requests=[(*key, n) for key, n in service.metrics.take_requests().items()],
+                decisions=[(str(v), str(reason), n) for (v, reason), n in decisions.items()],
+                origins=[
+                    OriginTally(origin, one.allow, one.deny, one.defer)
+                    for origin, one in feed.take_counts().items()
+                ],
+                notes=notes,
+                unnoted=given - sum(len(note.decisions) for note in notes),
+                refused=dict(refused),
+                logged=logged,
+                connections=len(self.clients),
+            )
+        )
+
+
+def _nothing(*_request: Any) -> bytes | None:
+    return None
+
+
+def main() -> None:
+    """The process. Its argument is the descriptor of its end of the channel."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the owner gets them as well, and says what follows
+    os.environ.pop("NOTIFY_SOCKET", None)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        why = runner.run(_work(socket.socket(fileno=int(sys.argv[-1]))))
+    if why is not None:
+        _log.error("%s", why)
+        sys.exit(1)
+
+
+async def _work(sock: socket.socket) -> str | None:
+    try:
+        worker = _Worker(sock)
+        worker.loop.add_signal_handler(signal.SIGTERM, worker.leave, None)
+        return await worker.run()
+    except (ConfigError, msgspec.MsgspecError) as error:
+        return f"this worker can't begin: {error}"

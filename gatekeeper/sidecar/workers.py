@@ -1,0 +1,488 @@
+"""The workers of the sidecar, as the process sees them that owns the turns.
+
+The owner accepts every connection, and hands each to a worker in turn, as a file descriptor. A
+worker answers questions about files that it knows, and passes the connection back with the first
+request that is anything else; one that asks only questions from then on is handed out again. So
+leases, pages, metrics and everything that has to be one stand in one process, which answers
+whatever comes while there is no worker.
+
+What makes it one service
+    * a worker knows what the owner told it; whatever the owner learns of an origin, hears from the
+      operator or reads in its configuration goes to every worker at once, and `settle` returns
+      when each of them follows it, or is gone: the answers to a refresh and a reload wait for that;
+    * what workers answered is told to the owner five times a second and at each `settle`;
+    * a worker that dies takes the connections with it that it had, and is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from gatekeeper.decision import Reason, Verdict
+from gatekeeper.errors import ConfigError
+from gatekeeper.fetching.records import Record
+from gatekeeper.sidecar.channel import (
+    Adopt,
+    Begin,
+    Channel,
+    ClientFull,
+    Connected,
+    Forget,
+    Known,
+    Leave,
+    Mark,
+    Message,
+    Reached,
+    Ready,
+    RuntimeRules,
+    TokenText,
+    Told,
+    Want,
+)
+from gatekeeper.sidecar.metrics import counter, gauge
+
+if TYPE_CHECKING:
+    from gatekeeper.config import ServerConfig
+    from gatekeeper.sidecar.listening import Server
+    from gatekeeper.sidecar.metrics import Sample
+    from gatekeeper.sidecar.service import Service
+
+__all__ = ["Acceptor", "Workers", "check_workers"]
+
+_log = logging.getLogger(__name__)
+
+_START: Final = (
+    "import sys; sys.path[:] = sys.argv[1].split(chr(10)); "
+    "from gatekeeper.sidecar.worker import main; main()"
+)
+_PAUSE: Final = 0.5
+"""Seconds before a worker that ended is started again, twice as many each time ..."""
+_LONGEST_PAUSE: Final = 30.0
+_STEADY: Final = 60.0
+"""... until one has lived for so many."""
+_PATIENCE: Final = 5.0
+"""Seconds that a worker has to follow, or to end; it is killed after them."""
+_MOST_WANTED: Final = 10_000
+"""Origins of which workers are told as soon as they are known; beyond that the oldest is not."""
+_MOST_QUEUED: Final = 8 << 20
+"""Octets that may wait for a worker that takes none; it is killed beyond them."""
+_SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+def check_workers(server: ServerConfig) -> None:
+    """Raises ConfigError for settings that do not go with workers, or a system without them."""
+    if not server.workers:
+        return
+    if not hasattr(socket.socket, "sendmsg") or not hasattr(socket, "SCM_RIGHTS"):
+        raise ConfigError(
+            "server.workers: this system can't hand connections from process to process; set it "
+            "to 0, and run several sidecars with one [fleet] where one is not enough"
+        )
+    if server.tls_cert is not None:
+        raise ConfigError(
+            "server.workers: a connection with TLS can't be handed from process to process; leave "
+            "server.tls_cert out and put a proxy in front that ends TLS, or set workers to 0"
+        )
+    if server.client_rate is not None:
+        raise ConfigError(
+            "server.workers: server.client_rate is counted by one process; leave one of them out "
+            "(server.client_concurrency and server.client_leases go with workers)"
+        )
+
+
+class _Worker:
+    """One of them, from its start to its end."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
+        self.number = number
+        self.process = process
+        self.channel: Channel | None = None
+        self.ready: bool = False
+        self.connections: int = 0
+        self.reached: int = 0
+        """The number of the last mark that it came to."""
+
+    def send(self, message: Message, fd: int = -1) -> None:
+        if self.channel is not None:
+            self.channel.send(message, fd)
+            if self.channel.queued > _MOST_QUEUED:
+                self.kill("takes no messages")
+
+    def kill(self, why: str) -> None:
+        self.ready = False
+        if self.process.returncode is None:
+            _log.error("worker %d (process %d) %s: killed", self.number, self.process.pid, why)
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+
+
+class Workers:
+    """`count` worker processes of a sidecar. `serving` starts them and accepts connections."""
+
+    def __init__(self, count: int, *, identity: str, version: str) -> None:
+        """`identity` is the User-Agent of the gate."""
+        self._count = count
+        self._identity = identity
+        self._version = version
+        self._workers: dict[int, _Worker] = {}
+        self._turn = itertools.count()
+        self._marks = itertools.count(1)
+        self._settled = asyncio.Condition()
+        self._changed: set[str] = set()
+        self._wanted: dict[str, set[int]] = {}
+        self._service: Service | None = None
+        self._server: Server | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._leaving = False
+        self.restarts: int = 0
+
+    # -- life ------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def serving(self, service: Service, server: Server) -> AsyncIterator[None]:
+        """The workers run while inside; on the way out every connection comes back, or is gone."""
+        self._service, self._server = service, server
+        service.internals.follow(self)
+        service.metrics.add_source(self._samples)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self._run(n)) for n in range(1, self._count + 1)]
+            try:
+                yield
+            finally:
+                await self.recall()
+                for task in (*running, *self._tasks):
+                    task.cancel()
+
+    async def recall(self) -> None:
+        """Have every worker pass its connections back, and end. Idempotent."""
+        self._leaving = True
+        workers = list(self._workers.values())
+        for worker in workers:
+            worker.ready = False
+            worker.send(Leave())
+        if workers:
+            waits = [asyncio.ensure_future(one.process.wait()) for one in workers]
+            _, late = await asyncio.wait(waits, timeout=_PATIENCE)
+            for wait in late:
+                wait.cancel()
+            for worker in workers:
+                worker.kill("did not end")
+
+    async def _run(self, number: int) -> None:
+        """One worker after the other, until the service ends."""
+        loop, pause = asyncio.get_running_loop(), _PAUSE
+        while not self._leaving:
+            began = loop.time()
+            how = await self._live(number)
+            if self._leaving:
+                return
+            pause = _PAUSE if loop.time() - began > _STEADY else pause
+            _log.error("worker %d %s; it is started again in %g s", number, how, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            self.restarts += 1
+
+    async def _live(self, number: int) -> str:
+        """Start a worker and wait for its end; says how it ended."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", _START, "\n".join(sys.path), str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        except OSError as error:
+            ours.close()
+            return f"could not be started ({error.strerror or error})"
+        finally:
+            theirs.close()
+        worker = _Worker(number, process)
+        worker.channel = Channel(
+            ours,
+            lambda message, connection: self._on_message(worker, message, connection),
+            lambda: self._on_lost(worker),
+        )
+        self._workers[number] = worker
+        self._introduce(worker)
+        try:
+            code = await process.wait()
+        finally:
+            del self._workers[number]
+            worker.ready = False
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            worker.channel.close()
+            self._wake()
+        name = signal.Signals(-code).name if code < 0 else ""
+        return f"(process {process.pid}) ended " + (f"by {name}" if name else f"with status {code}")
+
+    def _on_lost(self, worker: _Worker) -> None:
+        worker.ready = False
+
+    # -- connections -----------------------------------------------------------------
+
+    def place(self, connection: socket.socket, begun: bytes = b"", passes: int = 0) -> None:
+        """Hand a connection to a worker, or serve it here where there is none."""
+        if self.pass_on(connection.fileno(), begun, passes):
+            connection.close()
+        else:
+            self._keep(connection, begun, passes)
+
+    def pass_on(self, fd: int, begun: bytes, passes: int) -> bool:
+        """Hand a connection to the next worker that takes it; False: there is none."""
+        workers = [one for one in self._workers.values() if one.ready]
+        for _ in workers:
+            worker = workers[next(self._turn) % len(workers)]
+            if worker.channel is not None and not worker.channel.queued:
+                worker.send(Connected(begun, passes), fd)
+                return True
+        return False
+
+    def _keep(self, connection: socket.socket, begun: bytes, passes: int) -> None:
+        """Serve it here."""
+        task = asyncio.get_running_loop().create_task(self._serve(connection, begun, passes))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connection: socket.socket, begun: bytes, passes: int) -> None:
+        server = self._server
+        if server is None:
+            connection.close()
+            return
+        connection.setblocking(False)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: server.taken(begun, passes), connection
+            )
+        except OSError:  # it is gone
+            connection.close()
+
+    @property
+    def _owner(self) -> Service:
+        if self._service is None:
+            raise RuntimeError("workers run inside `serving`")
+        return self._service
+
+    # -- what workers have to know ---------------------------------------------------
+
+    def _introduce(self, worker: _Worker) -> None:
+        service = self._owner
+        worker.send(Begin(worker.number, self._identity, self._version, list(service.addresses)))
+        worker.send(self._in_force(service))
+        for client in service.clients.full:
+            worker.send(ClientFull(client, full=True))
+
+    def _in_force(self, service: Service) -> Adopt:
+        server = service.config.server
+        share = msgspec.structs.replace(
+            server, log_rate=max(1, server.log_rate // (self._count + 1))
+        )
+        return Adopt(
+            msgspec.structs.replace(service.config, server=share),
+            [
+                TokenText(one.value, one.name, [str(role) for role in one.roles])
+                for one in service.admission.tokens.tokens
+            ],
+            service.internals.rules(),
+        )
+
+    def _tell_all(self, message: Message) -> None:
+        for worker in list(self._workers.values()):
+            worker.send(message)
+
+    def adopt(self) -> None:
+        """Another configuration is in force."""
+        if self._service is not None:
+            self._tell_all(self._in_force(self._service))
+            for client in self._service.clients.full:
+                self._tell_all(ClientFull(client, full=True))
+
+    def learnt(self, record: Record) -> None:
+        """A record is about to be kept: what workers know of its origin is no longer so."""
+        if not self._changed:
+            asyncio.get_running_loop().call_soon(self._tell_changes)
+        self._changed.add(record.origin)
+
+    def rules_changed(self) -> None:
+        """The operator said something about hosts."""
+        if self._service is not None:
+            self._tell_all(RuntimeRules(self._service.internals.rules()))
+
+    def client_full(self, client: str, full: bool) -> None:
+        """A client has as many requests under way as it may, or no longer so many."""
+        self._tell_all(ClientFull(client, full))
+
+    def _tell_changes(self) -> None:
+        changed, self._changed = self._changed, set()
+        if not changed:
+            return
+        self._tell_all(Forget(list(changed)))
+        for origin in changed & self._wanted.keys():
+            self._tell_record(origin, self._wanted[origin])
+
+    def _tell_record(self, origin: str, numbers: Iterable[int]) -> bool:
+        """Tell those workers what is known of an origin; False: nothing that they could use."""
+        service = self._service
+        record = None if service is None else service.internals.shared_record(origin)
+        if record is None:
+            return False
+        self._wanted.pop(origin, None)
+        for number in list(numbers):
+            if (worker := self._workers.get(number)) is not None:
+                worker.send(Known(origin, record))
+        return True
+
+    async def settle(self) -> None:
+        """Return when every worker follows what was said up to now, and has told what it counted
+        up to now; one that does not within seconds is killed."""
+        self._tell_changes()
+        number = next(self._marks)
+        waiting = [one for one in self._workers.values() if one.ready]
+        for worker in waiting:
+            worker.send(Mark(number))
+
+        def done() -> bool:
+            return all(one.reached >= number or not one.ready for one in waiting)
+
+        if done():
+            return
+        try:
+            async with asyncio.timeout(_PATIENCE), self._settled:
+                await self._settled.wait_for(done)
+        except TimeoutError:
+            for worker in waiting:
+                if worker.ready and worker.reached < number:
+                    worker.kill("does not follow")
+
+    def _wake(self) -> None:
+        """Whoever waits in `settle` looks again."""
+
+        async def wake() -> None:
+            async with self._settled:
+                self._settled.notify_all()
+
+        task = asyncio.get_running_loop().create_task(wake())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- what workers say ------------------------------------------------------------
+
+    def _on_message(
+        self, worker: _Worker, message: Message, connection: socket.socket | None
+    ) -> None:
+        if connection is not None and isinstance(message, Connected):
+            self._keep(connection, message.begun, message.passes)
+        elif isinstance(message, Told):
+            self._count_up(worker, message)
+        elif isinstance(message, Want):
+            self._on_want(worker, message.origin)
+        elif isinstance(message, Reached):
+            worker.reached = message.number
+            self._wake()
+        elif isinstance(message, Ready):
+            worker.ready = not self._leaving
+            _log.info("worker %d (process %d) answers", worker.number, worker.process.pid)
+
+    def _on_want(self, worker: _Worker, origin: str) -> None:
+        if self._tell_record(origin, [worker.number]):
+            return
+        wanted = self._wanted
+        if origin not in wanted and len(wanted) >= _MOST_WANTED:
+            del wanted[next(iter(wanted))]
+        wanted.setdefault(origin, set()).add(worker.number)
+
+    def _count_up(self, worker: _Worker, told: Told) -> None:
+        """Count and show what a worker answered as what was answered here."""
+        service = self._owner
+        for route, method, status, count in told.requests:
+            service.metrics.answered(route, method, status, count)
+        service.internals.count(
+            {(Verdict(v), Reason(reason)): count for v, reason, count in told.decisions},
+            told.refused,
+        )
+        feed = service.operators.feed
+        for one in told.origins:
+            counts = feed.count_of(one.origin)
+            counts.allow += one.allow
+            counts.deny += one.deny
+            counts.defer += one.defer
+        feed.count += told.unnoted
+        for note in sorted(told.notes, key=lambda note: note.at):
+            feed.merge(note.at, note.decisions, note.request, note.client, batch=note.batch)
+        service.log.count(*told.logged)
+        worker.connections = told.connections
+
+    def _samples(self) -> Iterable[Sample]:
+        workers = list(self._workers.values())
+        yield gauge(
+            "gatekeeper_workers",
+            "Worker processes that answer questions.",
+            sum(one.ready for one in workers),
+        )
+        yield gauge(
+            "gatekeeper_worker_connections",
+            "Open connections that workers have.",
+            sum(one.connections for one in workers),
+        )
+        yield counter(
+            "gatekeeper_worker_restarts", "Workers that were started again.", self.restarts
+        )
+
+
+class Acceptor:
+    """Accepts the connections of one listening socket, and hands them to the workers."""
+
+    def __init__(self, sock: socket.socket, workers: Workers, *, backlog: int) -> None:
+        self._sock = sock
+        self._workers = workers
+        self._backlog = backlog
+        self._loop = asyncio.get_running_loop()
+        self._stopped = False
+
+    async def start(self) -> None:
+        """Listen."""
+        self._sock.setblocking(False)
+        self._sock.listen(self._backlog)
+        self._loop.add_reader(self._sock.fileno(), self._accept)
+
+    async def stop(self) -> None:
+        """Accept no more. Idempotent."""
+        if not self._stopped:
+            self._stopped = True
+            self._loop.remove_reader(self._sock.fileno())
+            self._sock.close()
+
+    def _accept(self) -> None:
+        for _ in range(self._backlog):
+            try:
+                connection, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _SCARCE:
+                    raise
+                # As asyncio does it: what it says is said once a minute, and goes on in a second.
+                self._loop.call_exception_handler(
+                    {"message": "socket.accept() out of system resource", "exception": error}
+                )
+                self._loop.remove_reader(self._sock.fileno())
+                self._loop.call_later(1.0, self._resume)
+                return
+            self._workers.place(connection)
+
+    def _resume(self) -> None:
+        if not self._stopped:
+            self._loop.add_reader(self._sock.fileno(), self._accept)
