@@ -162,5 +162,5 @@ def _memory(server: _Server, browser: Any, length: float) -> Table:
 
 
 def _resident(server: _Server) -> int:
-    with open(f"/proc/{server._pid}/smaps_rollup", encoding="ascii") as file:
+    with open(f"/proc/{server._pids[0]}/smaps_rollup", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Rss:"))

@@ -27,6 +27,7 @@ __all__ = [
     "Channel",
     "ClientFull",
     "Connected",
+    "Counted",
     "DecisionNote",
     "Forget",
     "Known",
@@ -38,7 +39,6 @@ __all__ = [
     "Ready",
     "RuntimeRules",
     "TokenText",
-    "Told",
     "Want",
 ]
 
@@ -154,7 +154,7 @@ class DecisionNote(msgspec.Struct, frozen=True, array_like=True):
     batch: bool
 
 
-class Told(_Body, frozen=True):
+class Counted(_Body, frozen=True):
     """From a worker: what it counted since it told last."""
 
     requests: list[tuple[str, str, int, int]]
@@ -187,7 +187,7 @@ Message = (
     | Ready
     | Want
     | Reached
-    | Told
+    | Counted
 )
 
 _LENGTH: Final = struct.Struct(">I")

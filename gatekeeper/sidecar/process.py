@@ -160,7 +160,7 @@ async def running(options: ServeOptions) -> AsyncIterator[Service]:
     try:
         proxy_sockets += open_proxy_sockets(config.server)
         async with Gatekeeper(options.identity, config=config) as gate:
-            workers = _workers(config, gate)
+            workers = _workers(config, gate, sockets)
             service = _service(gate, config, sockets, proxy_sockets, options, workers)
             context = service.certificates.context if service.certificates else None
             async with asyncio.TaskGroup() as tasks:
@@ -209,10 +209,12 @@ def _service(
     )
 
 
-def _workers(config: Config, gate: Gatekeeper) -> Workers | None:
+def _workers(config: Config, gate: Gatekeeper, sockets: list[socket.socket]) -> Workers | None:
     """The processes that are to answer questions as well; None where none are."""
-    count = config.server.workers
-    return Workers(count, identity=gate.user_agent, version=__version__) if count else None
+    if not (count := config.server.workers):
+        return None
+    names = addresses(sockets)
+    return Workers(count, identity=gate.user_agent, version=__version__, addresses=names)
 
 
 def _lease_book(config: Config) -> LeaseBook:

@@ -35,6 +35,7 @@ from gatekeeper.sidecar.channel import (
     Channel,
     ClientFull,
     Connected,
+    Counted,
     DecisionNote,
     Forget,
     Known,
@@ -45,7 +46,6 @@ from gatekeeper.sidecar.channel import (
     Reached,
     Ready,
     RuntimeRules,
-    Told,
     Want,
 )
 from gatekeeper.sidecar.exchange import Role
@@ -81,17 +81,17 @@ _FORGIVEN: Final = 4
 was not passed on lately."""
 
 
-class _Client(BaseProtocol):
+class _WorkerConnection(BaseProtocol):
     """One connection: reads requests, answers those that it can, or passes the whole on."""
 
     __slots__ = (
         *("_answered", "_begun", "_idle", "_leaving", "_message", "_passes"),
-        *("_payload", "_raw", "_remote", "_timer", "_worker"),
+        *("_payload", "_raw", "_reader", "_remote", "_timer", "_worker"),
     )
 
-    def __init__(self, worker: _Worker, begun: bytes, passes: int) -> None:
+    def __init__(self, worker: _WorkerProcess, begun: bytes, passes: int) -> None:
         super().__init__(worker.loop)
-        self._parser = request_parser(self, worker.loop, header=worker.header)
+        self._reader = request_parser(self, worker.loop, header=worker.header)
         self._worker = worker
         self._raw = b""
         """What was read and not answered."""
@@ -113,7 +113,7 @@ class _Client(BaseProtocol):
         worker = self._worker
         worker.clients.add(self)
         begun, self._begun = self._begun, b""
-        if self._parser is None or len(worker.clients) > worker.most:
+        if self._reader is None or len(worker.clients) > worker.most:
             self._raw = begun
             self.pass_on()
         elif begun:
@@ -137,6 +137,12 @@ class _Client(BaseProtocol):
         if self.transport is not None and not self._leaving:
             self.transport.resume_reading()
 
+    def pause_reading(self) -> None:
+        """A body is larger than any that is answered here: the owner gets it soon."""
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Nothing was paused."""
+
     def data_received(self, data: bytes) -> None:
         """Read what came; answer it, if it ends a question."""
         self._idle = 0
@@ -144,7 +150,7 @@ class _Client(BaseProtocol):
         if self._leaving:
             return
         try:
-            messages, upgraded, _ = self._parser.feed_data(data)  # type: ignore[union-attr]
+            messages, upgraded, _ = self._reader.feed_data(data)
         except Exception:  # noqa: BLE001 - the owner says what is wrong with it
             self.pass_on()
             return
@@ -157,7 +163,9 @@ class _Client(BaseProtocol):
         if message is not None and not message.path.startswith(QUESTION):
             self.pass_on()
         elif message is None or not self._payload.is_eof():
-            if self._timer is None:
+            if len(self._raw) > self._worker.most_octets:
+                self.pass_on()
+            elif self._timer is None:
                 self._timer = self._worker.loop.call_later(_PATIENCE, self.pass_on)
         elif not self._answer(message):
             self.pass_on()
@@ -220,7 +228,7 @@ class _Client(BaseProtocol):
             self._timer = None
 
 
-class _Worker:
+class _WorkerProcess:
     """What the process does, from `Begin` on."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -228,8 +236,11 @@ class _Worker:
         self.done: asyncio.Future[str | None] = self.loop.create_future()
         """Its result says why it ends, if that is an error."""
         self.channel: Channel = Channel(sock, self._on_message, self._on_lost)
-        self.clients: set[_Client] = set()
+        self.clients: set[_WorkerConnection] = set()
         self.most: int = 0
+        """Connections, and ..."""
+        self.most_octets: int = 0
+        """... octets of a request that is read here; the owner gets others."""
         self.header: int = 8190
         self.answer: Callable[..., bytes | None] = _nothing
         self._begin: Begin | None = None
@@ -303,6 +314,7 @@ class _Worker:
         else:
             self._replica.adjust(config)
             self._service.take_over(config, tokens)
+        self.most_octets = config.server.max_body + 2 * config.server.max_header
         self._known.follow_rules(adopt.rules)
 
     def _start(self, config: Config, tokens: Tokens) -> None:
@@ -359,7 +371,7 @@ class _Worker:
         connection.setblocking(False)
         try:
             await self.loop.connect_accepted_socket(
-                lambda: _Client(self, message.begun, message.passes), connection
+                lambda: _WorkerConnection(self, message.begun, message.passes), connection
             )
         except OSError:
             connection.close()
@@ -430,7 +442,7 @@ class _Worker:
         logged = written - self._logged[0], dropped - self._logged[1]
         self._logged = written, dropped
         self.channel.send(
-            Told(
+            Counted(
                 requests=[(*key, n) for key, n in service.metrics.take_requests().items()],
                 decisions=[(str(v), str(reason), n) for (v, reason), n in decisions.items()],
                 origins=[
@@ -456,15 +468,15 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the owner gets them as well, and says what follows
     os.environ.pop("NOTIFY_SOCKET", None)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        why = runner.run(_work(socket.socket(fileno=int(sys.argv[-1]))))
+        why = runner.run(_serve(socket.socket(fileno=int(sys.argv[-1]))))
     if why is not None:
         _log.error("%s", why)
         sys.exit(1)
 
 
-async def _work(sock: socket.socket) -> str | None:
+async def _serve(sock: socket.socket) -> str | None:
     try:
-        worker = _Worker(sock)
+        worker = _WorkerProcess(sock)
         worker.loop.add_signal_handler(signal.SIGTERM, worker.leave, None)
         return await worker.run()
     except (ConfigError, msgspec.MsgspecError) as error:

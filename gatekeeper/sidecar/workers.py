@@ -38,6 +38,7 @@ from gatekeeper.sidecar.channel import (
     Channel,
     ClientFull,
     Connected,
+    Counted,
     Forget,
     Known,
     Leave,
@@ -47,7 +48,6 @@ from gatekeeper.sidecar.channel import (
     Ready,
     RuntimeRules,
     TokenText,
-    Told,
     Want,
 )
 from gatekeeper.sidecar.metrics import counter, gauge
@@ -130,9 +130,12 @@ class _Worker:
 class Workers:
     """`count` worker processes of a sidecar. `serving` starts them and accepts connections."""
 
-    def __init__(self, count: int, *, identity: str, version: str) -> None:
-        """`identity` is the User-Agent of the gate."""
+    def __init__(
+        self, count: int, *, identity: str, version: str, addresses: list[tuple[str, int]]
+    ) -> None:
+        """`identity` is the User-Agent of the gate, `addresses` are those listened on."""
         self._count = count
+        self._addresses = addresses
         self._identity = identity
         self._version = version
         self._workers: dict[int, _Worker] = {}
@@ -163,6 +166,18 @@ class Workers:
                 await self.recall()
                 for task in (*running, *self._tasks):
                     task.cancel()
+
+    async def started(self) -> None:
+        """Return when every worker answers."""
+        async with self._settled:
+            await self._settled.wait_for(
+                lambda: sum(one.ready for one in self._workers.values()) == self._count
+            )
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' processes."""
+        return [one.process.pid for one in self._workers.values()]
 
     async def recall(self) -> None:
         """Have every worker pass its connections back, and end. Idempotent."""
@@ -280,7 +295,7 @@ class Workers:
 
     def _introduce(self, worker: _Worker) -> None:
         service = self._owner
-        worker.send(Begin(worker.number, self._identity, self._version, list(service.addresses)))
+        worker.send(Begin(worker.number, self._identity, self._version, self._addresses))
         worker.send(self._in_force(service))
         for client in service.clients.full:
             worker.send(ClientFull(client, full=True))
@@ -385,7 +400,7 @@ class Workers:
     ) -> None:
         if connection is not None and isinstance(message, Connected):
             self._keep(connection, message.begun, message.passes)
-        elif isinstance(message, Told):
+        elif isinstance(message, Counted):
             self._count_up(worker, message)
         elif isinstance(message, Want):
             self._on_want(worker, message.origin)
@@ -394,6 +409,7 @@ class Workers:
             self._wake()
         elif isinstance(message, Ready):
             worker.ready = not self._leaving
+            self._wake()
             _log.info("worker %d (process %d) answers", worker.number, worker.process.pid)
 
     def _on_want(self, worker: _Worker, origin: str) -> None:
@@ -404,7 +420,7 @@ class Workers:
             del wanted[next(iter(wanted))]
         wanted.setdefault(origin, set()).add(worker.number)
 
-    def _count_up(self, worker: _Worker, told: Told) -> None:
+    def _count_up(self, worker: _Worker, told: Counted) -> None:
         """Count and show what a worker answered as what was answered here."""
         service = self._owner
         for route, method, status, count in told.requests:

@@ -1,0 +1,246 @@
+"""`gatekeeper serve --workers N` as processes: one service, whichever of them answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+
+from gatekeeper.cli import main
+from gatekeeper.config import Config, ServerConfig
+from gatekeeper.errors import ConfigError
+from gatekeeper.sidecar.reload import check_server
+from tests.internet import FakeInternet
+from tests.internet.sites import Site
+
+OPEN, CLOSED = "User-agent: *\nAllow: /\n", "User-agent: *\nDisallow: /\n"
+QUIET = {"GATEKEEPER_SERVER_LOG_DECISIONS": "none", "GATEKEEPER_PACING_DEFAULT_INTERVAL": "0"}
+
+
+@pytest.fixture
+async def site(internet: FakeInternet) -> Site:
+    return internet.site("127.0.0.1").robots(OPEN)
+
+
+@pytest.fixture
+async def origin(internet: FakeInternet, site: Site) -> str:
+    return f"http://127.0.0.1:{internet.listener().port()}"
+
+
+async def begin(start: Any, *arguments: str, env: dict[str, str] | None = None) -> Any:
+    """A sidecar with two workers that both answer."""
+    sidecar = await start("--workers", "2", *arguments, env={**QUIET, **(env or {})})
+    for number in (1, 2):
+        assert await sidecar.said(f"worker {number} (process ")
+    return sidecar
+
+
+def pids(sidecar: Any) -> list[int]:
+    """The processes of the workers that answer, the latest of each number."""
+    found = {
+        number: line.partition(f"worker {number} (process ")[2].partition(")")[0]
+        for number in (1, 2)
+        for line in sidecar.errors
+        if f"worker {number} (process " in line and "answers" in line
+    }
+    return [int(pid) for pid in found.values()]
+
+
+@contextlib.asynccontextmanager
+async def connection(sidecar: Any) -> Any:
+    """`await ask(path, body=None)` over one connection of its own: status and JSON, or text."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
+
+        async def ask(path: str, body: object = None, **options: Any) -> tuple[int, Any]:
+            method = "GET" if body is None else "POST"
+            async with session.request(
+                method, sidecar.base + path, json=body, **options
+            ) as response:
+                text = await response.text()
+                is_json = "json" in response.headers.get("Content-Type", "")
+                return response.status, json.loads(text) if is_json and text else text
+
+        yield ask
+
+
+async def verdicts(sidecar: Any, url: str, connections: int = 6) -> set[str]:
+    """What so many new connections, and so both workers, say of a URL."""
+    found = set()
+    for _ in range(connections):
+        async with connection(sidecar) as ask:
+            for _ in range(2):  # the second one by whoever has it now
+                _, told = await ask(f"/v1/check?url={quote(url, safe='')}")
+                found.add(told["verdict"])
+    return found
+
+
+async def metric(sidecar: Any, name: str) -> float:
+    async with connection(sidecar) as ask:
+        _, text = await ask("/metrics")
+    lines = [line for line in text.splitlines() if line.startswith(name)]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+async def test_one_fetch_one_count_and_one_answer_for_all(
+    start: Any, internet: FakeInternet, origin: str, site: Site
+) -> None:
+    sidecar = await begin(start)
+    async with contextlib.AsyncExitStack() as stack:
+        asks = [await stack.enter_async_context(connection(sidecar)) for _ in range(12)]
+        query = f"/v1/check?url={quote(origin + '/a', safe='')}"
+        told = await asyncio.gather(*(ask(query) for ask in asks))
+        assert [status for status, _ in told] == [200] * 12
+        assert len([one for one in internet.requests if one.path == "/robots.txt"]) == 1
+
+        batch = [f"{origin}/{n}" for n in range(50)]
+        for ask in asks:
+            status, body = await ask("/v1/check", {"urls": batch})
+            assert [one["url"] for one in body["decisions"]] == batch
+        decided = 12 + 12 * 50
+        assert await metric(sidecar, "gatekeeper_decisions_total") == decided
+        assert (
+            await metric(sidecar, 'gatekeeper_http_requests_total{code="200",method="POST"') == 12
+        )
+        status, found = await asks[0](f"/v1/decisions/{told[-1][1]['id']}")
+        assert (status, found["decision"]["url"]) == (200, f"{origin}/a")
+        _, host = await asks[0]("/v1/hosts/127.0.0.1")
+        assert host["allowed"] == decided
+
+        site.robots(CLOSED)
+        status, _ = await asks[1]("/v1/hosts/127.0.0.1/refresh", {"origin": origin})
+        assert status == 200
+        answers = await asyncio.gather(*(ask(query) for ask in asks))
+        assert {one["verdict"] for _, one in answers} == {"deny"}
+    assert await verdicts(sidecar, f"{origin}/a") == {"deny"}
+    sidecar.tell(signal.SIGTERM)
+    assert await sidecar.stopped() == 0
+
+
+async def test_a_worker_that_is_killed_under_load_loses_no_lease_and_comes_back(
+    start: Any, origin: str
+) -> None:
+    sidecar = await begin(start, env={"GATEKEEPER_PACING_CONCURRENCY": "10000"})
+    stopped, leases, lost = asyncio.Event(), [], 0
+    query = f"/v1/check?url={quote(origin + '/a', safe='')}"
+
+    async def load() -> None:
+        nonlocal lost
+        while not stopped.is_set():
+            try:
+                async with connection(sidecar) as ask:
+                    for _ in range(20):
+                        status, told = await ask(query)
+                        assert (status, told["verdict"]) == (200, "allow")
+                    status, lease = await ask("/v1/leases", {"url": f"{origin}/a", "wait": 5})
+                    assert status == 201
+                    leases.append(lease["id"])
+            except aiohttp.ClientConnectionError:
+                lost += 1
+
+    loads = [asyncio.create_task(load()) for _ in range(4)]
+    killed = pids(sidecar)[0]
+    async with asyncio.timeout(30):
+        while len(leases) < 4:
+            await asyncio.sleep(0.01)
+        os.kill(killed, signal.SIGKILL)
+        assert await sidecar.said("ended by SIGKILL; it is started again in 0.5 s")
+        held = len(leases)
+        while len(leases) < held + 4 or killed in pids(sidecar):
+            await asyncio.sleep(0.01)
+    stopped.set()
+    await asyncio.gather(*loads)
+
+    async with connection(sidecar) as ask:
+        _, told = await ask("/v1/leases")
+        assert told["total"] == len(leases)
+        for lease in leases:
+            assert (await ask(f"/v1/leases/{lease}/report", {"status": 200}))[0] == 204
+    assert lost <= 4  # what the worker had in its hands, and no more
+
+
+async def test_bounds_and_words_of_one_process_hold_for_all(
+    start: Any, origin: str, site: Site, tmp_path: Path
+) -> None:
+    file = tmp_path / "gatekeeper.toml"
+    word = '[[host]]\nmatch = "127.0.0.1"\nrobots = "{}"\ninterval = 60.0\n'
+    file.write_text("[server]\nclient_concurrency = 2\n" + word.format("obey"))
+    sidecar = await begin(start, "--config", str(file))
+    query = f"/v1/check?url={quote(origin + '/a', safe='')}"
+    async with contextlib.AsyncExitStack() as stack:
+        asks = [await stack.enter_async_context(connection(sidecar)) for _ in range(6)]
+        for ask in asks[2:]:
+            assert (await ask(query))[1]["verdict"] == "allow"
+        wanted = {"url": f"{origin}/a", "wait": 60}  # robots.txt has just taken the turn
+        polls = [asyncio.create_task(ask("/v1/leases", wanted)) for ask in asks[:2]]
+        # Both wait for their turn: a third request at once is one too many, whoever reads it.
+        async with asyncio.timeout(20):
+            while [(await ask(query))[0] for ask in asks[2:]] != [429] * 4:
+                await asyncio.sleep(0.01)
+        for poll in polls:
+            poll.cancel()
+        await asyncio.wait(polls)
+        async with asyncio.timeout(20):
+            while [(await ask(query))[0] for ask in asks[2:]] != [200] * 4:
+                await asyncio.sleep(0.01)
+
+        file.write_text("[server]\nclient_concurrency = 9\n" + word.format("deny"))
+        status, done = await asks[2]("/v1/admin/reload", {})
+        assert (status, done["applied"]) == (200, ["server.client_concurrency", "host"])
+    assert await verdicts(sidecar, f"{origin}/a") == {"deny"}
+
+
+async def test_a_unix_socket_and_tokens_go_with_workers_that_end_with_their_owner(
+    start: Any, origin: str, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"asker:check:{'a' * 40}\ncrawler:crawl:{'c' * 40}\n")
+    tokens.chmod(0o600)
+    with tempfile.TemporaryDirectory(prefix="gk") as place:
+        sidecar = await begin(start, "--socket", f"{place}/s", "--token-file", str(tokens))
+        asker, crawler = (
+            {"headers": {"Authorization": f"Bearer {letter * 40}"}} for letter in "ac"
+        )
+        url = f"{sidecar.base}/v1/check?url={quote(origin + '/a', safe='')}"
+        for _ in range(4):
+            for options, expected in ((asker, 200), ({}, 401), (crawler, 200)):
+                async with sidecar.session.get(url, **options) as response:
+                    assert response.status == expected
+        wanted = {"url": f"{origin}/a"}
+        for options, expected in ((asker, 403), (crawler, 201)):
+            async with sidecar.session.post(
+                f"{sidecar.base}/v1/leases", json=wanted, **options
+            ) as response:
+                assert response.status == expected
+
+        sidecar.tell(signal.SIGKILL)
+        await sidecar.stopped()
+        assert await sidecar.said("the process that owns the turns is gone")
+        async with asyncio.timeout(20):
+            while any(Path(f"/proc/{pid}").exists() for pid in pids(sidecar)):
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tls_cert": "/a", "tls_key": "/b"}, "put a proxy in front that ends TLS"),
+        ({"client_rate": 5.0}, "server.client_rate is counted by one process"),
+    ],
+)
+def test_what_does_not_go_with_workers_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_server(Config(server=ServerConfig(workers=2, **settings)))
+
+
+def test_a_flag_that_does_not_go_with_workers_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--workers", "65"]) == 2
+    assert "--workers" in capsys.readouterr().err
