@@ -1,9 +1,11 @@
 """`RedisLedger`: the ledger that a fleet shares, on Valkey or Redis.
 
-All calls that are made in one turn of the loop, and while an earlier flight is under way, travel
-together: one script call for up to 128 requests (32 where they have several scopes), and those
-behind one another. Only one flight is under way at a time, so nothing overtakes. Without the
-store nothing is granted: see `FleetConfig.when_lost`.
+All calls that are made in one turn of the loop travel together: one script call for up to 128
+requests (32 where they have several scopes), and those behind one another. The next flight leaves
+on the same connection without waiting for the answers, so the store serves them in their order.
+Where it refuses one that came too late and serves the next, that overtakes: an end carries the
+reports that have to be heard before it, and whose hold is over is not renewed. Without the store
+nothing is granted: see `FleetConfig.when_lost`.
 
 The store's memory is named by an *epoch*. A store that was restarted, replaced or emptied, or whose
 clock was set, begins another one, and every scope is in quarantine until each member has told what
@@ -16,6 +18,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import re
 import secrets
 import socket
@@ -28,6 +31,16 @@ from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.fetching.directory import RobotsSource
+from gatekeeper.fleet.operations import (
+    Operation,
+    batches,
+    clock_told,
+    decoded,
+    packed,
+    reported,
+    scope_clock,
+    scope_view,
+)
 from gatekeeper.fleet.overrides import FleetOverrides
 from gatekeeper.fleet.robots import SharedFetcher
 from gatekeeper.fleet.scripts import BEAT, DECLARE, FORMAT, PUSHED, TURN
@@ -37,12 +50,9 @@ from gatekeeper.pacing.ledger import (
     MAX_TICKETS,
     End,
     Granted,
-    HoldView,
     LedgerListener,
     NotBefore,
     Report,
-    ScopeClock,
-    ScopeRequest,
     ScopeView,
     TakeRequest,
     micros,
@@ -61,11 +71,12 @@ _STEP = 0.05
 """Seconds by which the store's clock may run away from ours, beside the round trip."""
 _SLEW = 0.001
 """The share of a second by which either clock may be faster without being set."""
-_BATCH, _BATCH_SHARED = 128, 32
-"""Requests in one script call, during which the store serves nobody else."""
 _TRIES = 5
 """How often a call is sent that arrives late."""
 _BEHIND = 0.1
+"""Seconds that the store may take for each flight before a call is served."""
+MAX_FLIGHTS = 16
+"""Flights under way at once."""
 _POLL = 1.0
 """Seconds after which to ask again while nobody could tell us that a scope came free."""
 _AT_ONCE = 500
@@ -101,13 +112,45 @@ class _Held(msgspec.Struct):
     scopes: tuple[str, ...]
     granted: bool = False
     headed: bool = False
+    over: bool = False
+    """Its end was told, or is being told."""
+
+
+class _Air:
+    """Flights under way."""
+
+    def __init__(self) -> None:
+        self.flights: set[asyncio.Task[None]] = set()
+        self.boarding = False
+        """The last one has not left yet."""
+        self.turns = 0
+        """Calls of the script which the store has not answered yet ..."""
+        self.all_answered = asyncio.Event()
+        """... none of them."""
+        self.all_answered.set()
+        self.nearest = [math.inf, math.inf]
+        """Seconds of the shortest round trip since our last sign of life, and of the one before."""
+
+    def turns_by(self, number: int) -> None:
+        """So many more."""
+        self.turns += number
+        if self.turns:
+            self.all_answered.clear()
+        else:
+            self.all_answered.set()
+
+    def ahead(self, seconds: float) -> float:
+        """In how many seconds to ask, so that the question arrives when the store said: what it
+        said took its time, and so will the question, together a round trip at least."""
+        nearest = min(self.nearest)
+        return max(0.0, seconds - nearest) if nearest < math.inf else seconds
 
 
 class _Told(NamedTuple):
     """One call of the ledger: operations, how many answers it awaits, and who gets them."""
 
     order: int
-    operations: list[tuple[Any, ...]]
+    operations: list[Operation]
     answers: int
     future: asyncio.Future[Any]
 
@@ -153,11 +196,11 @@ class RedisLedger:
         """What operators say of hosts at run time, to any member."""
         self._held: dict[str, _Held] = {}
         self._pending: list[_Told] = []
-        self._flying: asyncio.Task[None] | None = None
+        self._air = _Air()
         self._beating: asyncio.Task[None] | None = None
         self._hearing: asyncio.Task[None] | None = None
         self._using = asyncio.Lock()
-        """One flight, recovery or beat at a time."""
+        """One recovery or beat at a time."""
         self._beat_now = asyncio.Event()
         self._epoch = ""
         """The one that we may speak in; empty: to be found out."""
@@ -231,10 +274,12 @@ class RedisLedger:
         if not self._open:
             return
         self._open = False
-        for task in (self._beating, self._hearing, self._flying):
+        for task in (self._beating, self._hearing, *self._air.flights):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        _fail(self._pending, LedgerLost("the ledger is closed"))
+        self._pending = []
         with contextlib.suppress(LedgerLost):
             async with self._using:
                 if self._epoch:
@@ -309,9 +354,10 @@ class RedisLedger:
     async def end(self, ends: Sequence[End]) -> None:
         """Free the slots: reports first, so that nobody starts between the two."""
         reports = dict.fromkeys(report for end in ends for report in end.reports)
-        operations = [*map(_report, reports)]
+        operations = [*map(reported, reports)]
         for token, outcome, _, size in ends:
             if (one := self._held.get(token)) is not None:
+                one.over = True
                 told = (size,) if size else ()
                 operations.append(("e", token, _OUTCOMES[outcome], one.scopes, *told))
         await self._tell(1, operations)
@@ -324,7 +370,7 @@ class RedisLedger:
 
     async def block(self, reports: Sequence[Report]) -> None:
         """Take reports into account, and tell everybody."""
-        await self._tell(0, [_report(report) for report in reports])
+        await self._tell(0, [reported(report) for report in reports])
 
     async def pause(self, scopes: Sequence[str]) -> None:
         """No request of these scopes, by any member, until `resume`."""
@@ -339,137 +385,144 @@ class RedisLedger:
         if self._dividing:
             raise LedgerLost(f"{self._store.where} can't be reached")
         found = await self._call(3, [("v", scope) for scope in scopes], len(scopes))
-        return [_view(one) for one in found]
+        return [scope_view(one) for one in found]
 
-    def _renewals(self, tokens: Sequence[str]) -> list[tuple[Any, ...]]:
+    def _renewals(self, tokens: Sequence[str]) -> list[Operation]:
         held = [(token, one) for token in tokens if (one := self._held.get(token)) is not None]
-        return [("r", token, one.scopes, int(one.headed)) for token, one in held]
+        return [("r", token, one.scopes, int(one.headed)) for token, one in held if not one.over]
 
     def _answer(self, request: TakeRequest, answer: Any) -> Granted | NotBefore:
         if answer[0] == 1:
-            self._held[request.token].granted = True
-            return Granted(request.token, self.config.hold, tuple(map(_heard_of, answer[1])))
+            if (held := self._held.get(request.token)) is not None:
+                held.granted = True
+            return Granted(request.token, self.config.hold, tuple(map(scope_clock, answer[1])))
         seconds = answer[1] / 1e6
         if answer[0] == 2:
             self._quarantine_until = self._clock.monotonic() + seconds
             return NotBefore(seconds)
-        clocks = tuple(map(_heard_of, answer[2]))
+        clocks = tuple(map(scope_clock, answer[2]))
         # Whoever is told when a scope comes free has to be within hearing.
-        return NotBefore(seconds if self.hearing else min(seconds, _POLL), clocks)
+        return NotBefore(self._air.ahead(seconds if self.hearing else min(seconds, _POLL)), clocks)
 
     # --- flights ------------------------------------------------------------------------------
 
-    async def _tell(self, order: int, operations: list[tuple[Any, ...]]) -> None:
+    async def _tell(self, order: int, operations: list[Operation]) -> None:
         if operations and not self._dividing:  # `clocks` tells it all, once the store is back
             await self._call(order, operations, 0)
 
-    async def _call(self, order: int, operations: list[tuple[Any, ...]], answers: int) -> Any:
+    async def _call(self, order: int, operations: list[Operation], answers: int) -> Any:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._pending.append(_Told(order, operations, answers, future))
-        if self._flying is None:
-            self._flying = loop.create_task(self._fly())
+        self._board()
         return await future
 
+    def _board(self) -> None:
+        """Have a flight leave in the next turn of the loop, unless too many are under way."""
+        # While nobody knows whose memory the store has, one flight finds out for all.
+        most = MAX_FLIGHTS if self._epoch else 1
+        if self._pending and not self._air.boarding and len(self._air.flights) < most:
+            self._air.boarding = True
+            flight = asyncio.get_running_loop().create_task(self._fly())
+            self._air.flights.add(flight)
+            flight.add_done_callback(self._landed)
+
+    def _landed(self, flight: asyncio.Task[None]) -> None:
+        self._air.flights.discard(flight)
+        if self._open:
+            self._board()
+
     async def _fly(self) -> None:
-        told: list[_Told] = []
+        self._air.boarding = False
+        told, self._pending = self._pending, []
+        told.sort(key=lambda one: one.order)
         try:
-            while self._pending:
-                told, self._pending = self._pending, []
-                told.sort(key=lambda one: one.order)
-                try:
-                    async with self._using:
-                        found = await self._flight(told)
-                except (LedgerLost, ConfigError) as error:
-                    self._failures += 1
-                    _fail(told, LedgerLost(str(error)))
-                    continue
-                for one in told:
-                    answers, found = found[: one.answers], found[one.answers :]
-                    if not one.future.done():
-                        one.future.set_result(answers)
+            if not self._epoch:
+                async with self._using:
+                    if not self._epoch:
+                        await self._recover()
+            found = await self._turn([one for call in told for one in call.operations])
+            for one in told:
+                answers, found = found[: one.answers], found[one.answers :]
+                if not one.future.done():
+                    one.future.set_result(answers)
+        except (LedgerLost, ConfigError) as error:
+            self._failures += 1
+            _fail(told, LedgerLost(str(error)))
         finally:
-            self._flying = None
-            _fail([*told, *self._pending], LedgerLost("the ledger is closed"))
-            self._pending = []
+            _fail(told, LedgerLost("the ledger is closed"))
 
-    async def _flight(self, told: list[_Told]) -> list[Any]:
-        if not self._epoch:
-            await self._recover()
-        return await self._turn([one for call in told for one in call.operations])
-
-    async def _turn(self, operations: list[tuple[Any, ...]]) -> list[Any]:
-        """Have the script do all that, in that order; the answers of the takes among it."""
+    async def _turn(self, operations: list[Operation], epoch: str = "") -> list[Any]:
+        """Have the script do all that, in that order; the answers of the takes among it. `epoch`:
+        one in which nobody may speak yet but who recovers."""
         self._requests += len(operations)
+        self._air.turns_by(1)
+        try:
+            return await self._answers(operations, epoch or self._epoch)
+        finally:
+            self._air.turns_by(-1)
+
+    async def _answers(self, operations: list[Operation], epoch: str) -> list[Any]:
         answers: list[Any] = []
-        batches = _batches(operations)
+        waiting = batches(operations)
+        recovering = epoch != self._epoch
         for _ in range(_TRIES):
             sent = self._clock.monotonic()
-            calls = [self._packed(batch, sent) for batch in batches]
+            calls = [self._packed(batch, sent, epoch) for batch in waiting]
             try:
                 replies = await self._store.scripts(TURN, calls)
             except LedgerLost:
                 self._failed()
                 raise
             self._calls += len(calls)
-            decoded = [_decoded(reply) for reply in replies]
-            if any(found[1] == 0 for found in decoded):
+            received = self._clock.monotonic()
+            self._air.nearest[0] = min(self._air.nearest[0], received - sent)
+            found = [decoded(reply) for reply in replies]
+            if any(one[1] == 0 for one in found) or not (recovering or epoch == self._epoch):
                 self._epoch = ""
                 raise LedgerLost("the store's memory is another one than it was")
-            await self._check_time(decoded[-1][0] / 1e6, sent, self._clock.monotonic())
+            await self._check_time(found[-1][0] / 1e6, sent, received, epoch)
             # From the first one that came later than it should have, all are sent again: each
             # may be done twice, and their order stays.
-            done = next((n for n, found in enumerate(decoded) if found[1] == 2), len(decoded))
-            for found in decoded[:done]:
-                answers += found[2]
-            batches = batches[done:]
-            if not batches:
-                self._reached()
+            done = next((n for n, one in enumerate(found) if one[1] == 2), len(found))
+            for one in found[:done]:
+                answers += one[2]
+            waiting = waiting[done:]
+            if not waiting:
+                if not recovering:
+                    self._reached()
                 return answers
         raise LedgerLost("calls of the store arrive too late, time after time")
 
     def _packed(
-        self, operations: list[tuple[Any, ...]], sent: float
+        self, operations: list[Operation], sent: float, epoch: str
     ) -> tuple[list[str], list[bytes]]:
-        keys: dict[str, int] = {}
-
-        def place(scope: str) -> int:
-            return keys.setdefault(scope, len(keys) + 1)
-
-        packed: list[tuple[Any, ...]] = []
-        for kind, *rest in operations:
-            if kind == "t":
-                packed.append((kind, rest[0], [(place(one.scope), *_asks(one)) for one in rest[1]]))
-            elif kind in "hr":
-                packed.append((kind, rest[0], [place(scope) for scope in rest[1]], *rest[2:]))
-            elif kind == "e":
-                packed.append(
-                    (kind, rest[0], rest[1], [place(scope) for scope in rest[2]], *rest[3:])
-                )
-            else:
-                packed.append((kind, place(rest[0]), *rest[1:]))
+        scopes, told = packed(operations)
         hold, lapse = micros(self.config.hold), micros(LAPSE)
-        parts = [self._epoch, hold, lapse, MAX_TICKETS, self._prefix, packed]
+        parts = [epoch, hold, lapse, MAX_TICKETS, self._prefix, told]
         if self._offset is not None:
             low, high, seen = self._offset
             slack = _STEP + _SLEW * (sent - seen)
-            # Behind many others of the same flight it takes the store a while to get there.
-            parts += [int((sent + low - slack) * 1e6), int((sent + high + slack + _BEHIND) * 1e6)]
+            # Behind many others it takes the store a while to get there.
+            late = slack + _BEHIND * self._air.turns
+            parts += [int((sent + low - slack) * 1e6), int((sent + high + late) * 1e6)]
         text = msgspec.msgpack.encode(parts)
-        return [self._epoch_keys[0], *(self._key(f"s:{scope}") for scope in keys)], [text]
+        return [self._epoch_keys[0], *(self._key(f"s:{scope}") for scope in scopes)], [text]
 
     # --- the store's memory -------------------------------------------------------------------
 
     async def _recover(self, *, starting: bool = False) -> None:
         """Connect anew, see whose memory that is, and tell what we know if it is another one."""
         try:
+            await self._store.hang_up()
+            await self._air.all_answered.wait()  # what was under way is of an earlier connection
             identity = await self._store.connect(starting=starting)
             epoch = await self._agree(identity)
             if epoch != self._lived_in:
                 await self._tell_all(epoch)
-            self._epoch = self._lived_in = epoch
-            self._lived_on = identity
-            await self._sign()
+            self._lived_in, self._lived_on = epoch, identity
+            await self._sign(epoch)
+            self._epoch = epoch
         except LedgerLost:
             self._epoch = ""
             self._failed()
@@ -500,16 +553,15 @@ class RedisLedger:
 
     async def _tell_all(self, epoch: str) -> None:
         """Every clock, block and hold that we know of."""
-        word, self._epoch = self._word(), epoch
-        self._offset = None
+        word, self._offset = self._word(), None
         if word:
             clocks = [one for listener in self._listeners.values() for one in listener.clocks()]
             operations = [
-                *map(_clock, clocks),
+                *map(clock_told, clocks),
                 *self._renewals([token for token, one in self._held.items() if one.granted]),
             ]
             for first in range(0, len(operations), _AT_ONCE):
-                await self._turn(operations[first : first + _AT_ONCE])
+                await self._turn(operations[first : first + _AT_ONCE], epoch)
         await self.overrides.tell_again(epoch)
         arguments = [epoch, self.member, str(word), self._key("all"), str(micros(_SILENT))]
         await self._store.script(
@@ -530,7 +582,7 @@ class RedisLedger:
             return 3
         return 1 if self._store.identity == self._lived_on else 2
 
-    async def _check_time(self, server: float, sent: float, received: float) -> None:
+    async def _check_time(self, server: float, sent: float, received: float, epoch: str) -> None:
         """Did the store's clock run away from ours? Then what it says of the past is wrong."""
         low, high, known = server - received, server - sent, self._offset
         self._offset = (low, high, received)
@@ -539,8 +591,8 @@ class RedisLedger:
         slack = _STEP + _SLEW * (received - known[2])
         if low > known[1] + slack or high < known[0] - slack:
             _log.warning("the store's clock was set by %.3f s: a new epoch begins", low - known[0])
-            expected, self._epoch, self._offset = self._epoch, "", None
-            await self._declare(expected, self._store.identity)
+            self._epoch, self._offset = "", None
+            await self._declare(epoch, self._store.identity)
             raise LedgerLost("the store's clock was set")
 
     def _failed(self) -> None:
@@ -575,23 +627,25 @@ class RedisLedger:
 
     # --- members ------------------------------------------------------------------------------
 
-    async def _sign(self, *, greeting: bool = False) -> None:
-        """Give a sign of life, and see who else does."""
+    async def _sign(self, epoch: str = "", *, greeting: bool = False) -> None:
+        """Give a sign of life, and see who else does. `epoch`: see `_turn`."""
+        epoch = epoch or self._epoch
         forget = str(micros(max(60.0, 3 * self.config.hold)))
         channel = self._key("all") if greeting else ""
         keys = [self._epoch_keys[0], self._key("members"), self._key("overrides")]
         sent = self._clock.monotonic()
-        epoch, left, now, found, words = await self._store.script(
+        found_in, left, now, found, words = await self._store.script(
             BEAT, keys, [self.member, forget, channel]
         )
-        if _text(epoch) != self._epoch:
+        if _text(found_in) != epoch:
             self._epoch = ""
             raise LedgerLost("the store's memory is another one than it was")
         received = self._clock.monotonic()
         self._listed_at = sent
         self._quarantine_until = received + int(left) / 1e6
         now = float(now)
-        await self._check_time(now / 1e6, sent, received)
+        self._air.nearest = [received - sent, self._air.nearest[0]]
+        await self._check_time(now / 1e6, sent, received, epoch)
         self._members = {
             _text(name): (now - float(score)) / 1e6
             for name, score in zip(found[::2], found[1::2], strict=True)
@@ -675,7 +729,7 @@ class RedisLedger:
             said = msgspec.msgpack.decode(data)
             if channel != self._key("all"):
                 owner = channel.rpartition(":")[2]
-                self._listeners[owner].opened(said[0], said[1] / 1e6)
+                self._listeners[owner].opened(said[0], self._air.ahead(said[1] / 1e6))
                 return
             kind = said[0]
             if kind == "j":
@@ -720,15 +774,6 @@ class RedisLedger:
         return Granted(request.token, self.config.hold)
 
 
-def _view(told: list[Any]) -> ScopeView:
-    clock, holds, waiting = told
-    views = (
-        HoldView(token.partition(":")[0], age / 1e6, left / 1e6, bool(headed))
-        for token, age, left, headed in holds
-    )
-    return ScopeView(_heard_of(clock), tuple(views), waiting)
-
-
 def _machine() -> str:
     """The machine's name, as far as it can stand in that of a member."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:32] or "member"
@@ -737,54 +782,6 @@ def _machine() -> str:
 def _weight(member: str, name: str) -> bytes:
     """Rendezvous hashing: the member with the greatest weight has the name."""
     return hashlib.blake2b(f"{member}\0{name}".encode(), digest_size=8).digest()
-
-
-def _report(report: Report) -> tuple[Any, ...]:
-    scope, seconds, reason, interval, interval_for = report
-    return ("b", scope, micros(seconds), reason, micros(interval), micros(interval_for))
-
-
-def _clock(clock: ScopeClock) -> tuple[Any, ...]:
-    age = -1 if clock.age is None else max(0, int(clock.age * 1e6))
-    blocked = micros(clock.blocked)
-    day = () if clock.day is None else (max(0, int(clock.day * 1e6)), clock.pages, clock.bytes)
-    paused = int(clock.paused)
-    return ("c", clock.scope, age, micros(clock.interval), blocked, clock.reason, paused, *day)
-
-
-def _asks(one: ScopeRequest) -> tuple[int, ...]:
-    return (micros(one.interval), one.slots, int(one.guess), *(one.budget or ()))
-
-
-def _heard_of(told: list[Any]) -> ScopeClock:
-    name, age, interval, blocked, reason, paused, *rest = told
-    age = None if age is False else age / 1e6
-    day, *used = rest or (False,)
-    day = None if day is False else day / 1e6
-    return ScopeClock(name, age, interval / 1e6, blocked / 1e6, reason, bool(paused), day, *used)
-
-
-def _batches(operations: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
-    """Cut so that the store never serves one call for long."""
-    batches, room = list[list[tuple[Any, ...]]](), 0.0
-    for one in operations or [()]:
-        cost = 1.0
-        if one and one[0] == "t" and len(one[2]) > 1:
-            cost = _BATCH / _BATCH_SHARED
-        if not batches or room < cost:
-            batches.append([])
-            room = float(_BATCH)
-        if one:
-            batches[-1].append(one)
-        room -= cost
-    return batches
-
-
-def _decoded(reply: Any) -> Any:
-    try:
-        return msgspec.msgpack.decode(reply)
-    except (msgspec.MsgspecError, TypeError) as error:
-        raise LedgerLost(f"the store's answer can't be read: {error}") from error
 
 
 def _fail(told: list[_Told], error: Exception) -> None:

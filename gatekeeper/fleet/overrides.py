@@ -97,7 +97,7 @@ class FleetOverrides:
         """So many were said: read them if that is news. Raises LedgerLost."""
         if count != self._count:
             found = await self._store.run("HGETALL", self._keys[1])
-            for match, rule in found.items():
+            for match, rule in zip(found[::2], found[1::2], strict=True):
                 self.heard(match.decode(), rule.decode())
             self._count = count
 

@@ -2,6 +2,9 @@
 
 Whatever goes wrong on the way is a LedgerLost; a setting that has to be changed is a ConfigError.
 No call goes without a deadline, and no text that leaves here holds a password.
+
+Calls that are made while others are under way are sent behind them on the same connection, and
+answered in turn: none waits for the answer of another, and the store serves them in their order.
 """
 
 from __future__ import annotations
@@ -100,6 +103,8 @@ class Store:
         self._checked = ""
         """The run of the server whose settings were looked at."""
         self._hashes: dict[str, str] = {}
+        self._connection: _StoreConnection | None = None
+        """The connection whose memory was looked at."""
         self.identity: StoreIdentity = StoreIdentity("", "")
 
     def _begin(self, parts: SplitResult) -> None:
@@ -209,7 +214,7 @@ class Store:
                 yield
         except self._errors as error:
             self._located = self._slot is None
-            await self._drop()
+            await self.hang_up()
             if self._starting and _lets_nobody_in(error):
                 raise ConfigError(
                     f"fleet.url: {self.where}: {_said(error)}: name a user and a password in it, "
@@ -217,23 +222,29 @@ class Store:
                 ) from error
             raise LedgerLost(f"{self.where}: {_said(error)}") from error
         except asyncio.CancelledError:
-            await self._drop()  # its answer is not to be taken for that of the next call
+            await self.hang_up()  # its answer is not to be taken for that of the next call
             raise
 
-    async def _drop(self) -> None:
+    async def hang_up(self) -> None:
+        """Give the connection up; calls that wait for an answer get LedgerLost."""
         if not self._any_memory:
+            connection, self._connection = self._connection, None
             with suppress(*self._errors):
+                if connection is not None:
+                    await connection.close()
                 await self._client.connection_pool.disconnect(inuse_connections=True)
 
     async def connect(self, *, starting: bool = False) -> StoreIdentity:
         """Connect anew, and see whose memory it is. Raises ConfigError where the server's settings
         can't keep a promise; `starting`, also where it lets nobody in, now or by a later call."""
-        await self._drop()
+        await self.hang_up()
         await self._locate()
         self._connecting, self._starting = True, starting
         try:
             async with self._within():
                 info = await self._client.info()
+                pool = self._client.connection_pool
+                self._connection = _StoreConnection(self._redis, pool, await pool.get_connection())
         finally:
             self._connecting = False
         role = info.get("role", "master")
@@ -271,19 +282,24 @@ class Store:
 
     async def _loses_writes(self) -> bool:
         try:
-            found = await self._client.config_get("min-replicas-to-write")
+            (found,) = await self._asked([("CONFIG", "GET", "min-replicas-to-write")])
+            if isinstance(found, Exception):
+                raise found
         except self._errors as error:
             _log.warning("%s does not say its min-replicas-to-write: %s", self.where, _said(error))
             return False
-        return int(found.get("min-replicas-to-write", 0)) == 0
+        return not found or int(found[1]) == 0
 
     # --- calls ------------------------------------------------------------------------------
 
     async def run(self, *command: Any) -> Any:
-        """One command."""
+        """One command; its answer as the store gives it, not read in any way."""
         await self._locate()
         async with self._within():
-            return await self._client.execute_command(*command)
+            (found,) = await self._asked([command])
+            if isinstance(found, Exception):
+                raise found
+            return found
 
     async def script(self, text: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         """Run one script."""
@@ -303,7 +319,7 @@ class Store:
                 if isinstance(one, Exception) and _said(one).startswith(("NOSCRIPT", "No matching"))
             ]
             if unknown:
-                await self._client.script_load(text)
+                await self._asked([("SCRIPT", "LOAD", text)])
                 again = await self._sent(known, [calls[number] for number in unknown])
                 for number, one in zip(unknown, again, strict=True):
                     results[number] = one
@@ -313,17 +329,19 @@ class Store:
             return results
 
     async def _sent(self, known: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
-        if len(calls) == 1:
-            keys, arguments = calls[0]
-            try:
-                return [await self._client.evalsha(known, len(keys), *keys, *arguments)]
-            except self._redis.ResponseError as error:
-                return [error]
-        pipeline = self._client.pipeline(transaction=False)
-        for keys, arguments in calls:
-            pipeline.evalsha(known, len(keys), *keys, *arguments)
-        found: list[Any] = await pipeline.execute(raise_on_error=False)
-        return found
+        asked = [("EVALSHA", known, len(keys), *keys, *arguments) for keys, arguments in calls]
+        return await self._asked(asked)
+
+    async def _asked(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The answers; an error that concerns one command alone in its place."""
+        if self._any_memory:
+            pipeline = self._client.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            return list(await pipeline.execute(raise_on_error=False))
+        if self._connection is None:
+            raise self._redis.ConnectionError("not connected")
+        return await self._connection.ask(commands)
 
     # --- messages ---------------------------------------------------------------------------
 
@@ -381,6 +399,55 @@ class Store:
             async with asyncio.timeout(CALL_DEADLINE):
                 await client.aclose()
                 await client.connection_pool.disconnect(inuse_connections=True)
+
+
+class _StoreConnection:
+    """One connection, on which calls are sent before those before them are answered."""
+
+    def __init__(self, redis: Any, pool: Any, connection: Any) -> None:
+        """`connection` is one of the pool, which gets it back by `close`."""
+        self._redis = redis
+        self._pool = pool
+        self._connection = connection
+        self._last: asyncio.Future[None] | None = None
+        """Done once the calls so far are answered."""
+        self._open = True
+
+    async def ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Send them in one go, behind all that was asked before; the answers, and errors that
+        concern one command alone in their places. Raises what redis-py raises; nobody can be
+        answered on this connection then."""
+        connection, before = self._connection, self._last
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._last = answered
+        try:
+            if self._open:
+                packed = connection.pack_commands(commands)
+                await connection.send_packed_command(packed, check_health=False)
+            if before is not None and not before.done():
+                await asyncio.wait([before])
+            return [await self._answer() for _ in commands]
+        except Exception as error:
+            if not self._open:  # given up by another call, and in whichever state
+                raise self._redis.ConnectionError("the connection was given up") from error
+            self._open = False  # what comes is not the answer to the next call
+            raise
+        finally:
+            answered.set_result(None)
+
+    async def _answer(self) -> Any:
+        if not self._open:
+            raise ConnectionError("it broke")
+        try:
+            return await self._connection.read_response()
+        except self._redis.ResponseError as error:
+            return error
+
+    async def close(self) -> None:
+        """Hang up; who still waits for an answer gets an error."""
+        self._open = False
+        await self._connection.disconnect(nowait=True)
+        await self._pool.release(self._connection)
 
 
 def _parts(url: str, where: str) -> SplitResult:

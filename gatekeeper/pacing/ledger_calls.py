@@ -1,9 +1,14 @@
-"""What the scheduler asks and tells a ledger beyond this process, one flight at a time.
+"""What the scheduler asks and tells a ledger beyond this process, in flights.
 
 The engine agrees first, then the ledger is asked, then the engine looks again and grants, with the
-ledger's hold. What one turn of the loop asks, tells and ends travels together; what comes while a
-flight is under way goes with the next. A ledger may raise anything: what it was told is told
-again, a question is asked again under the same token, and nothing is granted without its answer.
+ledger's hold. What one turn of the loop asks, tells and ends travels together. While a flight is
+under way the next one leaves `SPACING` after it, so that nothing waits for the answer of another
+where the ledger is far away, and dozens of requests travel together where it is near and busy.
+
+Nothing is under way twice: a question, a head or an end leaves once, and again only after its
+flight has failed; of one scope one report and one pause at a time. A ledger may raise anything:
+what it was told is told again, a question is asked again under the same token, and nothing is
+granted without its answer.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -38,6 +44,11 @@ __all__ = ["Hold", "LedgerAnswers", "LedgerCalls"]
 
 MAX_BATCH = 1024
 """Requests in one flight; a ledger may split them further."""
+MAX_FLIGHTS = 8
+"""Flights under way at once."""
+SPACING = 0.005
+"""Seconds between two departures while a flight is under way: at least; where a round trip is long,
+its share of `MAX_FLIGHTS`, so that they leave evenly."""
 RETRY_INITIAL = 0.1
 RETRY_MAX = 5.0
 
@@ -47,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 _Call = tuple[Coroutine[Any, Any, Any], Callable[[bool, Any], None]]
-"""A call of the ledger, and what follows it: whether it succeeded, and its result or error."""
+"""A call of the ledger, and what follows it: whether it succeeded, and its result."""
 
 
 class Hold:
@@ -135,9 +146,19 @@ class LedgerCalls:
         """Of leases that are open."""
         self._renewals = SingleTimer(clock, self._renew_due)
         self._renew: dict[str, None] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._back = asyncio.Event()
-        """Set where a flight that failed is to be repeated at once."""
+        self._reporting: set[str] = set()
+        """Scopes of which a report is under way ..."""
+        self._pausing: set[str] = set()
+        """... and a pause."""
+        self._flights: set[asyncio.Task[None]] = set()
+        self._departure = SingleTimer(clock, self._schedule)
+        self._departing = False
+        """The next flight leaves in the next turn of the loop, if it may."""
+        self._departed = -math.inf
+        self._spacing = SPACING
+        self._resting_until = -math.inf
+        """A flight failed: none leaves before."""
+        self._delay = RETRY_INITIAL
         self._closed = False
         self.away: bool = False
         """The ledger says that it can't be reached: nothing is granted."""
@@ -249,7 +270,10 @@ class LedgerCalls:
         if self._asking.pop(token, None) is None:
             return
         self._opened.pop(token, None)
-        if self._takes.pop(token, None) is None or queue.asked:
+        waits = self._takes.pop(token, None) is not None
+        if queue.asking and not waits:
+            return  # its question is under way: `_answered` ends what comes of it
+        if queue.asked:
             self._ends[token] = End(token, "undone")
             self._schedule()
 
@@ -283,7 +307,8 @@ class LedgerCalls:
         """The ledger can't be reached any more, or can be again."""
         self.away = lost
         if not lost:
-            self._back.set()
+            self._resting_until = -math.inf
+            self._schedule()
         self._answers.lost(lost)
 
     def clocks(self) -> list[ScopeClock]:
@@ -298,39 +323,57 @@ class LedgerCalls:
     # --- flights ----------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        if self._task is None and not self._closed:
-            self._task = asyncio.get_running_loop().create_task(self._fly())
+        if not (self._departing or self._closed):
+            self._departing = True
+            asyncio.get_running_loop().call_soon(self._depart)
 
-    async def _fly(self) -> None:
-        """Flights, until nothing is left to be told or asked."""
-        delay = RETRY_INITIAL
-        try:
-            while self._takes or self._heads or self._ends or self._reports or self._told_more():
-                before = self.failures
-                await self._flight()
-                if self.failures == before:
-                    delay = RETRY_INITIAL
-                    continue
-                self._back.clear()
-                timer = self._clock.call_at(self._clock.monotonic() + delay, self._back.set)
-                await self._back.wait()
-                timer.cancel()
-                delay = min(2 * delay, RETRY_MAX)
-        finally:
-            self._task = None
+    def _depart(self) -> None:
+        """Let a flight leave with all that is there, if there is something and it may."""
+        self._departing = False
+        if self._closed or len(self._flights) >= MAX_FLIGHTS or not self._anything:
+            return  # the end of a flight looks again
+        moment, now = self._resting_until, self._clock.monotonic()
+        if self._flights:
+            moment = max(moment, self._departed + self._spacing)
+        if now < moment:
+            self._departure.set_no_later(moment)
+            return
+        self._departed = now
+        task = asyncio.get_running_loop().create_task(self._flight())
+        self._flights.add(task)
+        task.add_done_callback(self._arrived)
 
-    def _told_more(self) -> bool:
-        return bool(self._pauses or self._renew)
+    @property
+    def _anything(self) -> bool:
+        """Is there something to be told or asked that is not under way?"""
+        return bool(
+            self._takes
+            or self._heads
+            or self._ends
+            or self._renew
+            or len(self._reports) > len(self._reporting)
+            or len(self._pauses) > len(self._pausing)
+        )
+
+    def _arrived(self, task: asyncio.Task[None]) -> None:
+        self._flights.discard(task)
+        self._schedule()
 
     async def _flight(self) -> None:
         """Tell and ask all that is there, in the order in which it has to take effect."""
+        left = self._clock.monotonic()
         calls = [*self._tellings(), *self._questions()]
-        results = await asyncio.gather(*(call for call, _ in calls), return_exceptions=True)
-        for result, (_, then) in zip(results, calls, strict=True):
-            failed = isinstance(result, BaseException)
-            if failed and not self._closed:
-                self._failed(result)
-            then(not failed, result)
+        results: list[Any] = [asyncio.CancelledError()] * len(calls)
+        try:
+            results = await asyncio.gather(*(call for call, _ in calls), return_exceptions=True)
+        finally:
+            failures = self.failures
+            for result, (_, then) in zip(results, calls, strict=True):
+                failed = isinstance(result, BaseException)
+                if failed and not self._closed:
+                    self._failed(result)
+                then(not failed, result)
+            self._note_end(left, self.failures > failures)
         self._answers.run()
         # What could not be used at once, for whatever reason, is free for others at once.
         delivered, self._delivered = self._delivered, []
@@ -339,25 +382,42 @@ class LedgerCalls:
                 queue.hold = None
                 self.end(hold, "undone")
 
+    def _note_end(self, left: float, failed: bool) -> None:
+        """After a flight that failed the next one waits, for longer each time."""
+        now = self._clock.monotonic()
+        if not failed:
+            self._delay = RETRY_INITIAL
+            self._spacing = max(SPACING, (now - left) / MAX_FLIGHTS)
+        elif now >= self._resting_until:  # those that were under way beside it fail with it
+            self._resting_until = now + self._delay
+            self._delay = min(2 * self._delay, RETRY_MAX)
+
     def _tellings(self) -> list[_Call]:
         """What others have to know before anything is asked."""
         ledger, calls = self._ledger, list[_Call]()
+        pauses = {name: one for name, one in self._pauses.items() if name not in self._pausing}
+        self._pausing.update(pauses)
         for paused in (True, False):
-            if names := [name for name, word in self._pauses.items() if word is paused]:
+            if names := [name for name, word in pauses.items() if word is paused]:
                 call = ledger.pause(names) if paused else ledger.resume(names)
                 calls.append((call, partial(self._paused, names, paused)))
-        if reports := dict(self._reports):
+        reports = {name: one for name, one in self._reports.items() if name not in self._reporting}
+        if reports:
+            self._reporting.update(reports)
             calls.append((ledger.block(list(reports.values())), partial(self._reported, reports)))
-        if heads := dict(self._heads):
+        heads, self._heads = self._heads, {}
+        if heads:
             sent = self._clock.monotonic()
             calls.append((ledger.head(list(heads)), partial(self._headed, heads, sent)))
-        if ends := list(self._ends.values()):
-            calls.append((ledger.end(ends), partial(self._ended, ends)))
+        ends, self._ends = self._ends, {}
+        if ends:
+            calls.append((ledger.end(list(ends.values())), partial(self._ended, ends)))
         return calls
 
     def _questions(self) -> list[_Call]:
         sent, ledger, calls = self._clock.monotonic(), self._ledger, list[_Call]()
-        if renew := list(self._renew):
+        renew, self._renew = list(self._renew), {}
+        if renew:
             calls.append((ledger.renew(renew), partial(self._renewed, renew, sent)))
         if takes := list(itertools.islice(self._takes.values(), MAX_BATCH)):
             for token, _ in takes:
@@ -365,6 +425,8 @@ class LedgerCalls:
                 if token in self._asking:
                     self._asking[token].asked = True
             calls.append((ledger.take(takes), partial(self._taken, takes, sent)))
+            if self._takes:
+                self._schedule()
         return calls
 
     def _failed(self, error: object) -> None:
@@ -373,25 +435,33 @@ class LedgerCalls:
         _log.log(level, "the ledger failed, it is asked again: %s", error)
 
     def _headed(self, told: dict[str, tuple[str, ...]], sent: float, ok: bool, _: object) -> None:
-        if ok:
-            for token, names in told.items():
-                self._heads.pop(token, None)
-                for name in names:
-                    # The ledger's clocks count from no earlier: to ask before would be in vain.
-                    self._answers.told(name, sent)
+        if not ok:  # an end that is under way counts as the head
+            waiting = {token: one for token, one in told.items() if self._known(token)}
+            self._heads = waiting | self._heads
+            return
+        for names in told.values():
+            for name in names:
+                # The ledger's clocks count from no earlier: to ask before would be in vain.
+                self._answers.told(name, sent)
 
-    def _ended(self, ends: list[End], ok: bool, _: object) -> None:
-        if ok:
-            for end in ends:  # the last word about its token
-                self._ends.pop(end.token, None)
-                self._heads.pop(end.token, None)
+    def _known(self, token: str) -> bool:
+        return token in self._holds or token in self._ends
+
+    def _ended(self, ends: dict[str, End], ok: bool, _: object) -> None:
+        if not ok:
+            self._ends = ends | self._ends
+            return
+        for token in ends:  # the last word about it
+            self._heads.pop(token, None)
 
     def _paused(self, names: list[str], paused: bool, ok: bool, _: object) -> None:
+        self._pausing.difference_update(names)
         for name in names:
             if ok and self._pauses.get(name) is paused:
                 del self._pauses[name]
 
     def _reported(self, reports: dict[str, Report], ok: bool, _: object) -> None:
+        self._reporting.difference_update(reports)
         for name, report in reports.items():
             if ok and self._reports.get(name) is report:
                 del self._reports[name]
@@ -399,22 +469,22 @@ class LedgerCalls:
     def _renewed(self, tokens: list[str], sent: float, ok: bool, _: object) -> None:
         for token in tokens:
             hold = self._holds.get(token)
-            if ok or hold is None:
-                self._renew.pop(token, None)
-            if ok and hold is not None:
-                if not hold.headed and self._clock.monotonic() >= hold.good_until:
-                    hold.void = True  # it had run out: what it was for may be another's by now
-                hold.good_until = max(hold.good_until, sent + hold.seconds)
-                hold.renew_at = sent + hold.seconds / 4
-                self._renewals.set_no_later(hold.renew_at)
+            if hold is None:
+                continue
+            if not ok:
+                self._renew[token] = None
+                continue
+            if not hold.headed and self._clock.monotonic() >= hold.good_until:
+                hold.void = True  # it had run out: what it was for may be another's by now
+            hold.good_until = max(hold.good_until, sent + hold.seconds)
 
     def _renew_due(self) -> None:
-        now, following = self._clock.monotonic(), float("inf")
+        now, following = self._clock.monotonic(), math.inf
         for token, hold in self._holds.items():
-            if hold.renew_at > now:
-                following = min(following, hold.renew_at)
-            else:
+            if hold.renew_at <= now:
                 self._renew[token] = None
+                hold.renew_at = now + hold.seconds / 4
+            following = min(following, hold.renew_at)
         self._renewals.set_no_later(following)
         if self._renew:
             self._schedule()
@@ -428,6 +498,8 @@ class LedgerCalls:
             for request in takes:
                 if request.token in self._asking or request.token in self._holds:
                     self._takes.setdefault(request.token, request)
+                else:
+                    self._ends.setdefault(request.token, End(request.token, "undone"))
             return
         # Grants first: what those are told who got none may speak of these very grants, and would
         # keep them from being used.
@@ -457,6 +529,8 @@ class LedgerCalls:
                 )
             elif token in self._holds:
                 self._renew[token] = None  # it was adopted: hold it whatever others hold
+            else:
+                self._ends.setdefault(token, End(token, "undone"))
             return
         queue = self._asking.pop(token, None)
         hold = Hold(token, request.scopes, sent, answer.seconds)
@@ -476,14 +550,16 @@ class LedgerCalls:
     async def close(self) -> None:
         """Ask nothing more. What is to be told goes with a last flight, if the ledger answers."""
         self._renewals.hold()
-        self._takes.clear()
         for token in self._asking:
             self._ends.setdefault(token, End(token, "undone"))
         self._asking.clear()
-        task, self._closed = self._task, True
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        self._departure.hold()
+        flights, self._closed = list(self._flights), True
+        for flight in flights:
+            flight.cancel()
+        await asyncio.gather(*flights, return_exceptions=True)
+        self._takes.clear()
+        self._renew.clear()
         if self._heads or self._ends or self._reports or self._pauses:
             await self._flight()
         if (closes := getattr(self._ledger, "close", None)) is not None:

@@ -294,7 +294,7 @@ async def cut_off(ledger: RedisLedger) -> None:
         assert task is not None
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    await ledger._store._drop()
+    await ledger._store.hang_up()
 
 
 async def test_who_was_cut_off_does_not_end_a_quarantine_for_those_it_never_heard_of(

@@ -21,7 +21,8 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.fleet import RedisLedger, scripts
-from gatekeeper.fleet.ledger import _OUTCOMES, _Held, _report, _view
+from gatekeeper.fleet.ledger import _OUTCOMES, _Held
+from gatekeeper.fleet.operations import reported, scope_view
 from gatekeeper.pacing import ledger as ledger_module
 from gatekeeper.pacing.budgets import DAY, DailyBudget
 from gatekeeper.pacing.ledger import (
@@ -65,7 +66,7 @@ class Script:
             pass
 
     def turn(self, operations: Sequence[tuple[Any, ...]]) -> list[Any]:
-        keys, (text,) = self.ledger._packed(list(operations), self.clock.monotonic())
+        keys, (text,) = self.ledger._packed(list(operations), self.clock.monotonic(), "now")
         now = round(self.clock.monotonic() * 1e6)
         reply = self.client.eval(TURN, len(keys), *keys, text, str(now))
         _, state, answers = msgspec.msgpack.decode(reply)
@@ -153,7 +154,7 @@ class BothLedgers(RuleBasedStateMachine):
             return
         reports = () if report is None else (report,)
         told = (size,) if size else ()
-        operations = [*map(_report, reports), ("e", token, _OUTCOMES[outcome], scopes, *told)]
+        operations = [*map(reported, reports), ("e", token, _OUTCOMES[outcome], scopes, *told)]
         self.model.end_nowait([End(token, outcome, reports, size)])
         self.script.turn(operations)
         self.script.ledger._held.pop(token, None)
@@ -168,7 +169,7 @@ class BothLedgers(RuleBasedStateMachine):
     @rule(report=st.builds(Report, HOSTS, SECONDS, st.just("503"), SECONDS, SECONDS))
     def block(self, report: Report) -> None:
         self.model._report([report], round(self.clock.monotonic() * 1e6))
-        self.script.turn([_report(report)])
+        self.script.turn([reported(report)])
 
     @rule(host=HOSTS, paused=st.booleans())
     def pause(self, host: str, paused: bool) -> None:
@@ -181,7 +182,7 @@ class BothLedgers(RuleBasedStateMachine):
         now = model._now()
         expected = model._view(model._record(host, now), now)
         (found,) = self.script.turn([("v", host)])
-        assert _view(found) == expected
+        assert scope_view(found) == expected
 
     @rule()
     def scripts_are_forgotten(self) -> None:

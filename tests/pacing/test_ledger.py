@@ -6,11 +6,12 @@ import asyncio
 import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.config import Config, GroupRule, HostRule
+from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
 from gatekeeper.pacing.engine import Grant
 from gatekeeper.pacing.ledger import (
     End,
@@ -22,6 +23,7 @@ from gatekeeper.pacing.ledger import (
     ScopeRequest,
     TakeRequest,
 )
+from gatekeeper.pacing.ledger_calls import MAX_FLIGHTS, SPACING
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.pacing.simulation import Account, Judge
@@ -293,6 +295,154 @@ async def test_a_far_ledger_is_asked_once_where_its_clock_began_later(
     assert ledger.asked == 5 * len(HOSTS)
     # A round trip takes 0.08 s: at most two until the head is told, and as many for the grant.
     assert max(gaps) < 1.0 + 3 * 0.08 + 0.01, gaps
+
+
+class StrictLedger(FarLedger):
+    """A wire of 0.1 s each way that keeps the order of what is sent. It notes when which call left,
+    and finds fault with what is under way twice."""
+
+    ONE_WAY = 0.1
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock, 1, failing=0.0)
+        self.left: list[tuple[float, str, tuple[str, ...]]] = []
+        self.under_way: list[tuple[str, str]] = []
+        self.most = 0
+
+    async def _carry(self, kind: str, names: Sequence[str], call: Awaitable[Any]) -> Any:
+        self.left.append((self.clock.monotonic(), kind, tuple(names)))
+        mine = [(kind, name) for name in names]
+        assert not set(mine) & set(self.under_way)
+        self.under_way += mine
+        self.most = max(self.most, sum(kind == "take" for kind, _ in self.under_way))
+        await self.clock.sleep(self.ONE_WAY)
+        found = await call
+        await self.clock.sleep(self.ONE_WAY)
+        for one in mine:
+            self.under_way.remove(one)
+        return found
+
+    async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
+        tokens = [one.token for one in requests]
+        found: list[Granted | NotBefore] = await self._carry(
+            "take", tokens, self.book.take(requests)
+        )
+        return found
+
+    async def head(self, tokens: Sequence[str]) -> None:
+        await self._carry("head", tokens, self.book.head(tokens))
+
+    async def end(self, ends: Sequence[End]) -> None:
+        await self._carry("end", [one.token for one in ends], self.book.end(ends))
+
+    async def block(self, reports: Sequence[Report]) -> None:
+        await self._carry("block", [one.scope for one in reports], self.book.block(reports))
+
+    def moments(self, kind: str) -> list[float]:
+        return [moment for moment, name, _ in self.left if name == kind]
+
+
+async def test_nothing_waits_for_the_answer_of_another_flight(
+    clock: VirtualClock, make: Make
+) -> None:
+    """Questions, heads and ends leave when they come up, or a little after the flight before."""
+    ledger = StrictLedger(clock)
+    scheduler = await make(ledger=ledger)
+    begun = clock.monotonic()
+    first = asyncio.create_task(start(scheduler, HOSTS[0], 5.0))
+    await clock.elapse(0.05)
+    others = [asyncio.create_task(start(scheduler, host, 5.0)) for host in HOSTS[1:]]
+    await clock.elapse(0.2)
+    grant = await first
+    assert [moment - begun for moment in ledger.moments("take")] == pytest.approx([0.0, 0.05])
+    grant.head()
+    await clock.elapse(0.002)
+    grant.report(429, retry_after=30.0)
+    grant.release()
+    await clock.elapse(0.1)
+    next_one = 0.25 + 0.2 / MAX_FLIGHTS
+    for kind, moment in (("head", 0.25), ("block", next_one), ("end", next_one)):
+        assert [one - begun for one in ledger.moments(kind)] == pytest.approx([moment]), kind
+    for task in others:
+        (await task).release()
+    await clock.elapse(1.0)
+    assert not ledger.under_way
+
+
+async def test_flights_are_bounded_and_a_few_milliseconds_apart(
+    clock: VirtualClock, make: Make
+) -> None:
+    """While the ledger is slow, what comes travels together."""
+    ledger = StrictLedger(clock)
+    scheduler = await make(Config(pacing=PacingConfig(max_in_flight=1000)), ledger=ledger)
+    tasks = []
+    for number in range(300):
+        tasks.append(asyncio.create_task(start(scheduler, f"h{number}.example")))
+        await clock.elapse(0.0007)
+    await clock.elapse(1.0)
+    assert all(task.done() for task in tasks)
+    moments = ledger.moments("take")
+    assert all(after - before > SPACING - 1e-9 for before, after in itertools.pairwise(moments))
+    # 0.21 s of asking, a round trip of 0.2 s: eight leave, and the rest when those are back.
+    assert MAX_FLIGHTS < len(moments) <= 2 * MAX_FLIGHTS
+    for task in tasks:
+        (await task).release()
+    await clock.elapse(1.0)
+
+
+async def test_who_leaves_while_the_question_is_under_way_ends_it_by_its_answer(
+    clock: VirtualClock, make: Make
+) -> None:
+    """An end that overtook the question would leave a hold, or a ticket, that is nobody's."""
+    ledger = StrictLedger(clock)
+    one, other = await make(ledger=ledger), await make(ledger=ledger)
+    grant = asyncio.create_task(start(one))
+    await clock.elapse(0.3)
+    for host in HOSTS[:2]:  # of which the ledger refuses the first, and grants the second
+        waiting = asyncio.create_task(start(other, host))
+        await clock.elapse(0.05)
+        waiting.cancel()
+        await clock.elapse(0.05)
+        assert {kind for kind, _ in ledger.under_way} == {"take"}
+        await clock.elapse(0.5)
+        assert ledger.left[-1][1] == "end"
+    (await grant).release()
+    await clock.elapse(1.0)
+    for view in await ledger.book.look(HOSTS):
+        assert not view.holds
+        assert not view.waiting
+
+
+async def test_hosts_of_our_own_start_a_round_trip_late(clock: VirtualClock, make: Make) -> None:
+    """Their clocks in the ledger begin when it learns of the head, and so does the question arrive
+    when they are due: only the answer is late."""
+    ledger = StrictLedger(clock)
+    scheduler = await make(ledger=ledger)
+    late = []
+
+    async def visits(number: int) -> None:
+        host, due = f"h{number}.example", 0.0
+        await clock.sleep(number * 0.0137)
+        for _ in range(6):
+            grant = await start(scheduler, host)
+            if due:
+                late.append(clock.monotonic() - due)
+            await clock.sleep(0.003)
+            grant.head()
+            due = clock.monotonic() + 1.0
+            await clock.sleep(0.004)
+            grant.report(200)
+            grant.release()
+
+    crawls = [asyncio.create_task(visits(number)) for number in range(60)]
+    await clock.elapse(20.0)
+    await asyncio.gather(*crawls)
+    assert len(late) == 300
+    assert min(late) >= 0.2
+    # The head, and the question, may wait for a departure each, and one came a little early.
+    assert sorted(late)[-4] < 0.2 + 2 * 0.2 / MAX_FLIGHTS + SPACING
+    assert max(late) < 3 * 0.2
+    assert ledger.asked < 1.05 * 360
 
 
 async def test_a_429_holds_for_every_start_that_others_have_not_made(

@@ -1,0 +1,116 @@
+"""What a call of the script `TURN` carries, and how its answers read.
+
+An operation is a tuple: a letter for what is to be done, and what it is to be done with. Scopes
+stand in it by name until `packed` puts numbers of keys in their places. Durations are whole
+microseconds, and every conversion errs on the slow side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gatekeeper.errors import LedgerLost
+from gatekeeper.pacing.ledger import HoldView, Report, ScopeClock, ScopeRequest, ScopeView, micros
+
+__all__ = [
+    "Operation",
+    "batches",
+    "clock_told",
+    "decoded",
+    "packed",
+    "reported",
+    "scope_clock",
+    "scope_view",
+]
+
+Operation = tuple[Any, ...]
+"""A letter, and what belongs to it; see `TURN`."""
+
+_BATCH, _BATCH_SHARED = 128, 32
+"""Requests in one script call, during which the store serves nobody else: with one scope each, and
+with several."""
+
+
+def reported(report: Report) -> Operation:
+    """Take a report into account."""
+    scope, seconds, reason, interval, interval_for = report
+    return ("b", scope, micros(seconds), reason, micros(interval), micros(interval_for))
+
+
+def clock_told(clock: ScopeClock) -> Operation:
+    """Tell what is known of a scope to a store that has lost it."""
+    age = -1 if clock.age is None else max(0, int(clock.age * 1e6))
+    blocked = micros(clock.blocked)
+    day = () if clock.day is None else (max(0, int(clock.day * 1e6)), clock.pages, clock.bytes)
+    paused = int(clock.paused)
+    return ("c", clock.scope, age, micros(clock.interval), blocked, clock.reason, paused, *day)
+
+
+def _asks(one: ScopeRequest) -> tuple[int, ...]:
+    return (micros(one.interval), one.slots, int(one.guess), *(one.budget or ()))
+
+
+def packed(operations: list[Operation]) -> tuple[list[str], list[Operation]]:
+    """The scopes that the operations concern, each once, and the operations with a scope's number
+    in that list, counted from 1, in place of its name."""
+    keys: dict[str, int] = {}
+
+    def place(scope: str) -> int:
+        return keys.setdefault(scope, len(keys) + 1)
+
+    found: list[Operation] = []
+    for kind, *rest in operations:
+        if kind == "t":
+            found.append((kind, rest[0], [(place(one.scope), *_asks(one)) for one in rest[1]]))
+        elif kind in "hr":
+            found.append((kind, rest[0], [place(scope) for scope in rest[1]], *rest[2:]))
+        elif kind == "e":
+            found.append((kind, rest[0], rest[1], [place(scope) for scope in rest[2]], *rest[3:]))
+        else:
+            found.append((kind, place(rest[0]), *rest[1:]))
+    return list(keys), found
+
+
+def batches(operations: list[Operation]) -> list[list[Operation]]:
+    """Cut so that the store never serves one call for long."""
+    found, room = list[list[Operation]](), 0.0
+    for one in operations or [()]:
+        cost = 1.0
+        if one and one[0] == "t" and len(one[2]) > 1:
+            cost = _BATCH / _BATCH_SHARED
+        if not found or room < cost:
+            found.append([])
+            room = float(_BATCH)
+        if one:
+            found[-1].append(one)
+        room -= cost
+    return found
+
+
+def decoded(reply: Any) -> Any:
+    """The script's answer. Raises LedgerLost."""
+    try:
+        return msgspec.msgpack.decode(reply)
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise LedgerLost(f"the store's answer can't be read: {error}") from error
+
+
+def scope_clock(told: list[Any]) -> ScopeClock:
+    """What the script says of a scope."""
+    name, age, interval, blocked, reason, paused, *rest = told
+    age = None if age is False else age / 1e6
+    day, *used = rest or (False,)
+    day = None if day is False else day / 1e6
+    return ScopeClock(name, age, interval / 1e6, blocked / 1e6, reason, bool(paused), day, *used)
+
+
+def scope_view(told: list[Any]) -> ScopeView:
+    """Everything that the script says of a scope."""
+    clock, holds, waiting = told
+    views = (
+        HoldView(token.partition(":")[0], age / 1e6, left / 1e6, bool(headed))
+        for token, age, left, headed in holds
+    )
+    return ScopeView(scope_clock(clock), tuple(views), waiting)

@@ -1,0 +1,213 @@
+"""Several flights under way on one connection: none waits for the answer of another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+import pytest
+
+from gatekeeper.errors import LedgerLost
+from gatekeeper.fleet import RedisLedger
+from gatekeeper.fleet.ledger import MAX_FLIGHTS, _Air
+from gatekeeper.pacing.ledger import End, Granted
+from tests.fleet.conftest import FleetTime, Join
+from tests.fleet.proxy import Proxy
+from tests.fleet.server import Server
+from tests.pacing.ledger_rules import Listener, granted, listen, take, wait_of
+
+
+class FarMember:
+    """A member behind a wire, and what the store knows by now."""
+
+    def __init__(self, ledger: RedisLedger, wire: Proxy, server: Server) -> None:
+        self.ledger, self.wire, self.server = ledger, wire, server
+
+    def knows(self, host: str) -> bool:
+        return self.server.ask("EXISTS", f"{{gatekeeper}}:s:{host}") == b":1\r\n"
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5.0):
+        while not true():
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def far(join: Join, time: FleetTime) -> AsyncIterator[FarMember]:
+    await join()
+    wire = Proxy(str(time.server.socket))
+    await wire.open()
+    ledger = RedisLedger(wire.url, clock=time.clock)
+    await ledger.open()
+    assert await granted(ledger, "a:0", "x")  # the script is known there
+    yield FarMember(ledger, wire, time.server)
+    await ledger.close()
+    await wire.close()
+
+
+async def test_a_question_leaves_while_another_awaits_its_answer(far: FarMember) -> None:
+    """The answers of both are lost: asked again under the same tokens they are the same."""
+    far.wire.how = "swallow replies"
+    first = asyncio.create_task(take(far.ledger, "a:1", "h"))
+    await until(lambda: far.knows("h"))
+    second = asyncio.create_task(take(far.ledger, "a:2", "k"))
+    await until(lambda: far.knows("k"))
+    assert not first.done()
+    far.wire.how = "pass"
+    far.wire.cut()
+    for task in (first, second):
+        with pytest.raises(LedgerLost):
+            await task
+    assert await granted(far.ledger, "a:1", "h")
+    assert await granted(far.ledger, "a:2", "k")
+    assert not await granted(far.ledger, "a:3", "h")
+    assert far.ledger.stats().epochs == 0
+
+
+async def test_flights_take_effect_in_the_order_in_which_they_left(far: FarMember) -> None:
+    """Each in a turn of the loop of its own, and all of them before the first answer."""
+    far.wire.how, far.wire.delay = "delay", 0.05
+    tasks = []
+    for number in range(6):
+        for call in (
+            take(far.ledger, f"a:{number + 1}", "h", interval=0.0),
+            far.ledger.end([End(f"a:{number + 1}")]),
+        ):
+            tasks.append(asyncio.create_task(call))
+            for _ in range(3):
+                await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+    assert len(far.ledger._air.flights) == 12
+    answers = (await asyncio.gather(*tasks))[::2]
+    assert all(isinstance(answer, Granted) for answer in answers)  # each was free by then
+    (view,) = await far.ledger.look(["h"])
+    assert not view.holds
+
+
+async def test_flights_are_bounded_and_what_comes_meanwhile_travels_together(
+    far: FarMember,
+) -> None:
+    calls = far.ledger.stats().calls
+    far.wire.how, far.wire.delay = "delay", 0.05
+    tasks = []
+    for number in range(4 * MAX_FLIGHTS):
+        tasks.append(asyncio.create_task(take(far.ledger, f"a:n{number}", f"n{number}")))
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert len(far.ledger._air.flights) == MAX_FLIGHTS
+    far.wire.how = "pass"
+    assert all(isinstance(answer, Granted) for answer in await asyncio.gather(*tasks))
+    assert far.ledger.stats().calls - calls <= MAX_FLIGHTS + 3  # a beat may be among them
+
+
+async def test_a_sign_of_life_keeps_no_flight_waiting(join: Join) -> None:
+    ledger = await join()
+    async with ledger._using:  # as a beat that awaits its answer
+        async with asyncio.timeout(1.0):
+            assert await granted(ledger, "a:1", "h")
+
+
+async def test_what_was_under_way_counts_for_nothing_once_another_epoch_began(
+    join: Join, time: FleetTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its grants were made in a memory that is another one by now."""
+    ledger = await join()
+    send, held = ledger._store.scripts, asyncio.Event()
+
+    async def late(*arguments: object) -> list[object]:
+        found: list[object] = await send(*arguments)  # type: ignore[arg-type]
+        await held.wait()
+        return found
+
+    monkeypatch.setattr(ledger._store, "scripts", late)
+    first = asyncio.create_task(take(ledger, "a:1", "h"))
+    await until(lambda: time.server.ask("EXISTS", "{gatekeeper}:s:h") == b":1\r\n")
+    monkeypatch.setattr(ledger._store, "scripts", send)
+    time.server_alone(3600.0)
+    with pytest.raises(LedgerLost, match="clock was set"):
+        await take(ledger, "a:2", "k")
+    held.set()
+    with pytest.raises(LedgerLost):
+        await first
+    assert not ledger._held["a:1"].granted
+    assert await granted(ledger, "a:1", "h")
+
+
+async def test_who_recovers_waits_for_what_is_under_way(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer of the old connection must not be taken for one of the new."""
+    ledger = await join()
+    send, held = ledger._store.scripts, asyncio.Event()
+
+    async def late(*arguments: object) -> list[object]:
+        await held.wait()
+        return await send(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ledger._store, "scripts", late)
+    first = asyncio.create_task(take(ledger, "a:1", "h"))
+    await until(lambda: ledger._air.turns == 1)
+    monkeypatch.setattr(ledger._store, "scripts", send)
+    ledger._epoch = ""
+    second = asyncio.create_task(take(ledger, "a:2", "k"))
+    await asyncio.sleep(0.05)
+    assert not second.done()
+    held.set()
+    with pytest.raises(LedgerLost):
+        await first
+    assert isinstance(await second, Granted)
+    assert await granted(ledger, "a:1", "h")
+
+
+async def test_a_hold_whose_end_is_on_its_way_is_not_renewed(join: Join) -> None:
+    """A renewal that is sent again, and overtaken by the end, would make a hold of nobody's."""
+    ledger = await join()
+    assert await granted(ledger, "a:1", "h")
+    assert ledger._renewals(["a:1"])
+    ending = asyncio.create_task(ledger.end([End("a:1")]))
+    await asyncio.sleep(0)
+    assert not ledger._renewals(["a:1"])
+    await ending
+
+
+def test_what_the_store_said_is_as_old_as_it_travelled_and_so_will_the_question_be() -> None:
+    air = _Air()
+    assert air.ahead(2.0) == 2.0
+    air.nearest = [0.5, 4.0]  # the shortest one errs on the slow side
+    assert air.ahead(2.0) == 1.5
+    assert air.ahead(0.2) == 0.0
+
+
+async def test_who_has_to_wait_asks_a_round_trip_ahead(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the question arrives when the store said."""
+    one, other = await join(), await join()
+    listener = Listener()
+    await listen(other, "b", listener)
+    assert await granted(one, "a:1", "h", interval=30.0)
+    await one.end([End("a:1")])
+    monkeypatch.setattr(other._air, "ahead", lambda seconds: seconds / 2)
+    assert 14.0 < await wait_of(other, "b:1", "h", interval=30.0) <= 15.0
+    other._heard("{gatekeeper}:m:b", msgspec.msgpack.encode(("b:1", 2_000_000)))
+    assert listener.opened_for == [("b:1", 1.0)]
+
+
+async def test_one_command_that_is_refused_leaves_the_others_their_answers(join: Join) -> None:
+    """And a connection that was given up answers nobody."""
+    ledger = await join()
+    line = ledger._store._connection
+    assert line is not None
+    good, bad, more = await line.ask([("ECHO", "1"), ("NONSENSE",), ("ECHO", "2")])
+    assert (good, more) == (b"1", b"2")
+    assert "unknown command" in str(bad)
+    calls = [asyncio.create_task(ledger._store.run("ECHO", str(n))) for n in range(3)]
+    await asyncio.sleep(0)
+    await ledger._store.hang_up()
+    for call in calls:
+        with pytest.raises(LedgerLost):
+            await call
+    with pytest.raises(LedgerLost, match="not connected"):
+        await ledger._store.run("ECHO", "4")
