@@ -191,6 +191,8 @@ class ScrapyCrawl:
             self.stats.inc_value("robotstxt/forbidden")
             _log.debug("Forbidden by robots.txt: %s (%s)", request, decision.explain())
             return _ERRORS.of(Denied(decision), request)
+        # Pipelines of files say nothing of an IgnoreRequest.
+        _log.info("Not asked for: %s (%s)", request, decision.explain())
         return _ERRORS.of(Deferred(decision), request)
 
     def give_back(self, turn: Turn) -> None:
@@ -204,10 +206,10 @@ class ScrapyCrawl:
         that somebody asked the engine for. What a scheduler gave out keeps its place: the scheduler
         would give out all that it has."""
         crawler = self._crawler()
-        engine = None if crawler is None else crawler.engine
-        if engine is None or self.scheduled is None or request in self.scheduled:
+        if crawler is None or self.scheduled is None or request in self.scheduled:
             yield
             return
+        engine: Any = crawler.engine
         active = engine.downloader.active
         active.discard(request)
         self.waiting += 1

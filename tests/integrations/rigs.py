@@ -398,11 +398,17 @@ class Scrapy(Rig):
 
         return IgnoreRequest, WorkerFailed
 
-    async def start(self) -> None:
+    @classmethod
+    async def connect(cls) -> Connection:
+        """A crawl that has not begun."""
         if Scrapy.worker is None:
             Scrapy.worker = await asyncio.to_thread(Worker, SCRAPY_PYTHON or sys.executable)
-        self.crawl = Connection()
-        await self.crawl.open(Scrapy.worker.path)
+        crawl = Connection()
+        await crawl.open(Scrapy.worker.path)
+        return crawl
+
+    async def start(self) -> None:
+        self.crawl = await self.connect()
         where = {"GATEKEEPER_CONFIG": self.config}
         if self.sidecar is not None:
             where["GATEKEEPER_URL"] = self.sidecar.where

@@ -8,12 +8,15 @@ else `_Crawl` has methods for, each answered by its number. What travels is pick
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import pickle
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,6 +229,31 @@ class _Crawl:
         asked = asyncio.ensure_future(getattr(self, way)(url, {}, {**meta, "head": come}))
         asked.add_done_callback(lambda done: done.cancelled() or done.exception())
         await come.wait()
+
+    async def run(self, source: str, folder: str, environ: dict[str, str]) -> list[Any]:
+        """Run the `Spider` of that source as a crawl of its own, in that folder; what it says."""
+        import logging
+
+        from scrapy.crawler import AsyncCrawlerRunner
+
+        # One at a time: these are the process's.
+        os.chdir(folder)
+        os.environ.update(environ)
+        said: list[Any] = []
+        space = {"__name__": "spider", "print": lambda line, **_: said.append(json.loads(line))}
+        # Scrapy looks at the source of callbacks.
+        file = Path(folder) / f"spider{time.monotonic_ns()}.py"
+        file.write_text(source, "utf-8")
+        exec(compile(source, file, "exec"), space)
+        handler = logging.FileHandler(Path(folder) / "log", mode="w")
+        logging.getLogger().addHandler(handler)
+        logging.getLogger("gatekeeper").setLevel(logging.INFO)
+        try:
+            await AsyncCrawlerRunner({}).crawl(space["Spider"])
+        finally:
+            logging.getLogger().removeHandler(handler)
+            handler.close()
+        return said
 
     @property
     def gate(self) -> Any:

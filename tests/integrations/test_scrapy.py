@@ -9,19 +9,22 @@ import signal
 import sys
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gatekeeper import Config, PoliteQueue, speedups
+from gatekeeper import Config, Deferred, Gatekeeper, PoliteQueue, speedups
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import PacingConfig
 from gatekeeper.identity import new_key
 from gatekeeper.testing import ScriptedGate, drive
 from tests.conformance.conftest import short, sidecar_on
+from tests.conformance.ways import settings
 from tests.documents.blocks import SITE
+from tests.integrations.rigs import SCRAPY_PYTHON
+from tests.integrations.rigs import Scrapy as Rig
 from tests.internet import FakeInternet, Hold, Page, Reset, redirect
 from tests.test_identity import as_sent, verify
 
@@ -31,8 +34,7 @@ __all__ = ["short", "sidecar_on"]
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
 ROOT = Path(__file__).parents[2]
-PYTHON = os.environ.get("SCRAPY_PYTHON", sys.executable)
-"""Of the environment in which spiders run: CI has one with the oldest Scrapy that will do."""
+PYTHON = SCRAPY_PYTHON or sys.executable
 SETTINGS: dict[str, Any] = {
     "ADDONS": {"gatekeeper.integrations.scrapy.Addon": 500},
     "ROBOTSTXT_OBEY": True,  # as a project's template has it
@@ -81,7 +83,10 @@ class Run:
     code: int | None
     lines: list[Any]
     log: str
-    stats: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        return next((line[2] for line in self.lines if line[0] == "closed"), {})
 
     def got(self) -> list[str]:
         return [line[2] for line in self.lines if line[0] == "got"]
@@ -97,30 +102,35 @@ class Scrapy:
         self.internet = internet
         self.folder = folder
         self.port = internet.listener().port()
+        self.more: list[str] = []
         (folder / "sitecustomize.py").write_text(SITE, "utf-8")
 
     def url(self, host: str, path: str = "/") -> str:
         return f"http://{host}.test:{self.port}{path}"
 
+    def _environ(self, urls: list[str], settings: dict[str, Any]) -> dict[str, str]:
+        return {
+            "SETTINGS": json.dumps({**SETTINGS, **settings}),
+            "URLS": json.dumps(urls),
+            "MORE": json.dumps(self.more),
+        }
+
     async def start(
         self,
         urls: list[str],
         *,
-        spider: str = SPIDER,
         extra: str = "pass",
         command: tuple[str, ...] = (),
         **settings: Any,
     ) -> asyncio.subprocess.Process:
-        (self.folder / "spider.py").write_text(spider.replace("EXTRA", extra), "utf-8")
+        """A process of its own."""
+        (self.folder / "spider.py").write_text(SPIDER.replace("EXTRA", extra), "utf-8")
         environ = {
             **os.environ,
             "PYTHONPATH": f"{self.folder}:{ROOT}",
             "FAKE_PORTS": json.dumps({"80": self.port}),
-            "FAKE_NAMES": json.dumps(
-                [name for name in self.internet.sites if not name[0].isdigit()]
-            ),
-            "SETTINGS": json.dumps({**SETTINGS, **settings}),
-            "URLS": json.dumps(urls),
+            "FAKE_NAMES": json.dumps(self._names()),
+            **self._environ(urls, settings),
         }
         return await asyncio.create_subprocess_exec(
             *(PYTHON, "-m", "scrapy", "runspider", "spider.py", *command),
@@ -131,17 +141,35 @@ class Scrapy:
             stderr=asyncio.subprocess.PIPE,
         )
 
+    def _names(self) -> list[str]:
+        return [name for name in self.internet.sites if not name[0].isdigit()]
+
     async def finish(self, process: asyncio.subprocess.Process) -> Run:
         output, errors = await process.communicate()
         lines = [json.loads(line) for line in output.decode().splitlines()]
-        run = Run(process.returncode, lines, errors.decode())
-        for line in lines:
-            if line[0] == "closed":
-                run.stats = line[2]
-        return run
+        return Run(process.returncode, lines, errors.decode())
 
-    async def run(self, urls: list[str], **options: Any) -> Run:
-        return await self.finish(await self.start(urls, **options))
+    async def run(
+        self,
+        urls: list[str],
+        *,
+        spider: str = SPIDER,
+        extra: str = "pass",
+        command: tuple[str, ...] | None = None,
+        **settings: Any,
+    ) -> Run:
+        """In a process of its own where there is a command line, else in that of the rigs."""
+        if command is not None:
+            started = await self.start(urls, extra=extra, command=command, **settings)
+            return await self.finish(started)
+        crawl = await Rig.connect()
+        try:
+            await crawl.tell("names", {name: ["127.0.0.1"] for name in self._names()}, {})
+            source, environ = spider.replace("EXTRA", extra), self._environ(urls, settings)
+            lines = await crawl.call("run", source, str(self.folder), environ)
+        finally:
+            await crawl.close()
+        return Run(0, lines, (self.folder / "log").read_text())
 
 
 @pytest.fixture
@@ -160,7 +188,9 @@ async def test_a_crawl_is_decided_paced_and_reported(
     other = internet.site("b.test").robots("User-agent: *\nDisallow: /x\n").page("/x")
     internet.site("dead.test").robots("").on("/", Reset())
     asked = ["/1", "/2", "/3", "/private/x", "/to-private", "/to-b"]
-    run = await scrapy.run([*(scrapy.url("a", path) for path in asked), scrapy.url("dead")])
+    run = await scrapy.run(
+        [*(scrapy.url("a", path) for path in asked), scrapy.url("dead")], command=()
+    )
     assert run.code == 0, run.log
     assert sorted(run.got()) == [scrapy.url("a", path) for path in ("/1", "/2", "/3")]
     refused = {url: kind for url, (kind, _) in run.failed().items()}
@@ -202,7 +232,7 @@ DOWNLOADS = """
 
 
 async def test_inline_requests_names_of_their_own_and_those_that_obey_nobody(
-    internet: FakeInternet, scrapy: Scrapy, monkeypatch: pytest.MonkeyPatch
+    internet: FakeInternet, scrapy: Scrapy
 ) -> None:
     text = (
         "User-agent: examplebot\nDisallow: /private\nCrawl-delay: 0.1\n\n"
@@ -217,9 +247,7 @@ async def test_inline_requests_names_of_their_own_and_those_that_obey_nobody(
         " headers={'User-Agent': 'otherbot/2.0'} if url.endswith('#other') else {},"
         " meta={'dont_obey_robotstxt': url.endswith('#any')})",
     ).replace("def parse", "async def parse")
-    monkeypatch.setenv(
-        "MORE", json.dumps([scrapy.url("a", "/inline"), scrapy.url("a", "/private/3")])
-    )
+    scrapy.more = [scrapy.url("a", "/inline"), scrapy.url("a", "/private/3")]
     run = await scrapy.run(
         [
             scrapy.url("a", "/first"),
@@ -309,17 +337,68 @@ async def test_a_pause_loses_and_repeats_nothing(internet: FakeInternet, scrapy:
 async def test_an_item_file_pipeline_takes_turns(internet: FakeInternet, scrapy: Scrapy) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\nDisallow: /no\n")
     site.page("/1").page("/file.pdf", "pdf").page("/no.pdf", "no")
-    extra = 'yield {"file_urls": [response.urljoin(p) for p in ("/file.pdf", "/no.pdf")]}'
+    late = Page("", status=503, headers={"Retry-After": "7200"})
+    internet.site("c.test").robots(late).page("/file.pdf", "pdf")
+    files = ["/file.pdf", "/no.pdf", scrapy.url("c", "/file.pdf")]
     run = await scrapy.run(
         [scrapy.url("a", "/1")],
-        extra=extra,
+        extra=f'yield {{"file_urls": [response.urljoin(path) for path in {files}]}}',
         ITEM_PIPELINES={"scrapy.pipelines.files.FilesPipeline": 1},
         FILES_STORE="files",
     )
-    assert run.code == 0, run.log
     assert sorted(site.paths) == ["/1", "/file.pdf", "/robots.txt"]
     assert min(site.gaps()) >= 0.1
+    assert internet.sites["c.test"].paths == ["/robots.txt"]
     assert run.stats["file_status_count/downloaded"] == 1
+    assert run.stats["gatekeeper/defer/server_error"] == 1
+    assert "ask again at" in run.log
+
+
+async def test_a_download_waits_for_what_is_deferred_no_longer_than_it_is_told(
+    virtual_internet: FakeInternet,
+) -> None:
+    from scrapy import Request
+    from scrapy.exceptions import IgnoreRequest
+    from scrapy.http import Response
+    from scrapy.utils.test import get_crawler
+
+    from gatekeeper.integrations.scrapy import PoliteMiddleware
+    from gatekeeper.integrations.scrapy_requests import ScrapyCrawl
+
+    soon, late = (Page("", status=503, headers={"Retry-After": many}) for many in ("120", "900"))
+    site = virtual_internet.site("a.test").on("/robots.txt", soon, Page(""))
+    virtual_internet.site("b.test").robots(late)
+    clock, drive = virtual_internet.clock, virtual_internet.drive
+    crawler = get_crawler(
+        settings_dict={"GATEKEEPER_MAX_WAIT": 300, "TWISTED_REACTOR_ENABLED": False}
+    )
+    async with Gatekeeper(
+        AGENT, config=settings(), resolver=virtual_internet.resolver, clock=clock
+    ) as gate:
+        crawl = ScrapyCrawl.of(crawler)
+        crawl.gate, crawl._opening = gate, asyncio.get_running_loop().create_future()
+        crawl._opening.set_result(gate)
+        middleware = PoliteMiddleware.from_crawler(crawler)
+        began = clock.monotonic()
+        request = Request("http://a.test/file")
+        await drive(middleware.process_request(request))
+        assert 120 <= clock.monotonic() - began < 300
+        assert site.paths == ["/robots.txt", "/robots.txt"]
+        assert gate.stats().pacing.in_flight == 1
+        middleware.process_response(request, Response(request.url))
+        assert gate.stats().pacing.in_flight == 0
+        began = clock.monotonic()
+        with pytest.raises(Deferred, match="ask again at") as caught:
+            await drive(middleware.process_request(Request("http://b.test/file")))
+        assert isinstance(caught.value, IgnoreRequest)
+        assert clock.monotonic() - began < 1.0
+        assert caught.value.retry_at is not None
+        waiting = asyncio.create_task(middleware.process_request(Request("http://c.test/file")))
+        virtual_internet.site("c.test").robots(soon)
+        await virtual_internet.settle()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert gate.stats().pacing.in_flight == 0
 
 
 async def test_another_scheduler_waits_in_the_middleware(
@@ -375,6 +454,8 @@ async def test_what_the_cache_answers_takes_no_turn(
     assert again.stats["scheduler/dequeued/disk" if kept else "scheduler/dequeued/memory"] == 5
     assert site.paths == seen
     if not kept:
+        for file in scrapy.folder.rglob("pickled_meta"):
+            os.utime(file, (0, 1))
         stale = await scrapy.run(asked[:1], HTTPCACHE_ENABLED=True, HTTPCACHE_EXPIRATION_SECS=1)
         assert stale.stats["gatekeeper/leases"] == 1
         assert site.paths[5:] == ["/robots.txt", "/0"]
