@@ -147,12 +147,10 @@ class Decider:
         guard: Guard | None,
         overrides: HostRules,
         warm: dict[str, Record],
-        texts: FileTexts,
     ) -> None:
         """`agent` is the product token of the gate's own name, `overrides` are the operator's
         `[[host]]` tables, and `warm` holds, by origin, the records that answer by the policy of
-        their text alone until `fresh_until`: the directory fills and empties it. `texts` are those
-        of all records."""
+        their text alone until `fresh_until`: the directory fills and empties it."""
         self._config = config
         self._agent = agent
         self._max_interval = config.pacing.max_interval
@@ -161,7 +159,8 @@ class Decider:
         self._guard = guard
         self._overrides = overrides
         self._warm = warm
-        self._texts = texts
+        self.texts: FileTexts = FileTexts(config)
+        """Those of all records."""
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
         self._without_file: dict[str, Policy] = {}
         """By agent: what an origin without a file says to it."""
@@ -379,7 +378,7 @@ class Decider:
         if policy is None:
             robots = text.robots
             if text.parsed is None and self._cache.asked_lately(record):
-                self._texts.wake(text, robots)
+                self.texts.wake(text, robots)
             policy = self.policy_of(robots, agent)
             text.keep_policy(policy, most)
         return policy

@@ -31,7 +31,7 @@ from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import Guard, GuardedConnector, HostAddresses
 from gatekeeper.fetching.outcomes import Retrieval
-from gatekeeper.fetching.records import FileTexts, Record
+from gatekeeper.fetching.records import Record
 from gatekeeper.fleet import FleetLedger, configured_ledger
 from gatekeeper.gate.decider import Decider, DecisionIds
 from gatekeeper.gate.decision_cache import CachedOrigin
@@ -123,7 +123,6 @@ class Gatekeeper:
         self._dns = HostAddresses.of(config, self._clock, self._guard, resolver)
         self._overrides = HostRules(config.host)
         self._warm: dict[str, Record] = {}
-        self._texts = FileTexts(config)
         self._decider = Decider(
             config,
             agent=self._agent,
@@ -131,7 +130,6 @@ class Gatekeeper:
             guard=self._guard,
             overrides=self._overrides,
             warm=self._warm,
-            texts=self._texts,
         )
         self._ledger = ledger or configured_ledger(config.fleet, self._clock)
         lapsed = None if self._ledger is None else operator.methodcaller("lapsed")
@@ -202,7 +200,7 @@ class Gatekeeper:
                 on_retrieval=self._on_retrieval,
                 faults=self._faults,
                 warm=self._warm,
-                texts=self._texts,
+                texts=self._decider.texts,
                 choose=self._decider.policy_of,
                 agent=self._agent,
             )

@@ -1,9 +1,10 @@
-"""Rules of RFC 9309 as two pieces of plain text: what answers for an origin at rest.
+"""Rules of RFC 9309 as a few pieces of plain text: what answers for an origin at rest.
 
 A gate that holds hundreds of thousands of files can't keep an object a rule for each of them, nor
-let the garbage collector walk over them. `FlatRules` are two strings, made in one pass over the
+let the garbage collector walk over them. `FlatRules` are a few strings, made in one pass over the
 rules that an agent obeys, and asked by searching these: most rules begin like no path that is asked
-about. Sets for which that is not exact, or would not be fast, have none.
+about, and most patterns need a piece that it does not hold. Sets for which that is not exact, or
+would not be fast, have none.
 """
 
 from __future__ import annotations
@@ -32,13 +33,12 @@ NO_RULE: Final = 1
 
 _MAX_OCTETS: Final = 16_384
 """Octets of rules up to which searching them is fast: 99 files in a hundred hold no more."""
-_MAX_ALIKE: Final = 250
-"""Rules that begin alike, or may match whatever a path begins with, up to which each is looked
-at."""
+_FEW: Final = 16
+"""Prefixes that begin alike up to which each is searched for."""
+_MAX_PATTERNS: Final = 250
+"""Patterns whose piece a path holds up to which each is compared."""
 _MAX_PATH: Final = 2_048
 """Octets of a path up to which patterns are compared here."""
-_LOOSE: Final = ("\n*", "\n/*")
-"""How rules begin that may match any path."""
 _WRITTEN: Final = PLAIN.encode() + b"*?$\n"
 """Octets that stand in rules in normal form as the file has them, but for an inner `$`."""
 _SENT: Final = PLAIN.encode() + b"?"
@@ -49,17 +49,19 @@ _TWO_FORMS: Final = re.compile(r"\?[^\n]*%(?:3A|2F)").search
 
 
 class FlatRules(msgspec.Struct, frozen=True, gc=False):
-    """The rules of one set: their values in normal form, each between line feeds, in the order of
-    the file."""
+    """The rules of one set: their values in normal form, those of a kind in the order of the
+    file."""
 
     denied: str
-    """Disallow values."""
+    """Disallow values without `*` and `$`, each between line feeds."""
     allowed: str
-    """Allow values."""
+    """Allow values without."""
+    patterns: str
+    """Those that have one, line by line, behind a `-`, or a `+` for Allow."""
+    pieces: str
+    """Of each pattern a piece that every path holds which it matches, line by line."""
     whole: int
     """The score of the rules that are a slash alone: they match every path."""
-    loose: bool
-    """A rule begins with a star, or a slash and a star."""
     queries: bool
     """A rule has a `?`: a path with escapes in its query may have to be compared in two forms
     (RFC 9309 section 2.2.2, RFC-25)."""
@@ -77,23 +79,41 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
         compared = self._compared(path)
         if compared is None:
             return None
-        best = self.whole
-        key = "\n" + (compared[:2] if compared != "/" else "/$")
-        for begin in (key, *_LOOSE) if self.loose else (key,):
-            if begin in self.denied:
-                best = _best(self.denied, begin, compared, best, 0)
-            if best and begin in self.allowed:
-                best = _best(self.allowed, begin, compared, best, 1)
-        return best or None
+        best, key = self.whole, "\n" + compared[:2]
+        if len(key) > 2:
+            if key in self.denied and (octets := _longest(self.denied, key, compared)):
+                best = max(best, octets << 1)
+            if key in self.allowed and (octets := _longest(self.allowed, key, compared)):
+                best = max(best, octets << 1 | 1)
+        if not self.patterns:
+            return best
+        pieces = self.pieces.split("\n")
+        if True not in map(compared.__contains__, pieces):
+            return best
+        found = [*compress(self.patterns.split("\n"), map(compared.__contains__, pieces))]
+        if len(found) > _MAX_PATTERNS:
+            return None
+        for rule in found:
+            score = len(rule) - 1 << 1 | (rule[0] == "+")
+            if score > best and rule[1] in "/*" and wild_match(squeeze(rule[1:]), compared):
+                best = score
+        return best
 
-    def value(self, path: str, score: int) -> str | None:
-        """The value, in normal form, of the rule that gives a path that score: of several the first
-        in the file. None: ask the policy."""
+    def values(self, path: str, score: int) -> list[str]:
+        """The values, in normal form, of the rules that give a path that score."""
         path, octets = self._compared(path) or "", score >> 1
-        for value in (self.allowed if score & 1 else self.denied).split("\n"):
-            if len(value) == octets and _matches(value, path):
-                return value
-        return None
+        plain, mark = (self.allowed, "+") if score & 1 else (self.denied, "-")
+        found = [
+            rule[1:]
+            for rule in self.patterns.split("\n")
+            if len(rule) == octets + 1
+            and rule[0] == mark
+            and rule[1] in "/*"
+            and wild_match(squeeze(rule[1:]), path)
+        ]
+        if octets <= len(path) and f"\n{path[:octets]}\n" in plain:
+            found.append(path[:octets])
+        return found
 
     def _compared(self, path: str) -> str | None:
         """The path as rules are compared with it; None: it can't be here."""
@@ -106,27 +126,17 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
         return path
 
 
-def _best(rules: str, key: str, path: str, best: int, allow: int) -> int:
-    """The best score of the rules that begin with `key`, if that is more than `best`; 0 where they
-    are many."""
-    place = rules.find(key)
-    for _ in range(_MAX_ALIKE):
+def _longest(rules: str, key: str, path: str) -> int:
+    """Octets of the longest of the rules that begin with `key` and that the path begins with."""
+    best, place = 0, rules.find(key)
+    for _ in range(_FEW):
+        end = rules.index("\n", place + 1)
+        if end - place - 1 > best and path.startswith(rules[place + 1 : end]):
+            best = end - place - 1
+        place = rules.find(key, end)
         if place < 0:
             return best
-        end = rules.index("\n", place + 1)
-        score = (end - place - 1) << 1 | allow
-        if score > best and _matches(rules[place + 1 : end], path):
-            best = score
-        place = rules.find(key, end)
-    return 0
-
-
-def _matches(rule: str, path: str) -> bool:
-    if "*" not in rule:
-        return path == rule[:-1] if rule[-1] == "$" else path.startswith(rule)
-    # The literal behind the first star stands in the path.
-    piece = rule[rule.index("*") + 1 :].partition("*")[0].rstrip("$")
-    return piece in path and wild_match(squeeze(rule), path)
+    return max(best, *[len(rule) for rule in rules[place:].split("\n") if path.startswith(rule)])
 
 
 def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules | None:
@@ -135,7 +145,7 @@ def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules 
     for low, high in spans:
         found += RULE.findall(text, low, high)
     if not found:
-        return FlatRules("\n", "\n", NO_RULE, False, False, True, crawl_delay)
+        return FlatRules("\n", "\n", "", "", NO_RULE, False, True, crawl_delay)
     forbids, values = zip(*found, strict=True)
     joined = "\n".join(values) + "\n"
     if len(joined) > _MAX_OCTETS:
@@ -150,14 +160,27 @@ def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules 
             return None
         as_written = normal == joined
         joined, values = normal, tuple(normal.split("\n")[:-1])
-    denied, allowed = f"\n{joined}", "\n"
+    patterns, pieces, whole = "", "", NO_RULE
+    if "*" in joined or "$" in joined:
+        starred = ["*" in value or value[-1:] == "$" for value in values]
+        odd = [*zip(compress(forbids, starred), compress(values, starred), strict=True)]
+        patterns = "\n".join([("-" if dis else "+") + value for dis, value in odd])
+        pieces = "\n".join([value.rstrip("*$").rpartition("*")[2] for _, value in odd])
+        plain = [*map(not_, starred)]
+        forbids, values = tuple(compress(forbids, plain)), tuple(compress(values, plain))
     if "" in forbids:
-        denied = "\n".join(["", *compress(values, forbids), ""])
         allowed = "\n".join(["", *compress(values, map(not_, forbids)), ""])
-    whole = 3 if "\n/\n" in allowed else 2 if "\n/\n" in denied else NO_RULE
-    loose = joined.startswith(("*", "/*")) or "\n*" in joined or "\n/*" in joined
-    queries = "?" in joined
-    return FlatRules(denied, allowed, whole, loose, queries, as_written, crawl_delay)
+        values = tuple(compress(values, forbids))
+        if "\n/\n" in allowed:
+            whole = max(whole, 3)
+    else:
+        allowed = "\n"
+    if "/" in values:
+        whole = max(whole, 2)
+    denied = "\n".join(["", *values, ""])
+    return FlatRules(
+        denied, allowed, patterns, pieces, whole, "?" in joined, as_written, crawl_delay
+    )
 
 
 def rule_with(value: str, text: str, spans: Spans, *, allow: bool) -> Rule | None:

@@ -443,11 +443,11 @@ class Policy:
     def rule_by(self, rules: FlatRules, path: str, score: int) -> Rule | None:
         """The deciding rule of a path to which its `flat` rules gave that score; None where
         `match_path` has to find it."""
-        value = rules.value(path, score) if rules.as_written else None
-        if value is None:
-            return None
-        spans = self._readings[0].spans
-        return rule_with(value, self.robots.lines, spans, allow=score & 1 == 1)
+        text, spans, allow = self.robots.lines, self._readings[0].spans, score & 1 == 1
+        values = rules.values(path, score) if rules.as_written else []
+        found = [rule_with(value, text, spans, allow=allow) for value in values]
+        # Of several the first in the file.
+        return min(filter(None, found), key=lambda rule: rule.line, default=None)
 
     def _asker(self, origin: str) -> Callable[[str], bool]:
         readings = self._readings
