@@ -57,7 +57,8 @@ async def _pool(fetch: Fetch, pages: list[str]) -> int:
 def _client() -> Any:
     import aiohttp
 
-    connector = aiohttp.TCPConnector(limit=CONCURRENCY, limit_per_host=PER_HOST)
+    # As a polite session's: what counts a pool's connections costs a page some instructions.
+    connector = aiohttp.TCPConnector(limit=0)
     return aiohttp.ClientSession(connector=connector, headers={"User-Agent": AGENT})
 
 
