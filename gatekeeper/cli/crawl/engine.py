@@ -34,14 +34,13 @@ if TYPE_CHECKING:
     from gatekeeper.gate.leases import Lease
     from gatekeeper.queue import PoliteQueue, Turn
 
-__all__ = ["Answer", "Crawl", "Place", "Story", "exchange"]
+__all__ = ["Answer", "Crawl", "Place", "Story", "exchange", "headers_of"]
 
 
 # --- one URL and its answer ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """The head of a response, and what its body will be stored with."""
 
     status: int
@@ -54,8 +53,7 @@ class Answer:
     warc: WarcHead | None
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
+class Story(msgspec.Struct, frozen=True):
     """The URL that was given, where it was redirected, how often it was tried."""
 
     url: str
@@ -123,6 +121,14 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _ACCEPT = "text/html, application/xhtml+xml, */*;q=0.8"
 
 
+def headers_of(*, record: bool) -> dict[str, str]:
+    """What a crawl's session sends with each request; `record`: for a WARC, as it was sent."""
+    headers: dict[str, str] = {hdrs.ACCEPT: _ACCEPT}
+    if record:
+        headers[hdrs.ACCEPT_ENCODING] = "identity"
+    return headers
+
+
 async def exchange(
     session: aiohttp.ClientSession, lease: Lease, body: Body, *, clock: Clock, record: bool
 ) -> Answer:
@@ -130,13 +136,10 @@ async def exchange(
 
     Raises what aiohttp raises where no answer came, or not the whole of a page.
     """
-    headers = {hdrs.ACCEPT: _ACCEPT}
-    if record:
-        headers[hdrs.ACCEPT_ENCODING] = "identity"
     # The session reads a plain text faster than it looks through a URL for what could be in it.
     url = lease.url if _PLAIN.fullmatch(lease.url) else URL(lease.url, encoded=True)
     started, at = clock.monotonic(), utc(clock.wall())
-    request = session.get(url, headers=headers, allow_redirects=False, middlewares=(_Once(),))
+    request = session.get(url, allow_redirects=False, middlewares=(_Once(),))
     async with request as response:
         elapsed = clock.monotonic() - started
         location = response.headers.get(hdrs.LOCATION)

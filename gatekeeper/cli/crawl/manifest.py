@@ -298,7 +298,8 @@ class Manifest:
 
     def done(self, url: str) -> bool:
         """Whether that URL was refused, or fetched, be it as a hop of a redirect; or is none."""
-        return self.fetched(url) or self.refused(url)
+        key = digest(url)
+        return key in self._fetched or key in self._refused
 
     def fetched(self, url: str) -> bool:
         """Whether its page is had."""
@@ -327,13 +328,13 @@ class Manifest:
         if entry.warc is not None:
             self.warc_places[entry.warc.file] = entry.warc
         # Of several lines about one URL the last one stands.
-        again = self._retry_denied and entry.tries > 0
+        again, own = self._retry_denied and entry.tries > 0, digest(entry.url)
         if entry.refused and not again:
-            self._refused.add(digest(entry.url))
-        else:
-            self._refused.discard(digest(entry.url))
+            self._refused.add(own)
+        elif self._refused:
+            self._refused.discard(own)
         if entry.outcome is Result.FETCHED:
-            keys = {digest(entry.url)}
+            keys = {own}
             if entry.size is not None:
                 # Only who has the page may vouch for where it was found.
                 keys.update(digest(hop) for _, hop in entry.redirects)

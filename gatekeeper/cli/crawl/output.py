@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -74,12 +75,24 @@ def name_for(url: str, content_type: str) -> str:
     >>> name_for("https://example.com/a/..%2f../r%20v.php?x=1", "text/html")
     'example.com/r-20v.php-fc8ed5d2b6e1d8cd.html'
     """
-    target = urls.parse(url)
-    host = _UNSAFE.sub("_", target.host).strip(".")
-    last = target.path.partition("?")[0].rstrip("/").rpartition("/")[2]
+    return "/".join(_place(url, _digest(url), content_type))
+
+
+def _place(url: str, digest: str, content_type: str) -> tuple[str, str]:
+    """The folder, and the name in it."""
+    origin, path = urls.split(url)
+    last = path.partition("?")[0].rstrip("/").rpartition("/")[2]
     stem = _UNSAFE.sub("-", last).strip(".-")[:_LONGEST].rstrip(".-") or "index"
-    digest = hashlib.sha256(url.encode()).hexdigest()[:16]
-    return f"{host}/{stem}-{digest}{_EXTENSIONS.get(content_type, '.bin')}"
+    return _folder_of(origin), f"{stem}-{digest[:16]}{_EXTENSIONS.get(content_type, '.bin')}"
+
+
+@lru_cache(maxsize=4096)
+def _folder_of(origin: str) -> str:
+    return _UNSAFE.sub("_", urls.host_of(origin)).strip(".")
+
+
+def _digest(url: str) -> str:
+    return hashlib.sha256(url.encode()).hexdigest()
 
 
 class Body:
@@ -96,7 +109,7 @@ class Body:
         """Why the end of it is missing, if it is, in the words of WARC-Truncated."""
         self._url = url
         self._folder = folder
-        self._name = hashlib.sha256(url.encode()).hexdigest()
+        self._name = "" if folder is None else _digest(url)
         self._limit = limit
         self._spool = spool
         self._hash = hashlib.sha256()
@@ -123,7 +136,7 @@ class Body:
 
     async def receive(self, content: aiohttp.StreamReader) -> None:
         """Take the body as it comes; stop reading at the limit."""
-        async for piece in content.iter_any():
+        while piece := await content.readany():
             room = self._limit - self.size
             self._write(piece[:room])
             if len(piece) > room:
@@ -170,15 +183,14 @@ class Body:
         """Put it in its place, over an earlier body of the same URL; its name there."""
         if self._folder is None:
             return None
-        name = name_for(self._url, content_type)
-        host, _, last = name.partition("/")
+        part, place = (_PARTS, self._name), _place(self._url, self._name, content_type)
         if self._file is None:
-            self._folder.store(b"".join(self._pieces), (_PARTS, self._name), (host, last))
-            return name
-        self._file.close()
-        self._folder.move((_PARTS, self._name), (host, last))
-        self._file = None
-        return name
+            self._folder.store(b"".join(self._pieces), part, place)
+        else:
+            self._file.close()
+            self._folder.move(part, place)
+            self._file = None
+        return "/".join(place)
 
 
 def parts(folder: Path) -> Path:

@@ -673,13 +673,13 @@ class Hosts:
 
     def add(self, url: str) -> None:
         """One more URL waits for its origin."""
-        origin = urls.parse(url).origin
+        origin = urls.split(url)[0]
         count, _ = self._waiting.get(origin, (0, url))
         self._waiting[origin] = (count + 1, url)
 
     def drop(self, url: str) -> None:
         """One of them waits no longer."""
-        origin = urls.parse(url).origin
+        origin = urls.split(url)[0]
         count, some = self._waiting.get(origin, (0, url))
         if count > 1:
             self._waiting[origin] = (count - 1, some)

@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from gatekeeper.cli.common import DENIED, OK, json_text, version
-from gatekeeper.cli.crawl.engine import Crawl, Place
+from gatekeeper.cli.crawl.engine import Crawl, Place, headers_of
 from gatekeeper.cli.crawl.manifest import Entry, Folder, Manifest, Result, refuse_links
 from gatekeeper.cli.crawl.output import Response, Warc, warc_writer
 from gatekeeper.cli.crawl.progress import (
@@ -224,6 +224,7 @@ async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **s
                 ),
                 auto_decompress=place.warc is None,
                 cookie_jar=aiohttp.DummyCookieJar(),
+                headers=headers_of(record=place.warc is not None),
                 response_class=aiohttp.ClientResponse if place.warc is None else Response,
                 **session,
             )
