@@ -1,6 +1,6 @@
 """The record cache: hot records ready to answer, cold ones packed small, bounded by bytes.
 
-A record asked about is hot. Beyond `cache.hot_records`, or two thirds of
+A record asked about is hot. Beyond `cache.hot_records`, or five eighths of
 `cache.max_bytes`, the one least recently asked for goes cold: its moments and its text as
 one string of octets. Cold ones are dropped, least recently asked first, beyond the rest of
 the bytes. One that can't be had now is a promise not to ask again too soon, so it is
@@ -248,7 +248,7 @@ class RecordCache:
         self._leave(origin)
         self._hot[origin] = record
         self._hot_bytes += _weight(record)
-        most = max(1, self._config.cache.max_bytes // 2)
+        most = max(1, self._config.cache.max_bytes * 5 // 8)
         while len(self._hot) > self._config.cache.hot_records or (
             self._hot_bytes > most and len(self._hot) > 1
         ):

@@ -228,14 +228,14 @@ class FileTexts:
     """Every text in use, found by its body: one for however many origins serve it.
 
     A text is in use from the first `hold` to the last `release`. Those that were asked for last
-    are awake, `_MAX_AWAKE` of them at most, and a quarter of `cache.max_bytes` by an estimate.
+    are awake, `_MAX_AWAKE` of them at most, and an eighth of `cache.max_bytes` by an estimate.
     """
 
     def __init__(self, config: Config) -> None:
         self._how = config.robots.dialect, config.fetch.max_body
         self._texts: dict[int, FileText] = {}
         self._awake: deque[FileText] = deque()
-        self._most_bytes = config.cache.max_bytes // 4
+        self._most_bytes = config.cache.max_bytes // 8
         self.awake_bytes: int = 0
         """An estimate of what being awake costs, beside what a text at rest does."""
         self._dead = 0
@@ -425,9 +425,10 @@ class Record(_RecordHead, kw_only=True, gc=False, eq=False):
     """Questions lately: whoever looks for what is asked about least sets it back."""
     seen: int = 0
     """What the question asked last was the so many-th of."""
-    ready: bool = False
+    ready: int = 0
     """For the gate's own agent the text alone decides, for as long as the record is in
-    `Directory.warm`: guard and operator say nothing of the origin, and no hours are named."""
+    `Directory.warm`, and that is the number of the operator's latest word (`Decider.forget`):
+    guard and operator say nothing of the origin, and no hours are named."""
     cached: dict[str, Any] | None = None
     """What the decision cache keeps of this record, by agent; lost as `ready` is."""
 
@@ -519,7 +520,7 @@ class Record(_RecordHead, kw_only=True, gc=False, eq=False):
 
     def retire(self) -> None:
         """It is no longer warm: whoever still holds it has to look at the clock."""
-        self.ready = False
+        self.ready = 0
         self.drop_cached()
 
     def drop_cached(self) -> None:

@@ -188,8 +188,7 @@ class Decider:
 
     def forget(self) -> None:
         """Keep no decision of before: the operator's word or the configuration has changed."""
-        for record in self._warm.values():
-            record.retire()
+        self._cache.forget()
 
     def counts(self) -> dict[tuple[Verdict, Reason], int]:
         """How many decisions were given, by verdict and reason."""
@@ -288,13 +287,13 @@ class Decider:
             return self._told(raw, origin, agent, standing, judged, rules.crawl_delay, None, None)
         policy = self.policy(record, text, agent)
         rule = None if rules is None or score is None else policy.rule_by(rules, path, score)
-        if rule is not None and score is not None:
+        if rules is not None and score is not None and rule is not None:
             verdict = Verdict.ALLOW if score & 1 else Verdict.DENY
             judged = _Judged(verdict, Reason.RULE, rule, False)
-        else:
-            match = policy.match_path(path, origin)
-            walls = (moment.wall_time, moment.wall_time + ahead)
-            judged = _judge(policy, match, standing.reason, walls)
+            return self._told(raw, origin, agent, standing, judged, rules.crawl_delay, None, None)
+        match = policy.match_path(path, origin)
+        walls = (moment.wall_time, moment.wall_time + ahead)
+        judged = _judge(policy, match, standing.reason, walls)
         clamped = self._clamped(policy, standing, moment)
         return self._told(
             raw, origin, agent, standing, judged, policy.crawl_delay, clamped, clamped
@@ -536,7 +535,7 @@ class Decider:
             if not record.reachable or decision.reason is Reason.ROBOTS_FILE:
                 return
             often, ours = self._cache.often(record), agent == self._agent
-            if not often and (record.ready or not ours):
+            if not often and (not ours or record.ready == self._cache.word):
                 return
             if often or self._flat(record, text, agent) is None:
                 policy = self.policy(record, text, agent)
@@ -545,7 +544,8 @@ class Decider:
                     return
                 if text is not None and ours and text.parsed is not None and text.ready is None:
                     text.ready = policy
-            record.ready |= ours
+            if ours:
+                record.ready = self._cache.word
             if not often:
                 return
             hourly = bool(policy.request_rates)

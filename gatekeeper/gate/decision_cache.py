@@ -171,6 +171,8 @@ class DecisionCache:
         """`warm`: the directory's records by origin; `prefix`: that of decision ids; `agent`: the
         gate's own; `max_agents`: agents of one record of which decisions are kept."""
         self.on: bool = speedups.ON
+        self.word: int = 1
+        """The number of the operator's latest word: records that are `ready` by it are."""
         self._warm = warm
         self._prefix = prefix
         self._agent = agent
@@ -179,6 +181,12 @@ class DecisionCache:
         self._questions = 0
         """Those of origins whose decisions are not kept."""
         self._taken_in: deque[Record] = deque()
+
+    def forget(self) -> None:
+        """Keep nothing of before, whatever number of records there is."""
+        self.word += 1
+        while self._taken_in:
+            self._taken_in.pop().drop_cached()
 
     def counts(self) -> Counter[tuple[Verdict, Reason]]:
         """Decisions given from here, by verdict and reason."""
@@ -217,7 +225,7 @@ class DecisionCache:
         """The warm record of a plain URL's origin, where its policy alone decides about the gate's
         own agent; and the URL's path."""
         record, cut = self._record(url)
-        if record is None or not record.ready or now >= record.fresh_until:
+        if record is None or record.ready != self.word or now >= record.fresh_until:
             return None
         path = url[cut:]
         return (record, path) if urls.is_sent_as_written(path) else None
@@ -231,7 +239,7 @@ class DecisionCache:
         """
         cut = url.find("/", 8)
         record = self._warm.get(url[:cut])
-        if cut < 0 or record is None or not record.ready:
+        if cut < 0 or record is None or record.ready != self.word:
             return None
         path = url[cut:]
         if len(path) >= urls.SURELY_SHORT or not urls.is_sent_as_written(path):

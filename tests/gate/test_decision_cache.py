@@ -118,14 +118,21 @@ async def test_an_expired_record_answers_nothing(
     assert internals(gate).recall("http://a.test/a") is None
 
 
+@pytest.mark.parametrize("often", [1, 1_000])
 async def test_the_operators_word_outranks_what_was_prepared(
-    virtual_internet: FakeInternet, gate: Gatekeeper
+    virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch, often: int
 ) -> None:
+    monkeypatch.setattr(decision_cache, "_OFTEN", often)
     await asked(virtual_internet, gate, "/a")
+    assert await gate.allowed("http://a.test/a")
+    assert bool(kept_of(gate)) is (often == 1)
     gate.override(HostRule(match="a.test", robots="deny", reason="not ours"))
 
+    assert not kept_of(gate)
+    assert not await gate.allowed("http://a.test/a")
     assert (await asked(virtual_internet, gate, "/a")).verdict is Verdict.DENY
     gate.override(HostRule(match="a.test"))
+    assert await gate.allowed("http://a.test/a")
     assert (await asked(virtual_internet, gate, "/a")).verdict is Verdict.ALLOW
 
 
@@ -454,7 +461,7 @@ async def test_every_way_gives_one_verdict(
         kept = await verdict()
         monkeypatch.setattr(decision_cache, "_OFTEN", 1_000)
         record.drop_cached()  # by the policy alone
-        assert record.ready is not None
+        assert record.ready
         plain = await verdict()
         assert record.text is not None
         record.text.rest()  # by the rules of a text at rest
