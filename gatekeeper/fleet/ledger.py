@@ -231,7 +231,9 @@ class RedisLedger:
         where another member has a newer one than this."""
         self._texts = Store(self._url, self.config, any_memory=True, tag=self._namespace)
         self._shared = SharedFetcher(
-            *(fetcher, self._texts, cache), prefix=self._prefix, member=self.member, renew=renew
+            *(fetcher, self._texts, cache, self._prefix, self.member),
+            renew=renew,
+            alone=lambda: self._dividing,
         )
         return self._shared
 
@@ -285,7 +287,8 @@ class RedisLedger:
                 if self._epoch:
                     await self._store.run("ZREM", self._key("members"), self.member)
         await self._store.close()
-        if self._texts is not None:
+        if self._texts is not None and self._shared is not None:
+            await self._shared.close()
             await self._texts.close()
 
     async def __aenter__(self) -> RedisLedger:

@@ -7,7 +7,9 @@ at once, and who holds an older copy takes it over, so that a refresh by one is 
 nothing is heard the others look again until the claim is over: a member that dies with one delays
 them by `CLAIM_FOR` seconds.
 
-Without the store each member fetches for itself, as far as it gets a turn for that.
+While the store can't be reached nobody gets a turn to fetch in, so the store is asked again until
+it answers, for `CLAIM_FOR` seconds at most; what could not be written is written later. Where the
+members have divided the hosts among them each fetches for itself.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from gatekeeper.errors import LedgerLost
 from gatekeeper.fetching.directory import RobotsSource, flying
 from gatekeeper.fetching.outcomes import Kept, Lifetime, Outcome, Retrieval, Validators, fresh_for
 from gatekeeper.fleet import scripts
-from gatekeeper.fleet.store import Store
+from gatekeeper.fleet.store import CALL_DEADLINE, Store
 
 __all__ = ["CLAIM_FOR", "SharedFetcher"]
 
@@ -75,13 +77,15 @@ class SharedFetcher:
         fetcher: RobotsSource,
         store: Store,
         cache: CacheConfig,
-        *,
         prefix: str,
         member: str,
+        *,
         renew: Callable[[str], object] = lambda _origin: None,
+        alone: Callable[[], bool] = lambda: True,
     ) -> None:
         """`prefix`: how the keys of the namespace begin; `member`: our own name in the fleet;
-        `renew(origin)`: fetch a file again, of which another member has a newer one."""
+        `renew(origin)`: fetch a file again, of which another member has a newer one; `alone()`:
+        does each member get turns of its own without the store?"""
         self._fetcher = fetcher
         self._store = store
         self._cache = cache
@@ -95,6 +99,9 @@ class SharedFetcher:
         self._offered: LRUCache[str, str] = LRUCache(_REMEMBERED)
         """The stamp of what another member wrote since, and which `renew` was called for."""
         self._renew = renew
+        self._alone = alone
+        self._writing: set[asyncio.Task[None]] = set()
+        """What is to be written once the store answers."""
         self._waiting: dict[str, asyncio.Event] = {}
         """Origins that another member asks, and somebody here waits for."""
 
@@ -107,16 +114,17 @@ class SharedFetcher:
         wants the site itself to be asked, only what is found from now on will do."""
         look, flight = _LOOK, flying.get()
         anew = flight is not None and flight.force and self._offered.pop(origin, None) is None
-        again = True
+        loop = asyncio.get_running_loop()
+        first, patience = True, loop.time() + CLAIM_FOR
         while True:
             try:
                 if (found := await self._newer(origin, anew)) is not None:
                     return found
                 left = await self._claim(origin)
             except LedgerLost:
-                if not again:
+                if loop.time() >= patience or (self._alone() and not first):
                     return await self._fetcher.fetch(origin, validators)
-                again = False  # it may be a connection that broke, and no store that is away
+                first = False  # it may be a connection that broke, and no store that is away
                 await asyncio.sleep(_AWAY * 1.1)
                 continue
             if not left:
@@ -194,20 +202,51 @@ class SharedFetcher:
 
     async def _fetch_for_all(self, origin: str, validators: Validators | None) -> Retrieval:
         keeping = asyncio.create_task(self._keep_claim(origin))
+        written = True
         try:
             with contextlib.suppress(LedgerLost):  # between the look and the claim it may have come
                 if (found := await self._newer(origin)) is not None:
                     return found
             retrieval = await self._fetcher.fetch(origin, validators)
-            with contextlib.suppress(LedgerLost):
+            try:
                 await self._write(origin, retrieval)
+            except LedgerLost:
+                written = False
+                writing = asyncio.create_task(self._write_later(origin, retrieval, keeping))
+                self._writing.add(writing)
+                writing.add_done_callback(self._writing.discard)
             return retrieval
         finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-            with contextlib.suppress(LedgerLost):
-                keys = [f"{self._prefix}f:{origin}"]
-                await self._call(self._store.script(scripts.RELEASE, keys, [self._member]))
+            if written:
+                await self._let_go(origin, keeping)
+
+    async def _write_later(
+        self, origin: str, retrieval: Retrieval, keeping: asyncio.Task[None]
+    ) -> None:
+        """Others wait for what we found, as long as the claim lives."""
+        begun = asyncio.get_running_loop().time()
+        late = 0.0
+        try:
+            while late < CLAIM_FOR:
+                await asyncio.sleep(_AWAY * 1.1)
+                late = asyncio.get_running_loop().time() - begun
+                with contextlib.suppress(LedgerLost):
+                    return await self._write(origin, retrieval, late + CALL_DEADLINE)
+        finally:
+            await self._let_go(origin, keeping)
+
+    async def _let_go(self, origin: str, keeping: asyncio.Task[None]) -> None:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        with contextlib.suppress(LedgerLost):
+            keys = [f"{self._prefix}f:{origin}"]
+            await self._call(self._store.script(scripts.RELEASE, keys, [self._member]))
+
+    async def close(self) -> None:
+        """What was not written is not written any more."""
+        for task in list(self._writing):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _keep_claim(self, origin: str) -> None:
         """The turn may be long in coming: the claim lives as long as we do."""
@@ -216,7 +255,8 @@ class SharedFetcher:
             with contextlib.suppress(LedgerLost):
                 await self._claim(origin)
 
-    async def _write(self, origin: str, retrieval: Retrieval) -> None:
+    async def _write(self, origin: str, retrieval: Retrieval, late: float = 0.0) -> None:
+        """Keep it for all. `late`: seconds since it was found, at most."""
         if retrieval.outcome.row.kept is Kept.NOT or retrieval.outcome.row.local:
             return  # it says something about us, and nothing about the site
         fresh = _FAILED_FOR
@@ -224,7 +264,7 @@ class SharedFetcher:
             # A margin: a member that takes it over keeps it for `min_ttl` at least.
             whole = fresh_for(retrieval.outcome.row.kept, retrieval.lifetime, self._cache)
             fresh = max(whole - self._cache.min_ttl, min(_FAILED_FOR, whole / 2))
-        shared = _share(retrieval, fresh)
+        shared = _share(retrieval, max(0.001, fresh - late))
         if retrieval.outcome is Outcome.NOT_MODIFIED:
             before, _ = await self._read(origin)
             if before is None or (before.etag, before.last_modified) != (

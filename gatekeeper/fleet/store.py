@@ -446,8 +446,10 @@ class _StoreConnection:
     async def close(self) -> None:
         """Hang up; who still waits for an answer gets an error."""
         self._open = False
-        await self._connection.disconnect(nowait=True)
-        await self._pool.release(self._connection)
+        try:
+            await self._connection.disconnect()
+        finally:
+            await self._pool.release(self._connection)
 
 
 def _parts(url: str, where: str) -> SplitResult:

@@ -61,6 +61,8 @@ class Sites:
     log: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
     forgotten: list[float] = field(default_factory=list)
     """When the store lost the files that it kept, or a member the store."""
+    stopped: list[tuple[float, float, float]] = field(default_factory=list)
+    """From when to when a member was stopped, and how long its holds last."""
     port: int = 0
     servers: list[asyncio.Server] = field(default_factory=list)
 
@@ -166,8 +168,16 @@ class Sites:
             found["overlap"].append(said)
         elif after.arrived < before.head + interval - TOLERANCE:
             found["early"].append(said)
-        if before.status == 429 and after.arrived < before.head + RETRY_AFTER - TOLERANCE:
+        blocked = before.status == 429 and after.arrived < before.head + RETRY_AFTER - TOLERANCE
+        if blocked and not self._unheard(before, after):
             found["in a block"].append(said)
+
+    def _unheard(self, before: Visit, after: Visit) -> bool:
+        """Was it answered to a member that was stopped, whose hold had run out? It can't tell."""
+        return any(
+            begun <= before.head <= end and before.arrived + hold < after.arrived < end + 1.0
+            for begun, end, hold in self.stopped
+        )
 
     def _again(self, before: Visit, after: Visit) -> bool:
         """Was it fetched twice within its lifetime, less what it is refreshed early by? Files that
@@ -260,10 +270,11 @@ async def _newcomer(fleet: Fleet) -> None:
 
 async def _stop_member(fleet: Fleet) -> None:
     fleet.lost()
-    stopped = fleet.members[0]
+    stopped, begun = fleet.members[0], time.monotonic()
     stopped.send_signal(signal.SIGSTOP)
     await asyncio.sleep(1.5 * fleet.hold)
     stopped.send_signal(signal.SIGCONT)
+    fleet.sites.stopped.append((begun, time.monotonic(), fleet.hold))
 
 
 async def _flushall(fleet: Fleet) -> None:

@@ -12,7 +12,7 @@ from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fetching.directory import Flight, flying
 from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators
-from gatekeeper.fleet import robots
+from gatekeeper.fleet import robots, scripts
 from gatekeeper.fleet import robots as robots_module
 from gatekeeper.fleet.robots import SharedFetcher
 from gatekeeper.fleet.store import Store
@@ -56,9 +56,7 @@ async def member(server: Server) -> AsyncIterator[Member]:
     def build(site: Site, name: str, cache: CacheConfig | None = None) -> SharedFetcher:
         store = Store(server.url, FleetConfig(), any_memory=True)
         stores.append(store)
-        return SharedFetcher(
-            site, store, cache or CacheConfig(), prefix="{gatekeeper}:", member=name
-        )
+        return SharedFetcher(site, store, cache or CacheConfig(), "{gatekeeper}:", name)
 
     yield build
     for store in stores:
@@ -333,3 +331,82 @@ async def test_what_another_version_wrote_and_we_cannot_read_is_fetched(
     other = Site()
     assert (await member(other, "other").fetch(ORIGIN)).body == site.answer.body
     assert other.asked == 1
+
+
+async def test_while_nobody_gets_a_turn_the_store_is_asked_until_it_answers(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it is back what another one found lies there: nobody fetches it again."""
+    monkeypatch.setattr(robots_module, "_AWAY", 0.01)
+    site, tries = Site(), 0
+    await member(site, "one").fetch(ORIGIN)
+    other = member(site, "other")
+    other._alone = lambda: False
+    script = other._store.script
+
+    async def away(*_: object) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 5:
+            monkeypatch.setattr(other._store, "script", script)
+        raise LedgerLost("away")
+
+    monkeypatch.setattr(other._store, "script", away)
+    assert (await other.fetch(ORIGIN)).body == site.answer.body
+    assert site.asked == 1
+    tries = -1000
+    monkeypatch.setattr(other._store, "script", away)
+    monkeypatch.setattr(robots_module, "CLAIM_FOR", 0.1)
+    await other.fetch(ORIGIN)  # no longer than a claim lives
+    assert site.asked == 2
+
+
+async def test_what_could_not_be_written_is_written_once_the_store_answers(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim is kept meanwhile, and who asked has its answer at once."""
+    monkeypatch.setattr(robots_module, "_AWAY", 0.02)
+    site = Site()
+    one, other = member(site, "one"), member(site, "other")
+    script, away = one._store.script, asyncio.Event()
+
+    async def unwritten(text: str, *arguments: object) -> object:
+        if text == scripts.WRITE and not away.is_set():
+            raise LedgerLost("away")
+        return await script(text, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(one._store, "script", unwritten)
+    assert (await one.fetch(ORIGIN)).body == site.answer.body
+    waiting = asyncio.create_task(other.fetch(ORIGIN))
+    await until(lambda: bool(other._waiting))
+    away.set()
+    assert (await waiting).body == site.answer.body
+    assert site.asked == 1
+    whole, _ = await other._read(ORIGIN)
+    await until(lambda: not one._writing)
+    await one.close()
+    # It is as old as it is, and not as new as it was written.
+    another = Site()
+    await member(another, "third").fetch("https://b.example")
+    fresh, _ = await other._read("https://b.example")
+    assert whole is not None
+    assert fresh is not None
+    assert fresh.fresh - 3.0 < whole.fresh < fresh.fresh - 2.0
+
+
+async def test_what_waits_to_be_written_ends_with_the_member(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = member(Site(), "one")
+    script = one._store.script
+
+    async def unwritten(text: str, *arguments: object) -> object:
+        if text == scripts.WRITE:
+            raise LedgerLost("away")
+        return await script(text, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(one._store, "script", unwritten)
+    await one.fetch(ORIGIN)
+    assert one._writing
+    await one.close()
+    assert not one._writing
