@@ -9,7 +9,7 @@ from gatekeeper import urls
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Deferred, Denied
-from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.queue import PoliteQueue

@@ -19,7 +19,7 @@ from gatekeeper import Config, GateClosed, Gatekeeper, LeaseTimeout
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import GroupRule, HostRule, PacingConfig
 from gatekeeper.origin_queues import WaitingTasks
-from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.pacing.waiting import TaskWaiter
@@ -55,10 +55,10 @@ def steps_of(work: Callable[[], object]) -> int:
 async def taken_out(scheduler: Scheduler) -> None:
     """Return when nobody who left stands in a queue; that takes a few turns of the loop."""
     for _ in range(100):
-        if not scheduler._departures:
+        if not scheduler._departures.count:
             return
         await asyncio.sleep(0)
-    raise AssertionError(f"{len(scheduler._departures)} who left were not taken out")
+    raise AssertionError(f"{scheduler._departures.count} who left were not taken out")
 
 
 async def waiters(gate: Gatekeeper, count: int) -> list[asyncio.Task[None]]:
@@ -356,14 +356,53 @@ async def test_whoever_is_cancelled_is_counted_out_at_once_and_taken_out_a_few_a
     await asyncio.sleep(0)
     assert scheduler.stats().waiting == 0
     assert scheduler.stats().cancelled == 4_000
-    standing = [scheduler._queues.waiting]
+    standing, ended = [scheduler._queues.waiting], [sum(task.done() for task in tasks)]
     while standing[-1]:
         await asyncio.sleep(0)
         standing.append(scheduler._queues.waiting)
+        ended.append(sum(task.done() for task in tasks))
         assert standing[-1] < standing[-2]
     assert max(before - after for before, after in itertools.pairwise(standing)) <= 1_000
+    assert max(after - before for before, after in itertools.pairwise(ended)) <= 1_000
+    assert all(task.cancelled() for task in tasks)
     assert scheduler._engine.scopes["a.example"].queue is None
     await scheduler.close()
+
+
+async def test_a_turn_passes_over_those_whose_cancellation_is_still_to_come() -> None:
+    crowd = Crowd()
+    clock, scheduler = crowd.clock, crowd.scheduler
+    first, tasks = await crowd.gather(3_003)
+    for some in (tasks[:1_000], tasks[1_000:3_000]):
+        await asyncio.sleep(0)
+        for task in some:
+            task.cancel("enough")
+            task.cancel()  # of two, the first counts
+    first.report(200)
+    first.release()
+    clock.advance(10.0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    grant = tasks[3_000].result()
+    assert grant.start_at == 10.0
+    assert not all(task.done() for task in tasks[:3_000])
+    await taken_out(scheduler)
+    assert all(task.cancelled() for task in tasks[:3_000])
+    stats = scheduler.stats()
+    assert (stats.waiting, stats.in_flight, stats.cancelled) == (2, 1, 3_000)
+    await scheduler.close()
+    await asyncio.wait(tasks)
+
+
+async def test_closing_cancels_those_whose_cancellation_was_still_to_come() -> None:
+    crowd = Crowd()
+    _, tasks = await crowd.gather(3_000)
+    for task in tasks[2_000:]:
+        task.cancel()
+    await crowd.scheduler.close()
+    await asyncio.wait(tasks)
+    assert all(task.cancelled() for task in tasks[2_000:])
+    assert all(isinstance(task.exception(), GateClosed) for task in tasks[:2_000])
 
 
 @pytest.mark.parametrize("stay", [0, 3])

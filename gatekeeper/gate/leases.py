@@ -42,9 +42,9 @@ from gatekeeper.middleware import (
     open_leases,
     wrong_report,
 )
-from gatekeeper.pacing.budgets import BudgetSpent
-from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.queues import REFETCH, Offer
+from gatekeeper.pacing.rules import BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiting import EVERYTHING, Entrance, received
 from gatekeeper.url_cache import url_of

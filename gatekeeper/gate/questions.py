@@ -27,8 +27,8 @@ from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.fleet import FleetStats
 from gatekeeper.gate.decider import ON_THE_WAY, Decider
 from gatekeeper.middleware import inherited, refuse_one_text
-from gatekeeper.pacing.budgets import BudgetSpent
 from gatekeeper.pacing.queues import REFETCH, Offer
+from gatekeeper.pacing.rules import BudgetSpent
 from gatekeeper.pacing.scheduler import PacingStats
 from gatekeeper.pacing.scopes import NO_RATE
 from gatekeeper.robots import Policy, RobotsTxt, product_token

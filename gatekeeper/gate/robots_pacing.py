@@ -22,7 +22,7 @@ from gatekeeper.fetching.guard import HostAddresses, before_send
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.gate.decider import Decider
-from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN
 

@@ -24,24 +24,20 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Set
-from typing import Any, cast
-from weakref import ref
-
-import msgspec
+from typing import cast
 
 from gatekeeper import http_fields
 from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GatekeeperError
-from gatekeeper.pacing.ledger import Outcome, Report
+from gatekeeper.pacing.grants import Grant, OpenLeases
+from gatekeeper.pacing.ledger import Report
 from gatekeeper.pacing.persistence import Promises, ScopeMemory
 from gatekeeper.pacing.queues import (
     REFETCH,
     ROBOTS,
     Counters,
-    InUse,
     Offer,
-    OpenLeases,
     QueuePlace,
     Queues,
     Remote,
@@ -53,8 +49,8 @@ from gatekeeper.pacing.scopes import (
     DURABLE,
     INF,
     LONGEST,
-    PROVEN,
     REFUSALS,
+    UNDERIVED,
     UNKNOWN,
     Intervals,
     RequestReport,
@@ -65,235 +61,11 @@ from gatekeeper.pacing.scopes import (
     report_of,
 )
 
-__all__ = ["Engine", "Grant"]
+__all__ = ["Engine"]
 
 HELD = QueuePlace.HELD
 
 _log = logging.getLogger(__name__)
-
-
-class Grant(msgspec.Struct, eq=False):
-    """The right to send one request now: what a `Lease` holds. Moments are monotonic seconds.
-
-    `head` says that the response began, `report` what came of it, and `release` ends it
-    and frees the slots; `give_back` ends one whose request never left. A grant that nobody
-    ends does so by itself at `expires_at`, and counts as used.
-    """
-
-    engine: Engine
-    scope: Scope
-    """The host's scope."""
-    url: str
-    start_at: float
-    expires_at: float
-    basis_before: float
-    """The host's `basis` before this grant: what `pass_on` restores."""
-    others: tuple[Scope, ...]
-    """The scopes taken beside the host's; `others_before` has their basis before this grant."""
-    others_before: tuple[float, ...] = ()
-    told: bool = False
-    """The head was told of by itself, or can't be any more: the grant ended first."""
-    reported: bool = False
-    open: bool = True
-    """The slots are held."""
-    refusals: int = 0
-    """How often the host had turned us away when this was granted."""
-    held_by: Callable[[], InUse | None] | None = None
-    """A weak reference, see `hold_while`."""
-    hold: Any = None  # a `Hold`, where a ledger beyond this process granted it
-    unproven: bool = False  # it counts among the engine's `unproven`
-    counted: bool = False  # a page of the host's budget
-
-    def __repr__(self) -> str:
-        state = "open" if self.open else "ended"
-        return f"<Grant {self.scope.name} {state}, started at {self.start_at:.6f}>"
-
-    @property
-    def headed(self) -> bool:
-        """The head arrived, as far as is known: nothing waits for it any more."""
-        return self.told or self.reported
-
-    @property
-    def in_use(self) -> bool:
-        """The request is known to be under way."""
-        connection = None if self.held_by is None else self.held_by()
-        return connection is not None and not connection.closed
-
-    def hold_while(self, connection: InUse | None) -> None:
-        """While that connection is in use no end comes by itself; to drop it frees it, too."""
-        self.held_by = None if connection is None else ref(connection)
-
-    @property
-    def stale(self) -> bool:
-        """Must a request that was not sent yet not be sent any more? See `Hold.stale`."""
-        return self.hold is not None and bool(self.hold.stale(self.engine.now()))
-
-    def head(self, now: float | None = None) -> None:
-        """The head of the response arrived: the clocks count from here. `now`: see `report`."""
-        if self.told or self.reported or not self.open:
-            return
-        engine, scope = self.engine, self.scope
-        if now is None:
-            now = engine.now()
-        self.told = True
-        self._begin(now)
-        if scope.answers < PROVEN:
-            scope.answers += 1
-        try:
-            if engine.keeper is not None:
-                engine.keep(self, now, engine.keeper.remember)
-        finally:
-            if self.others or (scope.queue is not None and scope.in_flight < scope.settings.limit):
-                engine.freed(self, now)  # another slot of the host, or a scope that it shares
-
-    def report(
-        self,
-        status: int | None = None,
-        elapsed: float | None = None,
-        retry_after: float | str | None = None,
-        size: int | None = None,
-        *,
-        rate_limit: str | None = None,
-        now: float | None = None,
-    ) -> None:
-        """How it went; final, the first wins. The slots stay taken until `release`.
-
-        `status` None with `elapsed` set says that no response came. `elapsed` is seconds
-        to the head of the response; `retry_after` the field as it came, or seconds;
-        `rate_limit` the RateLimit field as it came; `now` the monotonic moment, for those
-        who know it. A report counts even after the lease expired.
-        """
-        if self.reported:
-            return
-        self.reported = True
-        engine, scope = self.engine, self.scope
-        began = not self.told
-        teaches = (
-            status is None
-            or status >= 400
-            or retry_after is not None
-            or rate_limit is not None
-            or scope.history is not None
-            or engine.learns_latency
-        )
-        if not (began or teaches):
-            return
-        if now is None:
-            read = engine.now  # an attribute that is called is slow to find before Python 3.12
-            now = read()
-        if began:
-            self._begin(now)
-            if status is None and elapsed is not None:
-                scope.answers = 0
-            elif scope.answers < PROVEN:
-                scope.answers += 1
-        try:
-            if teaches:
-                if status is None and not began:
-                    elapsed = None  # an answer began: what ended it is no failure of the host
-                engine.observe(self, status, elapsed, retry_after, size, rate_limit, now)
-            if began and engine.keeper is not None:
-                engine.keep(self, now, engine.keeper.remember)
-        finally:
-            if self.others or (scope.queue is not None and scope.in_flight < scope.settings.limit):
-                engine.freed(self, now)
-
-    def release(self, now: float | None = None) -> None:
-        """End it and free the slots. Without `head` or `report` the clocks count from here:
-        the request may have left at any moment. `now`: see `report`."""
-        if not self.open:
-            return
-        engine, scope = self.engine, self.scope
-        began = not (self.told or self.reported)
-        if began:
-            if now is None:
-                now = engine.now()
-            self.told = True
-            self._begin(now)
-        self.open = False
-        try:
-            del engine.usual[self]
-        except KeyError:
-            engine.leases.remove(self)
-        engine.grant_limit += 1
-        if self.hold is not None:
-            self._end_hold("sent")
-        scope.in_flight -= 1
-        if self.others:
-            for other in self.others:
-                other.in_flight -= 1
-        try:
-            if began and now is not None and engine.keeper is not None:
-                engine.keep(self, now, engine.keeper.remember)
-        finally:
-            if scope.queue is not None or engine.behind or self.others:
-                engine.freed(self, engine.now() if now is None else now)
-
-    def give_back(self) -> None:
-        """The request never left: the slots are free again, the clocks stay as they were set."""
-        if self.open and not self.headed:
-            self.engine.counters.given_back += 1
-            self._withdraw("given back")
-        self.release()
-
-    def pass_on(self) -> None:
-        """Its owner was gone before it learnt of it: the next waiter of the host may start."""
-        queue: ScopeQueue | None = self.scope.queue
-        if not self.open or self.headed or queue is None or queue.first() is None:
-            self.give_back()
-            return
-        self.engine.counters.passed_on += 1
-        # Nothing was sent since: the next one starts where this one would have.
-        self.undo()
-
-    def undo(self) -> None:
-        """End it as if it had not been."""
-        self._withdraw("undone")
-        for one, basis in (
-            (self.scope, self.basis_before),
-            *zip(self.others, self.others_before, strict=True),
-        ):
-            if one.basis == self.start_at:  # no other lease started since
-                one.basis = basis
-        self.release()
-
-    def renew(self, seconds: float) -> None:
-        """Set a new end, that many seconds from now."""
-        if self.open:
-            self.engine.leases.remove(self)
-            self.expires_at = self.engine.now() + max(0.0, seconds)
-            self.engine.leases.add_alone(self)
-            self.engine.timer.set_no_later(self.expires_at)
-
-    def _withdraw(self, outcome: Outcome) -> None:
-        """No request was sent, and none will be: no head is awaited."""
-        self.told = self.reported = True
-        self._end_hold(outcome)
-        if self.counted:
-            self.scope.count(self.start_at, pages=-1)
-        for scope in (self.scope, *self.others):
-            scope.unheaded -= 1
-        self.engine.left_unproven(self, self.engine.now())
-
-    def _end_hold(self, outcome: Outcome) -> None:
-        hold, self.hold = self.hold, None
-        if hold is not None and self.engine.remote is not None:
-            self.engine.remote.end(hold, outcome)
-
-    def _begin(self, now: float) -> None:
-        """The head is here, or the request is over: the clocks count from now."""
-        scope = self.scope
-        scope.unheaded -= 1
-        if now > scope.basis:  # noqa: PLR1730 - no call here: each request comes this way
-            scope.basis = now
-        if self.others:
-            for other in self.others:
-                other.unheaded -= 1
-                other.basis = max(other.basis, now)
-        if self.hold is not None and self.engine.remote is not None:
-            self.engine.remote.head(self.hold)
-        if self.unproven:
-            self.engine.left_unproven(self, now)
 
 
 class Engine:
@@ -303,6 +75,14 @@ class Engine:
     `run` and `expire` himself. `remote` is the ledger beyond this process, and `on_idle` is
     called when the last lease ends after `halt`.
     """
+
+    __slots__ = (
+        *("_closer", "_in_turn_only", "_intervals", "_jitter", "_memory", "_on_idle"),
+        *("_rng", "_room", "_running", "_ttl", "behind", "budgeted", "clock"),
+        *("counters", "frozen", "grant_limit", "granted", "halted", "keeper"),
+        *("learns_latency", "leases", "now", "pacing", "queues", "remote", "scopes"),
+        *("timer", "unanswered", "unproven", "usual"),
+    )
 
     def __init__(
         self,
@@ -323,7 +103,7 @@ class Engine:
             timer.hold()
         self.timer = timer
         self.queues: Queues = Queues(timer)
-        self.leases: OpenLeases[Grant] = OpenLeases()
+        self.leases: OpenLeases = OpenLeases()
         self.remote = self.queues.remote = remote
         self.keeper: Promises | None = None
         """Where clocks are made durable; None while it is not open, or where nothing is."""
@@ -370,14 +150,23 @@ class Engine:
         pacing = self._memory.rules.pacing
         self.pacing: PacingConfig = pacing
         self.learns_latency: bool = pacing.latency_factor > 0
-        self._in_turn_only = pacing.dry_run or self.remote is not None
-        """No lease is had without a wait: a dry run counts, and the ledger books, each start."""
-        self.budgeted: bool = self._memory.rules.budgeted
+        self.follow_budgets()
         self._jitter = pacing.jitter
         self._ttl = pacing.lease_ttl
         self.unproven.adjust(pacing.max_in_flight)
         self._intervals.clear()
         self._set_limit()
+
+    def follow_budgets(self) -> None:
+        """Follow the operator's rules about what a host is asked for in a day."""
+        self.budgeted: bool = self._memory.rules.budgeted
+        self._look_closer()
+
+    def _look_closer(self) -> None:
+        # No lease is had without a wait: a dry run counts, and the ledger books, each start.
+        self._in_turn_only = self.pacing.dry_run or self.remote is not None
+        self._closer = self._in_turn_only or self.budgeted or self.frozen
+        """More than clocks and slots may keep a lease from being had at once."""
 
     def _set_limit(self) -> None:
         room = 0 if self.halted else self.pacing.max_in_flight
@@ -388,11 +177,13 @@ class Engine:
         """The fault is ours: nothing is recorded against hosts. Those in `unanswered`, whose last
         attempt failed, get no lease but that of a robots.txt."""
         self.frozen, self.unanswered = True, unanswered
+        self._look_closer()
 
     def thaw(self) -> None:
         """Go on."""
         self.frozen = False
         self.unanswered = frozenset()
+        self._look_closer()
         now = self.now()
         self.queues.look_at_all(now)
         self.run(now)
@@ -410,7 +201,7 @@ class Engine:
             found = interval_for(asked, scope.settings, scope.history, self.pacing, now)
             scope.asked, scope.derived = asked, found
             return found.seconds
-        if asked is not scope.asked or scope.derived is None:
+        if asked is not scope.asked or scope.derived is UNDERIVED:
             scope.asked, scope.derived = self._intervals.of(scope.settings, asked)
         return scope.derived.seconds
 
@@ -423,7 +214,7 @@ class Engine:
         known, guessed = asked is not UNKNOWN, scope.asked is UNKNOWN
         seconds = self.derive(scope, asked, now)
         taught = None if scope.history is None else scope.history.back_off
-        if known and taught is not None and taught.guessed and scope.derived is not None:
+        if known and taught is not None and taught.guessed:
             taught.found(scope.derived.usual, self.pacing)
             seconds = self.derive(scope, asked, now)
         if seconds > scope.interval:
@@ -431,6 +222,16 @@ class Engine:
         elif known and guessed and scope.interval < LONGEST:
             scope.interval = jittered(seconds, self._jitter, self._rng)
         return seconds
+
+    def _put_in_force(self, scope: Scope, asked: RobotsInterval, now: float) -> bool:
+        """Put in force what the text asks for, for a request that starts now; False if it may not
+        then."""
+        same = asked is scope.asked or asked == scope.asked
+        if same and scope.history is None and scope.derived is not UNDERIVED:
+            seconds = scope.derived.seconds
+        else:
+            seconds = self.derive(scope, asked, now)
+        return seconds == scope.interval or self.set_interval(scope, seconds, now, same)
 
     def set_interval(self, scope: Scope, seconds: float, now: float, same: bool = False) -> bool:
         """Put another interval in force for a request that starts now; False if it may not then.
@@ -478,10 +279,8 @@ class Engine:
             scope.queue is not None
             or self.granted >= self.grant_limit
             or scope.due_at() > now
-            or self._in_turn_only
-            or (self.budgeted and scope.settings.budget is not None)
-            or (scope.answers < PROVEN and self.unproven.room <= 0)
-            or (self.frozen and scope.name in self.unanswered)
+            or (scope.to_prove and self.unproven.room <= 0)
+            or (self._closer and self._waits_for_more(scope))
         ):
             return None
         if scope.shared:
@@ -494,6 +293,14 @@ class Engine:
                 return None
             asked = offer
         return self.grant(scope, asked, now, url, ttl)
+
+    def _waits_for_more(self, scope: Scope) -> bool:
+        """Does more than clocks and slots keep a lease of the host from being had at once?"""
+        return (
+            self._in_turn_only
+            or (self.budgeted and scope.settings.budget is not None)
+            or (self.frozen and scope.name in self.unanswered)
+        )
 
     def grant(
         self,
@@ -512,30 +319,32 @@ class Engine:
         `asked` None: the clocks are the caller's own affair. It starts whatever they say, by the
         interval in force, and they are not kept. `counts`: a page of the host's budget.
         """
-        keeper = None
-        if asked is not None:
-            keeper = self.keeper
-            if keeper is not None and keeper.unwritten and not keeper.marked:
-                keeper.mark()
-            derived = scope.derived
-            same = asked is scope.asked or asked == scope.asked
-            if same and derived is not None and scope.history is None:
-                seconds = derived.seconds
-            else:
-                seconds = self.derive(scope, asked, now)
-            if seconds != scope.interval and not self.set_interval(scope, seconds, now, same):
-                return None
+        keeper = None if asked is None else self.keeper
+        history = scope.history
+        # Mostly what is asked for is what was asked for before, and is in force.
+        if (
+            asked is not scope.asked
+            or scope.derived.seconds != scope.interval
+            or history is not None
+        ) and not (asked is None or self._put_in_force(scope, asked, now)):
+            return None
+        if keeper is not None and keeper.unwritten and not keeper.marked:
+            keeper.mark()
         expires = now + (self._ttl if ttl is None else ttl)
-        grant = Grant(self, scope, url, now, expires, scope.basis, scope.shared)
-        grant.refusals = 0 if scope.history is None else scope.history.refusals
+        to_prove, shared = scope.to_prove, scope.shared
+        grant = Grant(self, scope, url, now, expires, scope.basis, shared, to_prove)
         scope.basis = now
         scope.in_flight += 1
         scope.unheaded += 1
-        if scope.shared or counts:
-            self._start_shared(grant, now, counts)
-        if scope.answers < PROVEN:
-            grant.unproven = True
+        if to_prove:
             self.unproven.room -= 1
+        if shared:
+            self._start_shared(grant, now)
+        if history is not None:
+            grant.refusals = history.refusals
+        if counts:
+            grant.counted = True
+            scope.count(now, pages=1)
         self.granted += 1
         if ttl is None:
             self.usual[grant] = None
@@ -557,10 +366,8 @@ class Engine:
         """A grant whose clocks the caller sets."""
         return cast("Grant", self.grant(scope, None, now, url, ttl))  # that refuses nobody
 
-    def _start_shared(self, grant: Grant, start: float, counts: bool) -> None:
-        if counts:
-            grant.counted = True
-            grant.scope.count(start, pages=1)
+    def _start_shared(self, grant: Grant, start: float) -> None:
+        grant.more = True
         grant.others_before = tuple(other.basis for other in grant.others)
         for other in grant.others:
             other.basis = start
@@ -611,14 +418,18 @@ class Engine:
         if queues.ready or self.behind:
             self.run(now)
 
-    def left_unproven(self, grant: Grant, now: float) -> None:
-        """It awaits no head any more, or is bounded otherwise: another host's page may go."""
+    def count_out(self, grant: Grant, now: float) -> None:
+        """It awaits no head any more, or is bounded otherwise: if it was one of an unproven host,
+        a page of another such host may go."""
         if grant.unproven:
-            grant.unproven = False
-            self.unproven.room += 1
+            grant.unproven = 0
+            unproven = self.unproven
+            unproven.room += 1
+            if not unproven.held:
+                return
             if self.granted >= self.grant_limit:
                 self.behind = True
-            elif self.unproven.held:
+            else:
                 self.run(now)
 
     def changed(self, scope: Scope, now: float) -> None:
@@ -654,7 +465,7 @@ class Engine:
                 queue.place = HELD
                 queues.look_again(scope, now)
                 break
-            if self.unproven.room <= 0 and scope.answers < PROVEN and waiter.priority != ROBOTS:
+            if self.unproven.room <= 0 and scope.to_prove and waiter.priority != ROBOTS:
                 self.unproven.hold(queue)
                 break
             if (shared or self.frozen) and self._hindered(queue, waiter, now):
@@ -716,7 +527,7 @@ class Engine:
         if grant is None:
             return False
         if remote is not None:
-            grant.hold = remote.granted(queue)
+            grant.book(remote.granted(queue))
         if not waiter.stays:
             queues.served(queue, waiter)
         elif queue.heap is not None:
@@ -769,7 +580,7 @@ class Engine:
         usual, guessed = 0.0, scope.asked is UNKNOWN
         if slowed or report.status in REFUSALS:
             self.derive(scope, scope.asked, now)
-            usual = scope.derived.usual if scope.derived is not None else 0.0
+            usual = scope.derived.usual
         blocks = history.observe(report, now, usual, self.pacing, self._rng, guessed=guessed)
         changed = history.error_pause() != pause or (slowed and history.back_off is None)
         if not blocks:
@@ -789,7 +600,7 @@ class Engine:
         """Drop the history of a scope against which nothing is held any more."""
         history = scope.history
         if history is not None and history.latency is None and not history.owes(now, self.pacing):
-            scope.history = scope.derived = None
+            scope.history, scope.derived = None, UNDERIVED
 
     def _blocked(self, scope: Scope, now: float) -> None:
         self.queues.blocked(scope, now)

@@ -17,7 +17,7 @@ from math import ceil
 from typing import Any, Literal, NamedTuple, Protocol
 
 from gatekeeper.clock import Clock
-from gatekeeper.pacing.budgets import DAY, DailyBudget
+from gatekeeper.pacing.rules import DAY, DailyBudget
 
 __all__ = [
     "LAPSE",

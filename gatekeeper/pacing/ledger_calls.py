@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.errors import LedgerLost
-from gatekeeper.pacing.budgets import DailyBudget
 from gatekeeper.pacing.ledger import (
     HOLD,
     End,
@@ -39,6 +38,7 @@ from gatekeeper.pacing.ledger import (
     TakeRequest,
 )
 from gatekeeper.pacing.queues import ScopeQueue
+from gatekeeper.pacing.rules import DailyBudget
 
 __all__ = ["Hold", "LedgerAnswers", "LedgerCalls"]
 

@@ -23,10 +23,9 @@ import msgspec
 
 from gatekeeper.clock import Clock, Stamp, boot_of
 from gatekeeper.errors import LeaseTimeout, StorageError
-from gatekeeper.pacing.budgets import DAY, BudgetSpent, Usage
 from gatekeeper.pacing.ledger import ScopeClock
-from gatekeeper.pacing.rules import SHARED, Rules
-from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, ScopeSettings, clock_of
+from gatekeeper.pacing.rules import DAY, SHARED, BudgetSpent, Rules, ScopeSettings, Usage
+from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, clock_of
 from gatekeeper.storage.base import ClockRecord, Storage
 
 __all__ = ["Promises", "ScopeMemory"]

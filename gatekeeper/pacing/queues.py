@@ -22,13 +22,13 @@ from collections.abc import Callable
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from math import floor
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
 from gatekeeper.clock import SingleTimer
-from gatekeeper.pacing.budgets import DailyBudget
 from gatekeeper.pacing.ledger import Outcome, Report
+from gatekeeper.pacing.rules import DailyBudget
 from gatekeeper.pacing.scopes import INF, RobotsInterval, Scope
 
 __all__ = [
@@ -36,10 +36,7 @@ __all__ = [
     "REFETCH",
     "ROBOTS",
     "Counters",
-    "Expiring",
-    "InUse",
     "Offer",
-    "OpenLeases",
     "QueuePlace",
     "Queues",
     "Remote",
@@ -286,6 +283,11 @@ of its own."""
 
 class Queues:
     """Every queue, in the order in which they fall due. `timer` is set for the next one."""
+
+    __slots__ = (
+        *("_crowded", "_free", "_heap", "_limit", "_limit_of", "_near", "_outlasted"),
+        *("_queues", "_spare", "ready", "remote", "timer", "waiting"),
+    )
 
     def __init__(self, timer: SingleTimer) -> None:
         self.timer = timer
@@ -609,14 +611,6 @@ class Counters(msgspec.Struct):
     blocks: int = 0
 
 
-class InUse(Protocol):
-    """A connection."""
-
-    @property
-    def closed(self) -> bool:
-        """Nothing travels on it any more."""
-
-
 class UnprovenLeases:
     """Leases of hosts that have not answered twice in a row, until their heads are here.
 
@@ -653,78 +647,3 @@ class UnprovenLeases:
                 queue.place = _SERVING
                 return queue
         return None
-
-
-class Expiring(Protocol):
-    """What `OpenLeases` has to know of a grant."""
-
-    expires_at: float
-    open: bool
-
-
-G = TypeVar("G", bound=Expiring)
-
-
-class OpenLeases(Generic[G]):
-    """The open leases, in the order of their ends.
-
-    Leases of the usual lifetime end in the order of their grants, and a dictionary keeps that;
-    those with a lifetime of their own stand in a heap, swept of ended ones.
-    """
-
-    __slots__ = ("_alone", "_alone_open", "_hint", "usual")
-
-    def __init__(self) -> None:
-        self.usual: dict[G, None] = {}
-        """Leases of the usual lifetime are put in here."""
-        # No usual lease ends before this; inf: nobody has looked. It is looked for only when
-        # it has come: the first key of a dictionary from whose head much was taken is slow to
-        # find.
-        self._hint = INF
-        self._alone: list[tuple[float, int, G]] = []
-        self._alone_open = 0
-
-    def __len__(self) -> int:
-        return len(self.usual) + self._alone_open
-
-    def add_alone(self, grant: G) -> None:
-        """A lease with a lifetime of its own."""
-        self._alone_open += 1
-        heappush(self._alone, (grant.expires_at, next(_order), grant))
-        if len(self._alone) > 2 * self._alone_open + 64:
-            self._alone = [entry for entry in self._alone if self._counts(entry)]
-            heapify(self._alone)
-
-    def remove(self, grant: G) -> None:
-        """It ended, or gets a new end."""
-        try:
-            del self.usual[grant]
-        except KeyError:
-            self._alone_open -= 1  # one with a lifetime of its own
-
-    def over(self, now: float) -> list[G]:
-        """Those whose time is over, each once: a lease that was renewed twice to the very same
-        end stands in the heap twice."""
-        found: dict[G, None] = {}
-        if self.next() <= now:
-            self._hint = INF
-            for grant in self.usual:
-                if grant.expires_at > now:
-                    self._hint = grant.expires_at
-                    break
-                found[grant] = None
-        while self._alone and (self._alone[0][0] <= now or not self._counts(self._alone[0])):
-            entry = heappop(self._alone)
-            if self._counts(entry):
-                found[entry[2]] = None
-        return list(found)
-
-    def next(self) -> float:
-        """No lease ends before that moment; inf if none is open."""
-        if self._hint == INF and self.usual:
-            self._hint = next(iter(self.usual)).expires_at
-        return min(self._hint, self._alone[0][0]) if self._alone else self._hint
-
-    @staticmethod
-    def _counts(entry: tuple[float, int, G]) -> bool:
-        return entry[2].open and entry[0] == entry[2].expires_at

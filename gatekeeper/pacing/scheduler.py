@@ -20,20 +20,14 @@ import msgspec
 from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError, GateClosed, LeaseTimeout, LedgerLost, StorageError
-from gatekeeper.pacing.budgets import BudgetSpent
-from gatekeeper.pacing.engine import Engine, Grant
+from gatekeeper.pacing.engine import Engine
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.ledger import Ledger, Report, ScopeClock, ScopeView
 from gatekeeper.pacing.ledger_calls import Hold, LedgerAnswers, LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import ROBOTS, ScopeQueue
-from gatekeeper.pacing.rules import CONFIGURED, SHARED, Rules
-from gatekeeper.pacing.scopes import (
-    INF,
-    RobotsInterval,
-    Scope,
-    learn,
-    report_of,
-)
+from gatekeeper.pacing.rules import CONFIGURED, SHARED, BudgetSpent, Rules
+from gatekeeper.pacing.scopes import INF, UNDERIVED, RobotsInterval, Scope, learn, report_of
 from gatekeeper.pacing.waiting import (
     AT_ONCE,
     Admit,
@@ -141,7 +135,8 @@ class Scheduler:
         self.take: Callable[[str, str, RobotsInterval], Grant | None] = self._engine.take
         """`take(url, host, asked)`: the lease, if it can be had now; see `Engine`."""
         self._deadlines = Deadlines()
-        self._departures = Departures(self._take_out)
+        self._departures = Departures(self._engine.counters)
+        self._loop: asyncio.AbstractEventLoop
         self._open = False
         self._dry_waits = 0
         self._dry_seconds = 0.0
@@ -153,6 +148,7 @@ class Scheduler:
         await self._memory.open()
         if self._remote is not None:
             await self._remote.open()
+        self._loop = asyncio.get_running_loop()  # to ask for it is a system call before 3.12
         self._open = True
         self._engine.open()
         self._timer.cancel()
@@ -168,7 +164,7 @@ class Scheduler:
             return
         self._open = False
         self._engine.halt()
-        self._departures.take_out(len(self._departures))
+        self._departures.cancel(self._departures.count)
         self._queues.refuse_all(lambda: GateClosed("the gate is closing"))
         try:
             if drain > 0 and self._engine.in_flight:
@@ -206,7 +202,7 @@ class Scheduler:
 
     @property
     def _waiting(self) -> int:
-        return self._queues.waiting - len(self._departures)
+        return self._queues.waiting - self._departures.count
 
     def _tick(self) -> None:
         """Something is due: leases that end, waiters whose time is over, queues."""
@@ -305,10 +301,9 @@ class Scheduler:
         self,
         url: str,
         host: str,
-        *,
+        admit: Admit,
         priority: float = 0,
         timeout: float | None = None,
-        admit: Admit,
         refetch: Refetch | None = None,
         scopes: tuple[str, ...] = (),
         ttl: float | None = None,
@@ -330,7 +325,8 @@ class Scheduler:
         scope = engine.scopes.get(host)
         if scope is None or scopes:
             scope = await self._memory.load_host(host, scopes)
-        now = self._clock.monotonic()
+        read = engine.now  # an attribute that is called is slow to find before Python 3.12
+        now = read()
         grant = engine.take(url, host, None, now, ttl, admit, scope)
         if grant is not None:
             return grant  # the common case: nobody waits, and the lease can be had at once
@@ -343,8 +339,10 @@ class Scheduler:
         try:
             for _ in range(_MAX_REFETCHES):
                 if waiter.grant is None and waiter.error is None and not waiter.away:
-                    waiter.future = asyncio.get_running_loop().create_future()
+                    waiting = self._queues.waiting
+                    waiter.future = self._departures.future(waiter, self._loop, waiting)
                     await waiter.future
+                    waiter.future = None
                 if waiter.grant is not None:
                     return waiter.grant
                 if waiter.error is not None:
@@ -377,7 +375,7 @@ class Scheduler:
         grant = await self.acquire(
             url, host, priority=ROBOTS, timeout=timeout, admit=admit, ttl=ttl
         )
-        self._engine.left_unproven(grant, grant.start_at)  # retrievals have bounds of their own
+        self._engine.count_out(grant, grant.start_at)  # retrievals have bounds of their own
         return grant
 
     async def hold(
@@ -486,16 +484,12 @@ class Scheduler:
 
     def _give_up(self, waiter: TaskWaiter, error: BaseException) -> None:
         """Leave no trace: a lease that was just handed over goes to the next."""
+        waiter.future = None
+        self._departures.count -= waiter.leaving
         if isinstance(error, asyncio.CancelledError):
-            self._engine.counters.cancelled += 1
+            self._engine.counters.cancelled += not waiter.leaving
             # The task keeps the error, the error its traceback, and that all that stood here.
             error.__traceback__ = None
-            if waiter.grant is None and self._departures.postpone(waiter):
-                return
-        self._take_out(waiter)
-
-    def _take_out(self, waiter: TaskWaiter) -> None:
-        """Take out of its queue who waits no more; a lease that it has goes to the next."""
         if waiter.grant is not None:
             waiter.grant.pass_on()
             return
@@ -632,7 +626,7 @@ class Scheduler:
 
     def _rules_changed(self, match: str) -> None:
         """Apply the rules to hosts in memory; others follow them when they are made."""
-        self._engine.budgeted = self._rules.budgeted
+        self._engine.follow_budgets()
         scopes = self._memory.scopes
         if "*" in match:
             concerned = [one for one in scopes.values() if not one.name.startswith(SHARED)]
@@ -643,8 +637,8 @@ class Scheduler:
             scope.settings = self._rules.for_host(scope.name)
             told = tuple(o.name for o in scope.shared if not o.name.startswith(CONFIGURED))
             self._memory.share(scope, told)
-            if scope.derived is not None:
-                scope.derived = None
+            if scope.derived is not UNDERIVED:
+                scope.derived = UNDERIVED
                 self._engine.derive(scope, scope.asked, now)
             self._queues.look_again(scope, now)
         self._engine.run(now)

@@ -18,8 +18,8 @@ import msgspec
 
 from gatekeeper.clock import utc
 from gatekeeper.config import PacingConfig
-from gatekeeper.pacing.budgets import DAY, DailyBudget, Usage
 from gatekeeper.pacing.ledger import Report, ScopeClock
+from gatekeeper.pacing.rules import DAY, DailyBudget, ScopeSettings, Usage
 
 __all__ = [
     "DURABLE",
@@ -29,6 +29,7 @@ __all__ = [
     "PROVEN",
     "REFUSALS",
     "REFUSED",
+    "UNDERIVED",
     "UNKNOWN",
     "BackOff",
     "Interval",
@@ -37,7 +38,6 @@ __all__ = [
     "RobotsInterval",
     "Scope",
     "ScopeHistory",
-    "ScopeSettings",
     "clock_of",
     "interval_for",
     "jittered",
@@ -530,22 +530,6 @@ REFUSED = "after a refusal"
 """The source of the part that a `BackOff` brings; `why` says more of it."""
 
 
-class ScopeSettings(msgspec.Struct, frozen=True, eq=False):
-    """The operator's word about one kind of scope; shared by all scopes of the kind."""
-
-    default: float = 1.0
-    """Seconds where the text gives no rate."""
-    default_source: str = "default"
-    floor: float = 0.0
-    cap: float | None = None
-    own: float | None = None
-    """Seconds set for these very hosts; takes the default's place, and is a floor."""
-    own_source: str = ""
-    limit: int = 1
-    """Requests in flight at once."""
-    budget: DailyBudget | None = None
-
-
 class Interval(msgspec.Struct, frozen=True):
     """The least time between two requests of a scope.
 
@@ -565,6 +549,10 @@ class Interval(msgspec.Struct, frozen=True):
     def source(self) -> str:
         """The part that decided."""
         return max(self.parts, key=lambda part: part[0])[1] if self.parts else ""
+
+
+UNDERIVED = Interval(float("nan"))
+"""Nothing is known of where an interval comes from. No interval has as many seconds."""
 
 
 def interval_for(
@@ -698,7 +686,6 @@ class Scope:
     """
 
     __slots__ = (
-        "answers",
         "asked",
         "basis",
         "derived",
@@ -709,6 +696,7 @@ class Scope:
         "queue",
         "settings",
         "shared",
+        "to_prove",
         "unheaded",
     )
 
@@ -722,11 +710,11 @@ class Scope:
         """Seconds in force, jitter included."""
         self.asked: RobotsInterval = NO_RATE
         """What the text of the host asked for last."""
-        self.derived: Interval | None = None
-        """What the interval was derived from; None: an earlier process did that."""
+        self.derived: Interval = UNDERIVED
+        """What the interval was derived from; `UNDERIVED`: an earlier process did that."""
         self.in_flight: int = 0
-        self.answers: int = 0
-        """Requests in a row of which the head came, up to `PROVEN`."""
+        self.to_prove: int = PROVEN
+        """Requests in a row of which the head has to come before the host counts as proven."""
         self.unheaded: int = 0
         """Leases whose response head is still awaited."""
         self.history: ScopeHistory | None = None

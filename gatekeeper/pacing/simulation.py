@@ -20,11 +20,11 @@ import msgspec
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
-from gatekeeper.pacing.budgets import DAY, BudgetSpent
-from gatekeeper.pacing.engine import Engine, Grant
+from gatekeeper.pacing.engine import Engine
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import Offer, Waiter
-from gatekeeper.pacing.rules import Rules
+from gatekeeper.pacing.rules import DAY, BudgetSpent, Rules
 from gatekeeper.pacing.scopes import INF, RobotsInterval, Scope
 
 __all__ = ["Account", "Experience", "Judge", "SimulationReport", "simulate"]

@@ -16,7 +16,7 @@ import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -24,16 +24,18 @@ from msgspec.structs import replace
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GateClosed
-from gatekeeper.pacing.budgets import DAY
-from gatekeeper.pacing.engine import Engine, Grant
+from gatekeeper.pacing.engine import Engine
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.persistence import ScopeMemory
-from gatekeeper.pacing.queues import PASSED, Offer, Waiter
+from gatekeeper.pacing.queues import PASSED, Counters, Offer, Waiter
+from gatekeeper.pacing.rules import DAY
 from gatekeeper.pacing.scopes import (
     DURABLE,
     INF,
     LONGEST,
     NO_RATE,
     REFUSED,
+    UNDERIVED,
     UNKNOWN,
     Interval,
     RobotsInterval,
@@ -47,6 +49,7 @@ __all__ = [
     "EVERYTHING",
     "Admit",
     "ClockView",
+    "CrowdFuture",
     "Deadlines",
     "Departures",
     "DueWatch",
@@ -65,9 +68,9 @@ __all__ = [
 _EARLIER = "the clock of an earlier run"
 
 _LET_IN = 50
-"""Tasks let in, or taken out at once, during one iteration of the loop."""
+"""Tasks let in during one iteration of the loop."""
 AT_ONCE = 1000
-"""Waiters told in one iteration of the loop that their time is over, or taken out later."""
+"""Waiters told in one iteration of the loop that their time is over, or of their cancellation."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +83,7 @@ Refetch = Callable[[], Awaitable[object]]
 class TaskWaiter(Waiter):
     """A task in `Scheduler.acquire`. What it learns is kept until the task runs again."""
 
-    __slots__ = ("admit", "at_once", "end", "error", "future", "grant", "scope")
+    __slots__ = ("admit", "at_once", "end", "error", "future", "grant", "leaving", "scope")
 
     def __init__(
         self, scope: Scope, url: str, priority: float, ttl: float | None, admit: Admit
@@ -91,6 +94,8 @@ class TaskWaiter(Waiter):
         self.ttl = ttl
         self.gone = self.away = self.stays = False
         self.at_once: bool = False
+        self.leaving: bool = False
+        """Its task was cancelled, and learns of that in a later iteration of the loop."""
         self.end: float = INF
         """The moment at which it gives up."""
         self.scope: Scope = scope
@@ -237,45 +242,75 @@ class Entrance:
 
 
 class Departures:
-    """Cancelled waiters who are taken out of their queues in later iterations of the loop.
+    """Waiters whose tasks were cancelled and end in later iterations of the loop.
 
-    Most are taken out at once. A hundred thousand who are cancelled in one iteration hold it up
-    for long enough as it is, so that the others wait here; a lease that one of them is granted in
-    the meantime is passed on when it is taken out.
+    A hundred thousand tasks that are cancelled in one iteration would hold up everybody else in
+    the next one. So the cancellation of a `CrowdFuture` waits here, and a bounded number of them
+    takes effect in each iteration. Who is here counts as gone, and is offered no lease.
     """
 
-    def __init__(self, take_out: Callable[[TaskWaiter], object]) -> None:
-        self._take_out = take_out
-        self._at_once = 0
-        """Taken out in this iteration of the loop."""
-        self._later: deque[TaskWaiter] = deque()
-        self._armed = False
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._later: deque[tuple[CrowdFuture, Any]] = deque()
+        self.count: int = 0
+        """Waiters who are here, or were and have not left their queue yet."""
 
-    def __len__(self) -> int:
-        return len(self._later)
+    def future(
+        self, waiter: TaskWaiter, loop: asyncio.AbstractEventLoop, waiting: int
+    ) -> asyncio.Future[None]:
+        """What the waiter's task is to await, where so many wait."""
+        return loop.create_future() if waiting <= AT_ONCE else CrowdFuture(loop, waiter, self)
 
-    def postpone(self, waiter: TaskWaiter) -> bool:
-        """Take it out in a later iteration of the loop; False: it is to be taken out now."""
-        if not self._armed:
-            self._armed = True
-            asyncio.get_running_loop().call_soon(self._next_iteration)
-        if not self._later and self._at_once < _LET_IN:
-            self._at_once += 1
-            return False
-        self._later.append(waiter)
-        return True
+    def postpone(self, future: CrowdFuture, message: Any) -> None:
+        """Cancel the future in a later iteration of the loop."""
+        if not self._later:
+            future.get_loop().call_soon(self._next_iteration)
+        self._later.append((future, message))
+        self.count += 1
+        self._counters.cancelled += 1
 
     def _next_iteration(self) -> None:
-        self._at_once = 0
-        self._armed = bool(self._later)
-        if self._armed:
-            asyncio.get_running_loop().call_soon(self._next_iteration)
-            self.take_out(AT_ONCE)
+        self.cancel(AT_ONCE)
+        if self._later:
+            self._later[0][0].get_loop().call_soon(self._next_iteration)
 
-    def take_out(self, most: int) -> None:
-        """Take out so many, first come first served."""
+    def cancel(self, most: int) -> None:
+        """Cancel so many of them now, first come first served."""
         for _ in range(min(most, len(self._later))):
-            self._take_out(self._later.popleft())
+            future, message = self._later.popleft()
+            future.cancel_now(message)
+
+
+class CrowdFuture(asyncio.Future[None]):
+    """What a task waits for where very many do: cancelled, it ends when `Departures` lets it."""
+
+    __slots__ = ("_departures", "_waiter")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, waiter: TaskWaiter, departures: Departures
+    ) -> None:
+        super().__init__(loop=loop)
+        self._waiter = waiter
+        self._departures = departures
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Cancel it in a later iteration of the loop; nothing else ends it from now on."""
+        waiter = self._waiter
+        if self.done() or waiter.leaving:
+            return not self.done()
+        waiter.leaving = True
+        waiter.future = None
+        waiter.admit = _leaves
+        self._departures.postpone(self, msg)
+        return True
+
+    def cancel_now(self, message: Any) -> None:
+        """Cancel it."""
+        super().cancel(message)
+
+
+def _leaves() -> Offer:
+    return PASSED
 
 
 def hold_again(engine: Engine, scope: Scope, url: str, now: float, seconds: float) -> Grant:
@@ -287,7 +322,7 @@ def hold_again(engine: Engine, scope: Scope, url: str, now: float, seconds: floa
     for one, basis, interval in clocks:
         one.basis, one.interval = basis, interval
     if engine.remote is not None:
-        grant.hold = engine.remote.adopt(tuple(one.name for one, _, _ in clocks))
+        grant.book(engine.remote.adopt(tuple(one.name for one, _, _ in clocks)))
     return grant
 
 
@@ -350,7 +385,7 @@ def explain(scope: Scope, clock: Clock, pacing: PacingConfig) -> tuple[ClockView
 def _clocks(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[ClockView]:
     now, wall = clock.monotonic(), clock.wall()
     views: list[ClockView] = []
-    found, history = scope.derived, scope.history
+    found, history = None if scope.derived is UNDERIVED else scope.derived, scope.history
     if found is not None and history is not None:
         # What was in force at the last request need not be any more.
         found = interval_for(scope.asked, scope.settings, history, pacing, now)
@@ -453,7 +488,7 @@ def asked_for_robots(scope: Scope, asked: RobotsInterval | None) -> RobotsInterv
     if asked is None or asked is NO_RATE or asked is UNKNOWN:
         if scope.asked.source == _EARLIER:
             return scope.asked
-        if scope.derived is None and DURABLE < scope.interval < LONGEST:
+        if scope.derived is UNDERIVED and DURABLE < scope.interval < LONGEST:
             return RobotsInterval(scope.interval, _EARLIER)
     return scope.asked if asked is None else asked
 

@@ -24,7 +24,6 @@ from gatekeeper.fleet import RedisLedger, scripts
 from gatekeeper.fleet.ledger import _OUTCOMES, _Held
 from gatekeeper.fleet.operations import reported, scope_view
 from gatekeeper.pacing import ledger as ledger_module
-from gatekeeper.pacing.budgets import DAY, DailyBudget
 from gatekeeper.pacing.ledger import (
     End,
     Granted,
@@ -35,6 +34,7 @@ from gatekeeper.pacing.ledger import (
     ScopeRequest,
     TakeRequest,
 )
+from gatekeeper.pacing.rules import DAY, DailyBudget
 from tests.fleet.server import Server
 from tests.pacing.ledger_rules import Listener
 

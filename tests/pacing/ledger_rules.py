@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from gatekeeper.pacing.budgets import DAY, DailyBudget
 from gatekeeper.pacing.ledger import (
     LAPSE,
     End,
@@ -19,6 +18,7 @@ from gatekeeper.pacing.ledger import (
     ScopeRequest,
     TakeRequest,
 )
+from gatekeeper.pacing.rules import DAY, DailyBudget
 
 
 class Time(Protocol):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import PacingConfig
-from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import (
     UNKNOWN,

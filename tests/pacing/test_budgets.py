@@ -12,9 +12,9 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig, StorageConfig
 from gatekeeper.errors import LeaseTimeout, StorageError
-from gatekeeper.pacing.budgets import DAY, BudgetSpent
-from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.ledger import MemoryLedger
+from gatekeeper.pacing.rules import DAY, BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.pacing.waiting import received

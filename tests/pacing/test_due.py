@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import gatekeeper
-from gatekeeper.pacing.scopes import INF, Scope, ScopeSettings
+from gatekeeper.pacing.rules import ScopeSettings
+from gatekeeper.pacing.scopes import INF, Scope
 
 PACKAGE = Path(gatekeeper.__file__).parent
 

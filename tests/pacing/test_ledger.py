@@ -12,7 +12,7 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
-from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.ledger import (
     End,
     Granted,

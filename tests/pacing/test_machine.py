@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.queues import REFETCH
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval

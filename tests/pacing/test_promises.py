@@ -11,7 +11,7 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, PacingConfig
 from gatekeeper.errors import StorageError
-from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.storage.base import ClockRecord

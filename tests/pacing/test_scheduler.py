@@ -12,7 +12,7 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule
 from gatekeeper.errors import GateClosed, LeaseTimeout
-from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.ledger import Report, ScopeClock
 from gatekeeper.pacing.queues import REFETCH
 from gatekeeper.pacing.scheduler import Scheduler

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval, Scope
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
-from gatekeeper.pacing.budgets import DailyBudget
+from gatekeeper.pacing.rules import DailyBudget
 from gatekeeper.pacing.scopes import Scope
 from gatekeeper.pacing.simulation import simulate
 

@@ -18,7 +18,7 @@ import pytest
 
 from gatekeeper import Gatekeeper, PoliteQueue
 from gatekeeper.clock import VirtualClock
-from gatekeeper.pacing.engine import Grant
+from gatekeeper.pacing.grants import Grant
 from tests.internet import FakeInternet
 from tests.politeness.crawling import Fetch, crawl, polite_fetch
 from tests.politeness.world import AGENT, WALL, World, config

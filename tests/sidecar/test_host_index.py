@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.pacing.rules import SHARED
-from gatekeeper.pacing.scopes import Scope, ScopeSettings
+from gatekeeper.pacing.rules import SHARED, ScopeSettings
+from gatekeeper.pacing.scopes import Scope
 from gatekeeper.sidecar.pages.host_index import DEEPEST, HostIndex, HostOrder, SortedNames, state_of
 from tests.internet import FakeInternet
 

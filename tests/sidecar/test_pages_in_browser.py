@@ -15,7 +15,8 @@ import pytest_asyncio
 from aiohttp import web
 
 from gatekeeper.decision import Decision, Reason, Verdict
-from gatekeeper.pacing.scopes import Scope, ScopeSettings
+from gatekeeper.pacing.rules import ScopeSettings
+from gatekeeper.pacing.scopes import Scope
 from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.routes import operators
 from gatekeeper.sidecar.security import Token, Tokens
