@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -16,11 +17,16 @@ from aioresponses import aioresponses as Mocked
 from hypothesis import HealthCheck, settings
 
 from gatekeeper import speedups
+from tests.effort import LONG
 from tests.internet.fixtures import internet, virtual_internet
 
 # A busy machine is no failure: no example has a deadline, and slow drawing is no fault.
 settings.register_profile(
-    "patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "patient",
+    settings(),
+    deadline=None,
+    max_examples=100 if LONG else 40,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("patient")
 
@@ -44,6 +50,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are processors: some tests wait for processes and browsers."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What the tests consist of is there to stay: no collection of garbage walks through it.
+
+    It is half a million objects, through which each `gc.collect()` of a test went for a quarter
+    of a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class _CompatResponse(ClientResponse):

@@ -280,14 +280,16 @@ def test_it_holds_on_uvloop_which_keeps_the_method_of_the_class_before() -> None
         runner.run(main())
 
 
-def _private(tree: ast.AST, *, of_self: bool) -> set[str]:
-    """Names `_x` that are looked up on `self` and `super()`, or on anything else."""
+def _private(tree: ast.AST) -> set[tuple[str, bool | None]]:
+    """Names `_x` that are looked up, with True on `self` and `super()`, with False on anything
+    else; with None those of functions."""
     return {
-        node.attr
+        (node.name, None)
+        if not isinstance(node, ast.Attribute)
+        else (node.attr, ast.unparse(node.value) in ("self", "cls", "super()"))
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and re.fullmatch(r"_[a-z]\w*", node.attr)
-        and bool(re.fullmatch(r"self|cls|super\(\)", ast.unparse(node.value))) is of_self
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        or (isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr))
     }
 
 
@@ -304,16 +306,13 @@ def _modules() -> dict[str, ast.Module]:
 
 def test_private_names_of_other_packages_stand_in_this_module_alone() -> None:
     modules = _modules()
-    ours = {name for tree in modules.values() for name in _private(tree, of_self=True)} | {
-        node.name
-        for tree in modules.values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
+    looked_up = {module: _private(tree) for module, tree in modules.items()}
+    ours = {name for names in looked_up.values() for name, of_self in names if of_self is not False}
     found = {
         (module, name)
-        for module, tree in modules.items()
-        for name in _private(tree, of_self=False) - ours
+        for module, names in looked_up.items()
+        for name, of_self in names
+        if of_self is False and name not in ours
     }
     for module, tree in modules.items():
         for node in tree.body:
@@ -324,7 +323,10 @@ def test_private_names_of_other_packages_stand_in_this_module_alone() -> None:
                 name
                 for base in made.__mro__[1:]
                 if base.__module__.partition(".")[0] in ("aiohttp", "yarl")
-                for name in _private(ast.parse(inspect.getsource(base)), of_self=True)
+                for name, of_self in _private(ast.parse(inspect.getsource(base)))
+                if of_self
             }
-            found |= {(module, name) for name in _private(node, of_self=True) & inherited}
+            found |= {
+                (module, name) for name, of_self in _private(node) if of_self and name in inherited
+            }
     assert found == set()

@@ -25,7 +25,7 @@ from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.pacing.waiting import TaskWaiter
 from tests.internet import FakeInternet
 
-FEW, MANY = 1_500, 6_000
+FEW, MANY = 500, 2_000
 
 
 @pytest.fixture

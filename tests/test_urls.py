@@ -27,6 +27,7 @@ from gatekeeper.urls import (
     split,
     split_ordinary,
 )
+from tests.effort import of_many
 
 
 @pytest.fixture(autouse=True)
@@ -333,7 +334,7 @@ def test_a_reference_is_resolved_as_the_rfc_says(reference: str, path: str) -> N
 
 
 @given(st.text("ab./?#;=&", max_size=12))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=of_many(500), deadline=None)
 def test_a_reference_leads_where_another_reader_says(reference: str) -> None:
     base = "http://a.example/b/c/d;p?q"
     try:
@@ -528,7 +529,7 @@ def test_every_reader_is_tried() -> None:
 @example("//@:-", False)
 @example("http://[::1]@/", False)
 @example("http://" + "xn--a-ecp." * 90, False)
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=of_many(2_000), deadline=None)
 def test_no_text_raises_anything_else(raw: str, known: bool) -> None:
     if known:
         split("http://a/")
@@ -543,7 +544,7 @@ def test_no_text_raises_anything_else(raw: str, known: bool) -> None:
 
 
 @given(st.sampled_from(_BASES), _any_text)
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=of_many(1_000), deadline=None)
 def test_no_reference_raises_anything_else(base: Target, reference: str) -> None:
     try:
         target = join(base, reference)
@@ -609,7 +610,7 @@ def _fast(raw: str) -> tuple[str, str] | str:
 @example(["http://a?x/", "http://a?x/y"])
 @example(["http://b@a/", "http://b@a/c"])
 @example(["https://example.com/", "https://example.com/" + "a" * MAX_URL])
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=of_many(500), deadline=None)
 def test_both_roads_lead_to_the_same_answer(raws: list[str]) -> None:
     urls._seen.clear()
     urls._places.clear()
@@ -635,7 +636,7 @@ _labels = st.one_of(
 @example("http", "1.2.3.4", ":80", "/")
 @example("http", "1.2.3.4.", "", "/")
 @example("https", "_dmarc.example-1.com", ":0443", "/a")
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=of_many(1_000), deadline=None)
 def test_an_authority_met_for_the_first_time_reads_as_on_the_long_road(
     scheme: str, host: str, port: str, path: str
 ) -> None:
@@ -649,7 +650,7 @@ def test_an_authority_met_for_the_first_time_reads_as_on_the_long_road(
 
 
 @given(_hostile)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=of_many(500), deadline=None)
 def test_what_was_read_reads_the_same_again(raw: str) -> None:
     try:
         target = parse(raw)
@@ -667,7 +668,7 @@ def test_what_was_read_reads_the_same_again(raw: str) -> None:
 
 
 @given(_hostile)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=of_many(300), deadline=None)
 def test_yarl_sends_the_path_as_it_was_judged(raw: str) -> None:
     try:
         target = parse(raw)
@@ -733,7 +734,7 @@ _hosts = st.one_of(
 
 
 @given(_hosts, st.sampled_from(["", ":", ":80", ":8080", ":0"]))
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=of_many(1_000), deadline=None)
 def test_a_host_that_both_read_is_the_same_host(host: str, port: str) -> None:
     raw = f"http://{host}{port}/"
     try:
@@ -759,7 +760,7 @@ _path_text = st.lists(
 
 
 @given(_path_text)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=of_many(500), deadline=None)
 def test_a_path_means_what_the_whatwg_says(text: str) -> None:
     assume(not text.endswith(" "))
     raw = f"http://example.com/{text}"
@@ -833,7 +834,7 @@ def test_mask_is_printable_and_short(raw: str, limit: int) -> None:
     st.text(string.ascii_letters + ":/?#\\[]% ", max_size=8),
     st.sampled_from(["@", "＠", "﹫", "%40", "%2540"]),
 )
-@settings(max_examples=1_000)
+@settings(max_examples=of_many(1_000))
 def test_mask_hides_a_password_in_whatever_is_no_url(
     before: str, start: list[str], name: str, rest: str, at: str
 ) -> None:

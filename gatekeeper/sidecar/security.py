@@ -13,7 +13,7 @@ import secrets
 import socket
 import ssl
 import stat
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -395,8 +395,8 @@ _MAX_BUCKETS = 4096
 class ClientLimits:
     """Counts requests under way by client, and meters them where a rate is set.
 
-    Holds an entry only for a client with a request under way, and at most 4096 meters:
-    a meter that is full again is as good as none.
+    Holds an entry only for a client with a request under way, and at most 4096 meters, of the
+    clients that asked last.
     """
 
     def __init__(
@@ -413,7 +413,8 @@ class ClientLimits:
         self.adjust(server)
         self._busy: dict[str, int] = {}
         self._full_elsewhere: set[str] = set()
-        self._meters: dict[str, tuple[float, float]] = {}
+        self._meters: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Level and moment of each, the latest last."""
         self.refused: dict[str, int] = {"concurrency": 0, "rate": 0, "streams": 0}
 
     def adjust(self, server: ServerConfig) -> None:
@@ -493,19 +494,11 @@ class ClientLimits:
                 f"{rate:g} requests a second are allowed to one client",
                 headers={"Retry-After": retry_after((1.0 - level) / rate)},
             )
-        if client not in self._meters and len(self._meters) >= _MAX_BUCKETS:
-            self._forget_full(now, rate, depth)
         self._meters[client] = (level - 1.0, now)
-
-    def _forget_full(self, now: float, rate: float, depth: float) -> None:
-        self._meters = {
-            client: (level, at)
-            for client, (level, at) in self._meters.items()
-            if level + (now - at) * rate < depth
-        }
-        if len(self._meters) >= _MAX_BUCKETS:
-            # All of them are busy: the oldest goes, which can only err in its favour.
-            self._meters.pop(next(iter(self._meters)))
+        self._meters.move_to_end(client)
+        if len(self._meters) > _MAX_BUCKETS:
+            # The one that asked longest ago is the nearest to full, and full as good as none.
+            self._meters.popitem(last=False)
 
 
 # --- The certificate of the listeners, which is renewed at the same path every few weeks.

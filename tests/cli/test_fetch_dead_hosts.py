@@ -93,12 +93,12 @@ async def test_a_host_that_answers_keeps_its_pace_among_two_thousand_dead_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gatekeeper.fetching.limits.within_files", lambda wanted: wanted)
-    up = living(internet, 5, 60)
-    alone = await internet.drive(pages_within(internet, tmp_path / "a", up, 300, 60.0))
+    up = living(internet, 3, 60)
+    alone = await internet.drive(pages_within(internet, tmp_path / "a", up, 180, 60.0))
     assert alone <= 13.0
     internet.requests.clear()
     down = [f"http://{name}/" for name in dead_hosts(internet, kind, 2000)]
-    beside = await internet.drive(pages_within(internet, tmp_path / "b", down + up, 300, 60.0))
+    beside = await internet.drive(pages_within(internet, tmp_path / "b", down + up, 180, 60.0))
     assert beside <= alone / 0.95 + 3.0, "3 s: the living ones are met behind all the dead"
 
 

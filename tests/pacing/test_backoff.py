@@ -24,6 +24,7 @@ from gatekeeper.pacing.scopes import (
     interval_for,
 )
 from gatekeeper.storage.base import ClockRecord
+from tests.effort import of_many
 from tests.pacing_support import FakeStorage
 
 HOST = "a.example"
@@ -274,7 +275,7 @@ events = st.lists(
 own = st.sampled_from((0.0, 0.03, 1.0, 10.0))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=of_many(300))
 @given(events, own, st.booleans())
 def test_an_error_never_speeds_us_up(
     told: list[tuple[int | None, float, float | None, int, bool]], usual: float, slow: bool
@@ -360,7 +361,7 @@ class Model:
                 self.ease(now)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=of_many(300))
 @given(events, own)
 def test_it_is_what_a_small_model_says(
     told: list[tuple[int | None, float, float | None, int, bool]], usual: float

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gatekeeper.robots import RobotsTxt, Severity
 from gatekeeper.robots.lint import CODES, MAX_FINDINGS, findings
+from tests.effort import of_many
 
 GROUP = "User-agent: *\n"
 
@@ -268,7 +269,7 @@ def test_linting_is_linear(name: str) -> None:
     ).map("".join),
     st.sampled_from(["auto", "1994", "1996", "2.0", "rfc9309"]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=of_many(300), deadline=None)
 def test_every_finding_is_in_the_table_and_in_the_file(text: str, dialect: str) -> None:
     robots = RobotsTxt.parse(text, dialect=dialect)  # type: ignore[arg-type]
     lines = text.count("\n") + text.count("\r") + 1

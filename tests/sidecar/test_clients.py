@@ -51,3 +51,15 @@ def test_t8_meters_of_strangers_are_bounded() -> None:
         clients.leave(f"client {number}")
 
     assert len(clients._meters) <= 4096
+
+
+def test_t15_strangers_do_not_make_a_busy_client_s_meter_full() -> None:
+    """Whoever asks goes on being metered, however many strangers come in between."""
+    clients = ClientLimits(ServerConfig(client_rate=2.0), VirtualClock())
+    for number in range(3):
+        for stranger in range(4_000):
+            clients.enter(f"client {number} {stranger}")
+        if number < 2:
+            clients.enter("busy")
+    with pytest.raises(Problem, match="2 requests a second"):
+        clients.enter("busy")
