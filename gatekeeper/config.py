@@ -236,6 +236,14 @@ class ServerConfig(_Section, frozen=True):
     fetch_timeout: Positive = 300.0
     proxy_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None
     """The port of a forward proxy for plain http, beside the API; None: there is none."""
+    proxy_connect: Literal["refuse", "host"] = "refuse"
+    """What becomes of CONNECT, in which nobody sees a path."""
+    proxy_tunnels: Count = 100
+    """Tunnels open at once; further ones get 503."""
+    proxy_idle: Positive = 60.0
+    """Seconds without an octet after which a tunnel is closed."""
+    proxy_tunnel_bytes: Size = 104_857_600
+    """Octets, of both ways, after which a tunnel is closed."""
     forward_auth: bool = False
     forward_auth_wait: Annotated[float, msgspec.Meta(ge=0, le=0.15)] = 0.0
     forward_auth_hosts: tuple[str, ...] = ()

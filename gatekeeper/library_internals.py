@@ -24,6 +24,7 @@ wrap_requests        a request's own `timeout` and             ConfigError: use 
 request_parser       a worker reads requests as the sidecar    workers answer nothing: they pass
                      does, and can still pass one on           each connection on to the owner
 fail_broken_body     400 at once for a body that is no HTTP    408 when the time for bodies is over
+octets_after         what a client sends into a tunnel          ConfigError: no tunnels
 wake_scrapy          a request is sent when its turn comes     up to 5 s later, by its heartbeat
 ===================  ========================================  =====================================
 """
@@ -52,6 +53,7 @@ __all__ = [
     "default_proxy",
     "fail_broken_body",
     "limit_interim",
+    "octets_after",
     "read_inline",
     "request_parser",
     "start_connection",
@@ -359,3 +361,32 @@ def wake_scrapy(engine: object) -> None:
     nextcall = getattr(getattr(engine, "_slot", None), "nextcall", None)
     if nextcall is not None:
         nextcall.schedule()
+
+
+def octets_after(request: web.BaseRequest) -> asyncio.StreamReader:
+    """All that the client of a CONNECT sends behind its head.
+
+    aiohttp keeps it for whoever sets a parser, as its WebSockets do. Raises ConfigError where this
+    aiohttp is built otherwise.
+    """
+    set_parser: Any = getattr(request.protocol, "set_parser", None)
+    if set_parser is None or request.transport is None:
+        raise ConfigError(f"aiohttp {aiohttp.__version__} has no tunnels: leave proxy_connect out")
+    reader = asyncio.StreamReader()
+    reader.set_transport(request.transport)
+    set_parser(_Octets(reader))
+    return reader
+
+
+class _Octets:
+    """Stands for a parser of aiohttp's, and passes everything on."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        self._reader.feed_data(data)
+        return False, b""
+
+    def feed_eof(self) -> None:
+        self._reader.feed_eof()

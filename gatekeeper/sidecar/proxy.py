@@ -2,18 +2,26 @@
 
 Each request is decided, waits for its host's turn, and is dialled through the guard; redirects
 are passed back, so that the browser asks for the next hop here as well. Bounds are those of
-`/v1/fetch`. CONNECT is refused: inside a tunnel nobody sees a path, and one connection may carry
-any number of requests.
+`/v1/fetch`. CONNECT is refused, since inside a tunnel nobody sees a path, and one connection may
+carry any number of requests; `server.proxy_connect = "host"` lets it through by host and port.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+import asyncio
+import re
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
 from gatekeeper import urls
+from gatekeeper.errors import AddressRefused
+from gatekeeper.fetching.guard import Guard, GuardedResolver
+from gatekeeper.library_internals import octets_after
 from gatekeeper.sidecar.exchange import METHODS, Call, Problem, read_octets
 from gatekeeper.sidecar.routes.fetch import (
     decision_headers,
@@ -39,6 +47,10 @@ _OF_ONE_HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"}
 ) | {"upgrade", "http2-settings"}
 """Fields for the next recipient alone: RFC 9110 section 7.6.1."""
+_CONNECT: Final = 30.0
+"""Seconds for connecting to a site."""
+_PIECE: Final = 65_536
+_AUTHORITY: Final = re.compile(r"[^/?#@\s\\]+:[0-9]{1,5}")
 _OURS = frozenset({"host", "user-agent", "content-length", "expect"}) | {
     "signature",
     "signature-input",
@@ -52,6 +64,7 @@ class Proxy:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._tunnels = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every error becomes a problem document."""
@@ -60,9 +73,12 @@ class Proxy:
     async def _act(self, call: Call) -> web.StreamResponse:
         service, request = self._service, call.request
         call.client = service.admission.admit_to_proxy(request)
-        url = _wanted(request)
+        tunnels = service.config.server.proxy_connect == "host"
+        url = _authority(request) if tunnels and request.method == "CONNECT" else _wanted(request)
         service.clients.enter(call.client)
         try:
+            if request.method == "CONNECT":
+                return await self._tunnel(call, url)
             async with in_time(service) as end:
                 body = await read_octets(request, service.config.server.max_body)
                 return await in_turn(
@@ -83,6 +99,159 @@ class Proxy:
             hold_while_read(lease, page)
             return await pass_on(service, call, page, lambda: _head(page, lease))
 
+    # -- tunnels, where the operator wants them ---------------------------------------
+
+    async def _tunnel(self, call: Call, url: str) -> web.StreamResponse:
+        """Dial the host in its turn, and carry octets to and fro until one side ends."""
+        service = self._service
+        if self._tunnels >= service.config.server.proxy_tunnels:
+            raise Problem(503, "busy", "as many tunnels are open as may be (server.proxy_tunnels)")
+        self._tunnels += 1
+        tunnel: _Tunnel | None = None
+        try:
+            async with in_time(service) as end:
+                tunnel = await in_turn(
+                    service, call, url, end, lambda lease: self._dial(lease, url)
+                )
+            with service.streams:
+                return await self._carry(tunnel, call)
+        finally:
+            self._tunnels -= 1
+            if tunnel is not None:
+                tunnel.close()
+
+    async def _dial(self, lease: Lease, url: str) -> _Tunnel:
+        """A connection to the host of that URL, through the guard. The lease's slot is held while
+        it is open. Raises Problem 403 or 502."""
+        inside, began = self._service.internals, time.monotonic()
+        guard = inside.guard or Guard(self._service.config)
+        try:
+            async with asyncio.timeout(_CONNECT):
+                tunnel = _Tunnel(
+                    *await _connected(guard, GuardedResolver(guard, inside.resolver), url)
+                )
+        except AddressRefused as error:
+            lease.give_back()
+            raise Problem(403, "blocked", "blocked") from error  # T2: this one word
+        except OSError as error:
+            inside.unreached(lease, error)
+            lease.report(elapsed=time.monotonic() - began)
+            raise Problem(502, "no-answer", "the site could not be reached") from error
+        if lease.counts_bytes:
+            tunnel.received = lease.received
+        lease.ends_with(tunnel)
+        return tunnel
+
+    async def _carry(self, tunnel: _Tunnel, call: Call) -> web.StreamResponse:
+        """The answer to CONNECT, and all that follows, within the bounds of the settings."""
+        server, loop = self._service.config.server, asyncio.get_running_loop()
+        response = web.StreamResponse(status=200, headers={"X-Request-Id": call.id})
+        await response.prepare(call.request)
+        response.force_close()  # no other request follows on it
+        from_client, size = octets_after(call.request), 0
+
+        async def carry(
+            read: Callable[[int], Awaitable[bytes]],
+            write: Callable[[bytes], Awaitable[None]],
+            received: Callable[[int], object] | None,
+        ) -> None:
+            nonlocal size
+            with suppress(OSError):
+                while piece := await read(_PIECE):
+                    size += len(piece)
+                    if size > server.proxy_tunnel_bytes:
+                        return
+                    if received is not None:
+                        received(len(piece))
+                    limit.reschedule(loop.time() + server.proxy_idle)
+                    await write(piece)
+
+        async with asyncio.TaskGroup() as group:
+            ways = [
+                group.create_task(carry(from_client.read, tunnel.write, None)),
+                group.create_task(carry(tunnel.read, response.write, tunnel.received)),
+            ]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(server.proxy_idle) as limit:
+                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for way in ways:
+                way.cancel()
+        return response
+
+
+class _Tunnel:
+    """A connection to a site, for its lease: in use until it is closed."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._callbacks: list[Callable[[], None]] = []
+        self.read = reader.read
+        self.received: Callable[[int], object] | None = None
+        """Told how many octets the site sent, where its host has a budget."""
+        self.closed = False
+
+    async def write(self, piece: bytes) -> None:
+        """Send it to the site."""
+        self._writer.write(piece)
+        await self._writer.drain()
+
+    def add_callback(self, callback: Callable[[], None], /) -> None:
+        """Have that called once it is closed."""
+        self._callbacks.append(callback)
+
+    def close(self) -> None:
+        """Nothing is carried any more."""
+        self.closed = True
+        self._writer.close()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+
+async def _connected(
+    guard: Guard, resolver: GuardedResolver, url: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """The first address of the host that answers, of those that the guard lets through."""
+    target = urls.parse(url)
+    host = target.host.strip("[]")
+    try:
+        if _is_address(host):
+            if guard.refuses_address(host, target.port) is not None:
+                raise AddressRefused
+            found = [(host, target.port)]
+        else:
+            answers = await resolver.resolve(host, target.port)
+            found = [(one["host"], one["port"]) for one in answers]
+    finally:
+        await resolver.close()
+    failure: OSError = socket.gaierror(socket.EAI_NONAME, "the name has no address")
+    for address, port in found:
+        guard.dialled()
+        try:
+            return await asyncio.open_connection(address, port)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def _is_address(host: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    except OSError:
+        return False
+    return True
+
+
+def _authority(request: web.BaseRequest) -> str:
+    """The URL that a tunnel is judged by: the front page of the origin, over https. Raises
+    Problem 400."""
+    authority = request.raw_path
+    if _AUTHORITY.fullmatch(authority) is None:
+        raise Problem(400, "not-a-proxy-request", "CONNECT wants `HOST:PORT`")
+    url = f"https://{authority}/"
+    urls.parse(url)
+    return url
+
 
 def _wanted(request: web.BaseRequest) -> str:
     """The URL that is asked for, as it came. Raises Problem 400, 403 or 501."""
@@ -90,7 +259,8 @@ def _wanted(request: web.BaseRequest) -> str:
         raise Problem(
             403,
             "connect",
-            "this proxy refuses CONNECT, and so https: in a tunnel it would see no path",
+            "this proxy refuses CONNECT, and so https: in a tunnel it would see no path "
+            "(server.proxy_connect)",
         )
     if request.method not in METHODS:
         raise Problem(501, "method", "this proxy passes on no such method")

@@ -167,9 +167,11 @@ async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[
             pacing: dict[str, Any] | None = None,
             identity: dict[str, Any] | None = None,
             fleet: dict[str, Any] | None = None,
+            host: list[dict[str, Any]] | None = None,
             **server: Any,
         ) -> Admission:
             config = Config(
+                host=Config.from_dict({"host": host or []}).host,
                 fleet=FleetConfig(**(fleet or {})),
                 identity=IdentityConfig(**(identity or {})),
                 guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),

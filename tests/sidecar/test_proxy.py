@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,23 @@ class Client:
         self.port = port
         self.session = session
         self.base = f"http://127.0.0.1:{port}"
+        self.open: list[asyncio.StreamWriter] = []
 
     async def get(self, url: str, **options: Any) -> tuple[int, Any, str]:
         options.setdefault("allow_redirects", False)
         method = options.pop("method", "GET")
         async with self.session.request(method, url, proxy=self.base, **options) as answer:
             return answer.status, answer.headers, await answer.text()
+
+    async def connect(
+        self, authority: str, early: bytes = b""
+    ) -> tuple[bytes, asyncio.StreamReader, asyncio.StreamWriter]:
+        """The head of the answer, and the tunnel. `early` is sent without waiting for it."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.open.append(writer)
+        head = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n"
+        writer.write(head.encode() + early)
+        return await reader.readuntil(b"\r\n\r\n"), reader, writer
 
     async def raw(self, head: str, body: bytes = b"") -> bytes:
         """All that comes back on a connection that is closed then."""
@@ -63,9 +74,15 @@ async def proxy(internet: FakeInternet, door: Any) -> AsyncIterator[Callable[...
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, "127.0.0.1", 0).start()
             session = await stack.enter_async_context(aiohttp.ClientSession())
-            return Client(service, runner.addresses[0][1], session)
+            clients.append(Client(service, runner.addresses[0][1], session))
+            return clients[-1]
 
+        clients: list[Client] = []
         yield begin
+        for writer in [writer for client in clients for writer in client.open]:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 async def test_a_page_is_decided_and_passed_on(internet: FakeInternet, proxy: Any) -> None:
@@ -256,3 +273,186 @@ async def test_each_hop_is_signed(internet: FakeInternet, proxy: Any, tmp_path: 
     for one in site.requests:
         assert len(one.headers.getall("Signature")) == 1
         verify(as_sent(one), public)
+
+
+# --- tunnels: what server.proxy_connect = "host" lets through
+
+
+class Echo(asyncio.Protocol):
+    """A site that sends back what it gets."""
+
+    def __init__(self, made: list[Echo]) -> None:
+        made.append(self)
+        self.gone = asyncio.Event()
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone.set()
+
+
+@pytest.fixture
+async def echo(internet: FakeInternet) -> AsyncIterator[tuple[list[Echo], str]]:
+    """Its connections, and where it is."""
+    made: list[Echo] = []
+    address = internet.address()
+    internet.dns("a.test", address)
+    internet.dns("b.test", address)
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(lambda: Echo(made), address, 0) as server:
+        yield made, str(server.sockets[0].getsockname()[1])
+        for one in made:
+            one.transport.abort()
+
+
+WELCOME: dict[str, Any] = {
+    "proxy_connect": "host",
+    "host": [{"match": "*", "robots": "allow"}],
+}
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+async def test_a_tunnel_carries_https_in_one_turn(internet: FakeInternet, proxy: Any) -> None:
+    site = internet.site("a.test").page("/x", "hello").page("/y", "more")
+    client = await proxy(**WELCOME)
+    pacing = client.service.gate.stats
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=internet.client_ssl)
+    ) as session:
+        for path, text in (("/x", "hello"), ("/y", "more")):
+            async with session.get(f"https://a.test{path}", proxy=client.base) as page:
+                assert await page.text() == text
+        assert pacing().pacing.in_flight == 1  # nobody sees when a page was read
+        assert pacing().pacing.granted == 1
+    await until(lambda: pacing().pacing.in_flight == 0)
+    assert site.paths == ["/x", "/y"]
+    assert {request.connection for request in site.requests} == {site.requests[0].connection}
+
+
+async def test_octets_go_both_ways_until_one_side_ends(
+    echo: tuple[list[Echo], str], proxy: Any
+) -> None:
+    made, port = echo
+    client = await proxy(**WELCOME)
+    head, reader, writer = await client.connect(f"a.test:{port}", early=b"early")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"chunked" not in head.lower()
+    assert b"content-length" not in head.lower()
+    assert await reader.readexactly(5) == b"early"
+    writer.write(b"x" * 300_000)
+    assert await reader.readexactly(300_000) == b"x" * 300_000
+    writer.close()
+    await made[0].gone.wait()
+    _, reader, writer = await client.connect(f"a.test:{port}")
+    made[1].transport.close()
+    assert await reader.read() == b""
+    writer.close()
+    await until(lambda: client.service.gate.stats().pacing.in_flight == 0)
+
+
+async def test_a_host_has_one_tunnel_at_once_and_all_have_a_bound(
+    echo: tuple[list[Echo], str], proxy: Any
+) -> None:
+    made, port = echo
+    client = await proxy(proxy_tunnels=2, **WELCOME)
+    _, _, first = await client.connect(f"a.test:{port}")
+    second = asyncio.create_task(client.connect(f"a.test:{port}"))
+    await until(lambda: client.service.gate.stats().pacing.waiting == 1)
+    third, reader, _ = await client.connect(f"b.test:{port}")
+    assert third.startswith(b"HTTP/1.1 503 ")
+    await reader.readuntil(b"server.proxy_tunnels")
+    assert len(made) == 1
+    first.close()
+    assert (await second)[0].startswith(b"HTTP/1.1 200 ")
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("bound", "octets"), [({"proxy_idle": 0.05}, 5), ({"proxy_tunnel_bytes": 1024}, 3000)]
+)
+async def test_what_is_idle_or_carries_too_much_is_closed(
+    echo: tuple[list[Echo], str], proxy: Any, bound: dict[str, Any], octets: int
+) -> None:
+    made, port = echo
+    client = await proxy(**bound, **WELCOME)
+    _, reader, writer = await client.connect(f"a.test:{port}")
+    writer.write(b"x" * octets)
+    assert len(await reader.read()) in ({octets} if octets == 5 else range(1025))
+    writer.close()
+    await made[0].gone.wait()
+    await until(lambda: client.service.gate.stats().pacing.in_flight == 0)
+
+
+async def test_what_a_tunnel_brings_counts_for_a_budget(
+    echo: tuple[list[Echo], str], proxy: Any
+) -> None:
+    _, port = echo
+    rule = {"match": "*", "robots": "allow", "max_bytes_per_day": 10}
+    client = await proxy(**(WELCOME | {"host": [rule]}))
+    _, reader, writer = await client.connect(f"a.test:{port}")
+    writer.write(b"x" * 20)
+    await reader.readexactly(20)
+    writer.close()
+    await until(lambda: client.service.gate.stats().pacing.in_flight == 0)
+    head, reader, _ = await client.connect(f"a.test:{port}")
+    assert head.startswith(b"HTTP/1.1 429 ")
+    assert b'"budget"' in await reader.readuntil(b'budget"')
+
+
+@pytest.mark.parametrize(
+    ("authority", "status"),
+    [
+        ("denied.test:443", 403),
+        ("unread.test:443", 429),  # its file can't be had
+        ("refusing.test:443", 502),
+        ("10.1.2.3:443", 403),
+        ("[::ffff:10.1.2.3]:443", 403),
+        ("in.example:443", 403),
+        ("a.test:25", 403),
+        ("u:p@a.test:443", 400),
+        ("a.test", 400),
+        ("a.test:443/private", 400),
+    ],
+)
+async def test_a_tunnel_is_decided_by_host_and_port_and_guarded(
+    internet: FakeInternet, proxy: Any, authority: str, status: int
+) -> None:
+    internet.site("a.test")
+    internet.refusing("refusing.test")
+    unread = internet.site("unread.test", tls="wrong-name")
+    internet.dns("in.example", "10.1.2.3")
+    rules = [
+        {"match": "denied.test", "robots": "deny"},
+        *({"match": name, "robots": "allow"} for name in ("a.test", "refusing.test", "*.example")),
+    ]
+    client = await proxy(proxy_connect="host", host=rules)
+    head, _, _ = await client.connect(authority)
+    assert head.split()[1] == str(status).encode()
+    assert unread.paths == []
+    assert not internet.dialled("10.1.2.3")
+    assert client.service.gate.stats().pacing.in_flight == 0
+
+
+async def test_a_client_that_hangs_up_while_it_waits_frees_its_place(
+    echo: tuple[list[Echo], str], proxy: Any
+) -> None:
+    _, port = echo
+    client = await proxy(**WELCOME)
+    _, _, first = await client.connect(f"a.test:{port}")
+    second = asyncio.create_task(client.connect(f"a.test:{port}"))
+    pacing = client.service.gate.stats
+    await until(lambda: pacing().pacing.waiting == 1)
+    second.cancel()
+    await asyncio.wait([second])
+    client.open[-1].close()
+    await until(lambda: pacing().pacing.waiting == 0)
+    first.close()
+    await until(lambda: pacing().pacing.in_flight == 0 and pacing().pacing.waiting == 0)
