@@ -11,6 +11,7 @@ import pickle
 import pydoc
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def brought_in(code: str, *names: str) -> list[str]:
     return done.stdout.splitlines()[-1].split()
 
 
+@cache
 def seconds(*options: str) -> float:
     """CPU time of a fresh interpreter, the least of several."""
     code = (
@@ -42,7 +44,7 @@ def seconds(*options: str) -> float:
         f"    subprocess.run([sys.executable, *{options!r}], stdout=subprocess.DEVNULL)\n"
         "    spent = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
         "    return spent.ru_utime + spent.ru_stime\n"
-        "marks = [0.0, *(run() for _ in range(7))]\n"
+        "marks = [0.0, *(run() for _ in range(5))]\n"
         "print(min(after - before for before, after in zip(marks, marks[1:])))\n"
     )
     done = subprocess.run(

@@ -31,17 +31,28 @@ KINDS = {"python", "sh", "toml", "json", "nginx", "ini", "yaml", "http", "text",
 
 @dataclass
 class Surroundings:
-    """Where the blocks run: an environment, and a sidecar."""
+    """Where the blocks run: an environment, and a sidecar for those that name one."""
 
     environ: dict[str, str]
     directory: Path
-    sidecar: str
+    sidecar: asyncio.subprocess.Process | None = None
 
-    def placed(self, text: str) -> str:
-        """The block, with the sidecar's address where the default one is printed."""
-        return text.replace("http://127.0.0.1:8750", self.sidecar).replace(
-            "127.0.0.1:8750", self.sidecar.removeprefix("http://")
-        )
+    async def placed(self, text: str) -> str:
+        """The block, with the address of a sidecar where the default one is printed."""
+        if "127.0.0.1:8750" not in text:
+            return text
+        if self.sidecar is None:
+            self.sidecar = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gatekeeper", "serve", "--port", "0"),
+                *("--storage", "memory"),
+                env=self.environ,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+            assert self.sidecar.stdout is not None
+            first = (await self.sidecar.stdout.readline()).decode().strip()
+            self.address = first.removeprefix("gatekeeper: listening on http://")
+        return text.replace("127.0.0.1:8750", self.address)
 
     async def run(self, *command: str) -> tuple[int, str]:
         """Exit code and both streams of a command."""
@@ -105,19 +116,13 @@ async def surroundings(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[
         "GATEKEEPER_GUARD_ALLOW": "127.0.0.0/8",
         "GATEKEEPER_USER_AGENT": "examplebot/1.0 (+https://example.org/bot)",
     }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gatekeeper", "serve", "--port", "0", "--storage", "memory"),
-        env=environ,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    assert process.stdout is not None
+    given = Surroundings(environ, here)
     try:
-        first = (await process.stdout.readline()).decode().strip()
-        yield Surroundings(environ, here, first.removeprefix("gatekeeper: listening on "))
+        yield given
     finally:
-        process.terminate()
-        await process.communicate()
+        if given.sidecar is not None:
+            given.sidecar.terminate()
+            await given.sidecar.communicate()
 
 
 @pytest.mark.parametrize("name", sorted(name for name, blocks in PYTHON.items() if blocks))
@@ -127,7 +132,7 @@ async def test_the_python_of_a_document_runs(
     program, blocks = tmp_path / "runner.py", tmp_path / "blocks.json"
     program.write_text(RUNNER, "utf-8")
     blocks.write_text(
-        json.dumps([[str(block), surroundings.placed(block.text)] for block in PYTHON[name]]),
+        json.dumps([[str(block), await surroundings.placed(block.text)] for block in PYTHON[name]]),
         "utf-8",
     )
     code, output = await surroundings.run(sys.executable, "-W", "error", str(program), str(blocks))
@@ -136,7 +141,7 @@ async def test_the_python_of_a_document_runs(
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
 async def test_a_shell_block_runs(block: Block, surroundings: Surroundings) -> None:
-    code, output = await surroundings.run("sh", "-euc", surroundings.placed(block.text))
+    code, output = await surroundings.run("sh", "-euc", await surroundings.placed(block.text))
     assert code == block.exit_code, output
 
 

@@ -23,9 +23,11 @@ import pytest
 
 from gatekeeper.sidecar import exchange, listening
 from gatekeeper.sidecar.listening import limit_accept_errors
+from tests.effort import LONG
 from tests.internet import FakeInternet
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+POLLS = 5_000 if LONG else 1_500
 RECIPE = Path(__file__).parents[2] / "examples" / "nginx" / "gatekeeper.conf"
 
 
@@ -351,14 +353,14 @@ def test_that_descriptors_have_run_out_is_said_once_a_minute(
 
 
 @pytest.mark.timeout(240)
-async def test_five_thousand_long_polls_wait_and_have_their_turn(
+async def test_thousands_of_long_polls_wait_and_have_their_turn(
     start: Any, internet: FakeInternet
 ) -> None:
-    """As many as the machine's limit of open files lets this test open, 5,000 at most."""
+    """As many as the machine's limit of open files lets this test open, `POLLS` at most."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        many = min(5000, hard // 2 - 200)
+        many = min(POLLS, hard // 2 - 200)
         internet.site("127.0.0.1").robots("")
         url = f"http://127.0.0.1:{internet.listener().port()}/"
         env = {"GATEKEEPER_PACING_DEFAULT_INTERVAL": "0", "GATEKEEPER_SERVER_LOG_DECISIONS": "none"}
