@@ -48,8 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are processors: some tests wait for processes and browsers."""
-    return (os.cpu_count() or 1) + 1
+    """Two more than there are processors: many tests wait for processes and browsers."""
+    return (os.cpu_count() or 1) + 2
 
 
 @pytest.hookimpl(trylast=True)

@@ -18,7 +18,7 @@ from tests.internet import FakeInternet
 resource = pytest.importorskip("resource")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of another process")
 
-DELAY = 2.5
+DELAY = 1.5
 PROBLEM = "urn:gatekeeper:problem:storage"
 
 
