@@ -14,7 +14,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-MODULES = ("compiled", "listed", "patterns", "rules")
+MODULES = ("compiled", "longest", "patterns", "rules")
 """Of `gatekeeper.robots`: where answers are found."""
 OPTIONS = ("--ignore-missing-imports", "--follow-imports=silent", "--config-file=")
 

@@ -100,7 +100,7 @@ def _parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:
 
 def _build() -> str:
     """Whether the hot modules of this installation are compiled."""
-    found = importlib.util.find_spec("gatekeeper.robots.listed")
+    found = importlib.util.find_spec("gatekeeper.robots.longest")
     pure = found is None or (found.origin or "").endswith(".py")
     return "pure Python" if pure else "compiled"
 

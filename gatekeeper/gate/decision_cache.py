@@ -24,7 +24,7 @@ from gatekeeper.fetching.records import Record
 from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.robots import Policy
 from gatekeeper.robots.flat import FlatRules
-from gatekeeper.robots.listed import PlainAnswer, QuickAnswer
+from gatekeeper.robots.longest import PlainAnswer, QuickAnswer
 from gatekeeper.robots.patterns import is_robots_txt
 
 __all__ = ["CachedDecision", "CachedOrigin", "DecisionCache", "WrittenDecision"]

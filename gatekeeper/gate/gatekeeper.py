@@ -45,7 +45,7 @@ from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scheduler import Scheduler, check_moment
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
-from gatekeeper.robots.listed import QuickAnswer
+from gatekeeper.robots.longest import QuickAnswer
 from gatekeeper.storage.base import HistoryEntry, Storage
 from gatekeeper.storage.sqlite import SqliteStorage
 from gatekeeper.url_cache import UrlCache

@@ -23,7 +23,7 @@ from gatekeeper import speedups
 from gatekeeper.robots import timing
 from gatekeeper.robots.compiled import ROBOTS_FILE
 from gatekeeper.robots.flat import FlatRules, flat_rules, rule_with
-from gatekeeper.robots.listed import PlainAnswer, QuickAnswer, in_general
+from gatekeeper.robots.longest import LongestMatch, PlainAnswer, QuickAnswer, in_general
 from gatekeeper.robots.model import (
     Candidate,
     Dialect,
@@ -38,7 +38,6 @@ from gatekeeper.robots.model import (
 )
 from gatekeeper.robots.patterns import ROBOTS_TXT, is_robots_txt
 from gatekeeper.robots.rules import (
-    LongestMatch,
     PrefixesInOrder,
     RuleSet,
     ShellRules,

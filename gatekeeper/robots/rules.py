@@ -1,7 +1,7 @@
 """The rules that one agent obeys, as each dialect reads them.
 
-`LongestMatch` is RFC 9309: the longest match decides. `PrefixesInOrder` is the 1994 standard and
-the 1996 draft, `ShellRules` the 2.0 draft: the first line that matches decides.
+`PrefixesInOrder` is the 1994 standard and the 1996 draft, `ShellRules` the 2.0 draft: the first
+line that matches decides. `longest.LongestMatch` is RFC 9309.
 
 No rule is an object here. Rules are numbered as they stand in the text, and `decide` gives a
 *code*: the number of the deciding rule times two, plus one if it allows; -1, which allows, where
@@ -14,14 +14,13 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from gatekeeper import speedups, urls
+from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import signals
-from gatekeeper.robots.compiled import DENIED, Compiled, ready_rules
-from gatekeeper.robots.listed import ListedRules, QuickAnswer, TextSource, in_general
+from gatekeeper.robots.compiled import DENIED, ready_rules
 from gatekeeper.robots.model import RULE, Dialect, Spans, octets, shown, value_of
 from gatekeeper.robots.patterns import (
     COMPARED,
@@ -36,7 +35,6 @@ from gatekeeper.robots.patterns import (
     decoded_patterns,
     present,
     query_form,
-    rfc_path,
     rfc_pattern,
     shell_keys,
     squeeze,
@@ -45,7 +43,7 @@ from gatekeeper.robots.patterns import (
 from gatekeeper.urls import SURELY_SHORT
 
 __all__ = [
-    "LongestMatch",
+    "Numbered",
     "PrefixesInOrder",
     "RuleSet",
     "ShellRules",
@@ -146,116 +144,6 @@ def octets_of(value: str, path: str, query: str) -> int:
     if any(wild_match(each, seen) for each in squeezed for seen in {path, query}):
         return len(form)
     return 0
-
-
-_EAGER_OCTETS = 16_384
-"""Text beyond which a set is made ready before its first question."""
-_EXPLAINING = 500_000
-"""Steps that naming all the rules that match a path may take, beside looking at each."""
-
-
-class LongestMatch:
-    """RFC 9309: the longest match wins whatever the order, a tie allows (RFC-16 to RFC-19).
-
-    The rules are read off the text when the first question comes, of a large set before.
-    """
-
-    __slots__ = ("_authority", "_listed", "_ready", "_source", "spans")
-
-    dialect = Dialect.RFC9309
-    spans: Spans
-
-    def __init__(self, source: TextSource, spans: Spans) -> None:
-        self.spans = spans
-        self._source: TextSource | None = source
-        """Where the rules are read; None once they are."""
-        self._listed: ListedRules | None = None
-        self._ready: Compiled | None = None
-        """Where speedups are off: every question is decided by these."""
-        self._authority = ""
-        """That of the last URL that had to be read whole: of the next one the path is left."""
-        if not speedups.ON:
-            self._ready = ready_rules(self._found(source), robots_file=True)
-        elif (
-            source.size > _EAGER_OCTETS and sum([hi - lo + 64 for lo, hi in spans]) > _EAGER_OCTETS
-        ):
-            self._listed = ListedRules(self._found(source), large=True)
-
-    def _found(self, source: TextSource) -> list[tuple[str, str]]:
-        text, found = source.lines, []
-        for low, high in self.spans:
-            found += RULE.findall(text, low, high)
-        return found
-
-    def _list(self) -> ListedRules:
-        source = self._source
-        if source is not None:
-            self._listed = ListedRules(self._found(source))
-            self._source = None
-        listed = self._listed
-        assert listed is not None  # noqa: S101 - set before `_source` was emptied
-        return listed
-
-    def allows_url(self, url: str) -> bool:
-        """The verdict for a URL, or a path. Raises InvalidURL for text that is neither."""
-        path = url.removeprefix(self._authority)
-        if path[:1] != "/":
-            origin, path = split_url(url)
-            if origin and url.startswith(origin + "/"):
-                self._authority = origin
-        else:
-            verdict = None if self._listed is None else self._listed.answer(path)
-            if verdict is not None:
-                return verdict
-            path = split_url(url)[1]
-        return self.allows(path)
-
-    @property
-    def quick_answer(self) -> QuickAnswer:
-        """See `Policy.quick_answer`."""
-        if self._ready is not None:
-            return in_general(self.allows)
-        return (self._listed or self._list()).answer
-
-    @property
-    def decider(self) -> Callable[[str], int]:
-        """`decide`, for whoever will ask often."""
-        return (self._ready or self._listed or self._list()).decide
-
-    def allows(self, path: str) -> bool:
-        """The verdict alone, about a path with its query as `split_url` gives it."""
-        if self._ready is None:
-            verdict = (self._listed or self._list()).answer(path)
-            if verdict is not None:
-                return verdict
-        return self.decide(path) & 1 == 1
-
-    def decide(self, path: str) -> int:
-        """The code of the deciding rule, or -1."""
-        return (self._ready or self._listed or self._list()).decide(path)
-
-    def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:
-        """Number and length of every rule that matches, the deciding one first.
-
-        In a file made so that this takes long, of those up to some place in the file.
-        """
-        plain = rfc_path(path)
-        query = query_form(plain)
-        meter = Meter(_EXPLAINING)
-        known: dict[str, int] = {}
-        found: list[tuple[int, int]] = []
-        try:
-            for number, (_, value) in enumerate(rules):
-                if value not in known:
-                    if "*" in value:
-                        meter.spend(len(plain) * len(value) >> COMPARED)
-                    known[value] = octets_of(value, plain, query)
-                if known[value]:
-                    found.append((number, known[value]))
-        except TooDear:
-            pass
-        found.sort(key=lambda each: (-each[1], not rules[each[0]].allow))
-        return found
 
 
 class UsageRules:

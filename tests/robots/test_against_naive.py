@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatekeeper import speedups
-from gatekeeper.robots import RobotsTxt, compiled, listed, patterns
+from gatekeeper.robots import RobotsTxt, compiled, longest, patterns
 
 UNRESERVED = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 RESERVED = set(":/?#@!$&'()*+,;=")  # brackets have no place in a path: always escaped
@@ -124,10 +124,10 @@ def layout(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every way to hold rules: as they are listed, few or many; made ready, with the wildcard
     patterns for few and short paths, and the other."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "many":
-            patch.setattr(listed, "_FEW", 0)
+        if request.param != "listed":
+            patch.setattr(longest, "_FEW", 0)
         if request.param not in {"listed", "many"}:
-            patch.setattr(listed, "_WORTH", 0)
+            patch.setattr(longest, "_WORTH", 0)
         if request.param == "flat or counted":
             patch.setattr(compiled, "PAIRS", 60)
         if request.param == "counted":
