@@ -434,25 +434,23 @@ def gate_middleware_with(
     ) -> ClientResponse:
         loop, url = request.loop, request.url  # asyncio would ask for the process's number first
         task = current_task(loop)
-        adopted, sent = None, request.headers.get(USER_AGENT)
+        sent = request.headers.get(USER_AGENT)
         ours = sent is not None and sent == gate.user_agent
         agent = None if ours else other_agent(sent, gate.user_agent)
         plain = url is spelt.last and not offered
         text = spelt.text if plain else offered.taken_by(request) or sendable(url)
-        if open_leases.get() and (adopted := adopt(text)) is not None:
-            lease: HeldLease | None = adopted
-            if not (ours and adopted.user_agent is None):
-                await judge_adopted(adopted, sent, gate, text)
-        elif agent is not None:
-            lease = None
-        elif plain:
-            lease = take(text, task, spelt.authority.origin, spelt.path)
-        else:
-            lease = take(text, task)
+        lease = adopted = adopt(text) if open_leases.get() else None
+        if lease is not None:
+            if not (ours and lease.user_agent is None):
+                await judge_adopted(lease, sent, gate, text)
+        elif agent is None:
+            parts = (spelt.authority.origin, spelt.path) if plain else ()
+            lease = take(text, task, *parts)
         if lease is None:
             own.let_go()
             lease = await wait(text, task, user_agent=agent)
-        _identify(request, lease, None if ours else gate, signer)
+        if not ours or signer is not None:
+            _identify(request, lease, None if ours else gate, signer)
         started = loop.time()
         try:
             own.begin(task)
