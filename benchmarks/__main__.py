@@ -33,6 +33,7 @@ SUITES = {
     "growth": "what the HTTP service holds in memory over a million requests",
     "client": "RemoteGatekeeper beside a sidecar in another process",
     "dead": "the pace of hosts that answer, beside up to 2,000 dead ones",
+    "instructions": "what a page more costs in a crawl, counted by valgrind (ten minutes)",
     "crawl": "20,000 pages of 200 hosts on loopback, beside other crawlers",
 }
 

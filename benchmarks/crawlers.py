@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from benchmarks.pages import urls
 from benchmarks.report import version_of
 
-__all__ = ["CONCURRENCY", "CRAWLERS", "available"]
+__all__ = ["BARE", "CONCURRENCY", "CRAWLERS", "available"]
 
 CONCURRENCY = 100
 PER_HOST = 10
@@ -294,18 +294,24 @@ class Crawler(NamedTuple):
     """Imported before the clock runs."""
     slow: bool = False
     """It gets fewer pages."""
+    beside: str | None = None
+    """What it is held against; None: the bare client."""
 
 
+BARE = "bare aiohttp"
 _OURS = ("aiohttp", "gatekeeper", "gatekeeper.session")
 
 CRAWLERS = {
-    "bare aiohttp": Crawler(bare, "aiohttp", ("aiohttp",)),
+    BARE: Crawler(bare, "aiohttp", ("aiohttp",)),
     "polite_session": Crawler(polite, "robots-gatekeeper", _OURS),
     "gate.lease": Crawler(leases, "robots-gatekeeper", _OURS),
     "PoliteQueue": Crawler(queue, "robots-gatekeeper", _OURS),
     "bare aiohttp, to files": Crawler(bare_files, "aiohttp", ("aiohttp",)),
     "gatekeeper fetch -o": Crawler(
-        fetch_files, "robots-gatekeeper", (*_OURS, "gatekeeper.cli.crawl.runner")
+        fetch_files,
+        "robots-gatekeeper",
+        (*_OURS, "gatekeeper.cli.crawl.runner"),
+        beside="bare aiohttp, to files",
     ),
     "aiohttp and Protego": Crawler(by_hand, "protego", ("aiohttp", "protego")),
     "Crawlee": Crawler(crawlee, "crawlee", ("crawlee.crawlers", "crawlee.storage_clients"), True),

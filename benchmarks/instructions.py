@@ -1,0 +1,69 @@
+"""What a page more costs in a crawl, in instructions: the same on a busy machine as on a quiet one.
+
+Each crawler runs twice under valgrind, with a few pages a host and with more, in a process of its
+own; the difference holds no start, no first meeting of a host and no robots.txt. Needs valgrind.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from benchmarks.crawlers import BARE, CRAWLERS, available
+from benchmarks.options import Options
+from benchmarks.pages import HOSTS, serving
+from benchmarks.report import Table, count, times
+
+__all__ = ["run"]
+
+_MEASURED = (
+    *("bare aiohttp", "polite_session", "gate.lease", "gate.lease, plain_session"),
+    *("PoliteQueue", "bare aiohttp, to files", "gatekeeper fetch -o"),
+)
+_FEW, _MORE = 10, 25
+"""Pages a host."""
+
+
+def run(options: Options) -> list[Table]:
+    """The table. Raises RuntimeError without valgrind."""
+    if shutil.which("valgrind") is None:
+        raise RuntimeError("it needs valgrind")
+    names = [name for name in _MEASURED if name in available()]
+    hosts = HOSTS // 4 if options.quick else HOSTS
+    cost: dict[str, float] = {}
+    with serving() as port:
+        for name in names:
+            few, more = (_instructions(name, port, hosts * each) for each in (_FEW, _MORE))
+            cost[name] = (more - few) / (hosts * (_MORE - _FEW))
+    rows = []
+    for name in names:
+        beside = CRAWLERS[name].beside or BARE
+        rows.append((name, count(cost[name]), times(cost[name] / cost[beside]), beside))
+    return [
+        Table(
+            f"A page more, {_FEW} to {_MORE} of each of {hosts} hosts",
+            ("", "instructions", "of", "client"),
+            rows,
+            "1.12x for polite_session and gate.lease, 1.2x for PoliteQueue, 1.67x for fetch",
+            ("Instructions of the process alone, by valgrind: nothing of what the system does.",),
+            cost,
+        )
+    ]
+
+
+def _instructions(name: str, port: int, pages: int) -> int:
+    tool = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
+    done = subprocess.run(
+        [*tool, sys.executable, "-m", "benchmarks.crawlers", name, str(port), str(pages)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        check=True,
+    )
+    found = re.search(r"I\s+refs:\s+([\d,]+)", done.stderr)
+    if found is None:
+        raise RuntimeError(done.stderr[-500:])
+    return int(found[1].replace(",", ""))
