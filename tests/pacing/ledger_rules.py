@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gatekeeper.pacing.ledger import (
@@ -19,6 +19,9 @@ from gatekeeper.pacing.ledger import (
     TakeRequest,
 )
 from gatekeeper.pacing.rules import DAY, DailyBudget
+
+PATIENCE = 20.0
+"""Seconds, as a backstop."""
 
 
 class Time(Protocol):
@@ -35,39 +38,45 @@ class Listener:
         self.reports: list[Report] = []
         self.pauses: list[tuple[str, bool]] = []
         self.losses: list[bool] = []
+        self._told = asyncio.Event()
 
     def opened(self, token: str, seconds: float) -> None:
         self.opened_for.append((token, seconds))
+        self._told.set()
 
     def blocked(self, report: Report) -> None:
         self.reports.append(report)
+        self._told.set()
 
     def paused(self, scope: str, paused: bool) -> None:
         self.pauses.append((scope, paused))
+        self._told.set()
 
     def lost(self, lost: bool) -> None:
         self.losses.append(lost)
+        self._told.set()
 
     def clocks(self) -> list[ScopeClock]:
         return []
 
+    async def until(self, heard: Callable[[], object]) -> None:
+        """Wait until it was told what makes `heard` true; a fleet's words come over a wire."""
+        async with asyncio.timeout(PATIENCE):
+            while not heard():
+                self._told.clear()
+                await self._told.wait()
+
     async def heard(self, count: int = 1) -> None:
-        """Wait until so many openings came; a fleet's come over a wire."""
-        for _ in range(200):
-            if len(self.opened_for) >= count:
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError(f"{self.opened_for}: {count} awaited")
+        """Wait until so many openings came."""
+        await self.until(lambda: len(self.opened_for) >= count)
 
 
 async def listen(ledger: Ledger, owner: str, listener: Listener) -> None:
     """Listen, and wait until that is in force."""
     ledger.listen(owner, listener)
-    for _ in range(600):
-        if getattr(ledger, "hearing", True):
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it does not hear")
+    async with asyncio.timeout(PATIENCE):
+        while not getattr(ledger, "hearing", True):
+            await asyncio.sleep(0)
 
 
 def asks(token: str, *scopes: ScopeRequest | str, interval: float = 1.0) -> TakeRequest:
@@ -307,10 +316,7 @@ class LedgerRules:
         assert await granted(ledger, "b:1", "warm")  # whatever has to be set up is
         await ledger.block([Report("h", 60.0, "429", 2.0, 100.0)])
         await ledger.pause(["k"])
-        for _ in range(200):
-            if listener.reports and listener.pauses:
-                break
-            await asyncio.sleep(0.005)
+        await listener.until(lambda: listener.reports and listener.pauses)
         assert [one.scope for one in listener.reports] == ["h"]
         assert near(listener.reports[0].seconds, 60.0)
         assert listener.reports[0].interval == 2.0

@@ -221,7 +221,9 @@ def test_every_code_is_told_by_some_test_and_documented() -> None:
 
 def test_messages_are_printable_and_short() -> None:
     text = GROUP + "Disallow: x\u202e" + "y" * 10_000 + "\nX\u2028Y: 1\nDisallow: /b\n"
-    for finding in RobotsTxt.parse(text).findings:
+    findings = RobotsTxt.parse(text).findings
+    assert {finding.line for finding in findings} >= {2, 3}
+    for finding in findings:
         assert finding.message.isprintable()
         assert len(finding.message) < 300
 
