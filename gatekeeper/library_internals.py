@@ -24,7 +24,8 @@ wrap_requests        a request's own `timeout` and             ConfigError: use 
 request_parser       a worker reads requests as the sidecar    workers answer nothing: they pass
                      does, and can still pass one on           each connection on to the owner
 fail_broken_body     400 at once for a body that is no HTTP    408 when the time for bodies is over
-octets_after         what a client sends into a tunnel          ConfigError: no tunnels
+octets_after         what a client sends into a tunnel         ConfigError: no tunnels
+scrapy_stops         a stopped crawl waits for no turn         it waits GATEKEEPER_MAX_WAIT at most
 wake_scrapy          a request is sent when its turn comes     up to 5 s later, by its heartbeat
 ===================  ========================================  =====================================
 """
@@ -350,6 +351,15 @@ def fail_broken_body(connection: web.RequestHandler) -> None:
 
 
 # --- Scrapy's engine ------------------------------------------------------------------------
+
+
+def scrapy_stops(crawler: Any) -> bool:
+    """Is a crawl closing its spider? Scrapy says so to nobody before all downloads have ended."""
+    try:
+        engine = crawler.engine
+    except RuntimeError:  # it has none yet
+        return False
+    return getattr(getattr(engine, "_slot", None), "closing", None) is not None
 
 
 def wake_scrapy(engine: object) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
@@ -37,7 +37,7 @@ from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.integrations.hops import GuardedNames, HopErrors, by_system, name_to_send
 from gatekeeper.integrations.refusals import MAX_WAIT, RefusedTurn
-from gatekeeper.library_internals import wake_scrapy
+from gatekeeper.library_internals import scrapy_stops, wake_scrapy
 from gatekeeper.middleware import unnamed
 from gatekeeper.queue import Turn
 from gatekeeper.remote.client import RemoteGatekeeper
@@ -57,6 +57,8 @@ _log = logging.getLogger("gatekeeper.integrations.scrapy")
 
 _AGAIN: Final = 0.1
 """Seconds after which a deferred download asks again, at the soonest."""
+_LOOK: Final = 2.0
+"""Seconds between two looks whether the crawl is being stopped, while a download waits."""
 _LOOK_UP: Final = 5.0
 """Seconds for which it is asked why a name has no address: no answer is one as well."""
 
@@ -220,6 +222,23 @@ class ScrapyCrawl:
             self.waiting -= 1
             active.add(request)
 
+    async def unless_stopped(self, request: Request, waiting: Coroutine[Any, Any, Any]) -> Any:
+        """The lease that is waited for. A crawl that is stopped waits for none: Scrapy would wait
+        for the download."""
+        task = asyncio.ensure_future(waiting)
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=_LOOK)
+                crawler = self._crawler()
+                if not task.done() and crawler is not None and scrapy_stops(crawler):
+                    late = LeaseTimeout(request.url, f"{request.url}: the crawl is being stopped")
+                    raise _ERRORS.of(late, request)
+            return task.result()
+        except BaseException:
+            if not (task.cancel() or task.cancelled() or task.exception()):
+                task.result().give_back()  # it came in this very moment
+            raise
+
     def is_wanted(self, request: Request) -> bool:
         """Does anybody wait for what becomes of it, once Scrapy has downloaded it?"""
         crawler = self._crawler()
@@ -283,7 +302,7 @@ class PoliteMiddleware:
         turn = crawl.turns.get(request)
         if turn is None:
             with crawl.out_of_the_way(request):
-                lease = await self._acquire(gate, request)
+                lease = await crawl.unless_stopped(request, self._acquire(gate, request))
         else:
             lease = turn.lease
             if isinstance(lease, RefusedTurn):

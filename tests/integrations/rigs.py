@@ -383,6 +383,7 @@ class Scrapy(Rig):
     worker: ClassVar[Worker | None] = None
     """The process of all crawls of this run, once there is one."""
     way = "get"
+    max_wait = 1.0
     guarded = False
     streams = False
     cancels = False  # nobody can take back what the scheduler has
@@ -415,7 +416,7 @@ class Scrapy(Rig):
         settings = {
             "ADDONS": {"gatekeeper.integrations.scrapy.Addon": 500},
             "USER_AGENT": AGENT,
-            "GATEKEEPER_MAX_WAIT": 1.0,
+            "GATEKEEPER_MAX_WAIT": self.max_wait,
             "RETRY_ENABLED": False,
             "HTTPERROR_ALLOW_ALL": True,
             "TELNETCONSOLE_ENABLED": False,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper import Config, Deferred, Gatekeeper, PoliteQueue, speedups
+from gatekeeper import Config, Deferred, Gatekeeper, LeaseTimeout, PoliteQueue, speedups
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import PacingConfig
 from gatekeeper.identity import new_key
@@ -23,7 +23,7 @@ from gatekeeper.testing import ScriptedGate, drive
 from tests.conformance.conftest import short, sidecar_on
 from tests.conformance.ways import settings
 from tests.documents.blocks import SITE
-from tests.integrations.rigs import SCRAPY_PYTHON
+from tests.integrations.rigs import SCRAPY_PYTHON, ScrapyDownloads
 from tests.integrations.rigs import Scrapy as Rig
 from tests.internet import FakeInternet, Hold, Page, Reset, redirect
 from tests.test_identity import as_sent, verify
@@ -399,6 +399,23 @@ async def test_a_download_waits_for_what_is_deferred_no_longer_than_it_is_told(
         waiting.cancel()
         await asyncio.wait([waiting])
         assert gate.stats().pacing.in_flight == 0
+
+
+async def test_a_crawl_that_is_stopped_waits_for_no_turn(internet: FakeInternet) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 900\n").page("/")
+    rig = ScrapyDownloads(internet, settings(), None)
+    rig.max_wait = 3_600.0
+    await rig.start()
+    try:
+        waiting = asyncio.create_task(rig.get("http://a.test/"))
+        while not site.paths:
+            await asyncio.sleep(0)
+        await rig.close()
+        with pytest.raises(LeaseTimeout, match="stopped"):
+            await waiting
+    finally:
+        await rig.stop()
+    assert site.paths == ["/robots.txt"]
 
 
 async def test_another_scheduler_waits_in_the_middleware(
