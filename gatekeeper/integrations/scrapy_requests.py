@@ -300,7 +300,8 @@ class PoliteMiddleware:
         crawl = self._crawl
         gate = await crawl.open()
         turn = crawl.turns.get(request)
-        if turn is None:
+        # One that was sent before, or given out so long ago that its lease has ended, takes another.
+        if turn is None or getattr(turn.lease, "ended", False):
             with crawl.out_of_the_way(request):
                 lease = await crawl.unless_stopped(request, self._acquire(gate, request))
         else:

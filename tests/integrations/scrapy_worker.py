@@ -200,14 +200,13 @@ class _Crawl:
         """A request that the scheduler gives out; its status and text."""
         import scrapy
 
+        request = scrapy.Request(url, headers=headers, meta=meta, dont_filter=True)
+        return await self._crawled(request)
+
+    async def _crawled(self, request: Any) -> Any:
         done = asyncio.get_running_loop().create_future()
-        request = scrapy.Request(
-            *(url, done.set_result),
-            errback=lambda failure: done.set_exception(failure.value),
-            headers=headers,
-            meta=meta,
-            dont_filter=True,
-        )
+        request.callback = done.set_result
+        request.errback = lambda failure: done.set_exception(failure.value)
         self.crawler.engine.crawl(request)
         del request
         return _told(await done)
@@ -216,12 +215,25 @@ class _Crawl:
         """One that a callback or a pipeline asks the engine for."""
         import scrapy
 
-        engine, request = self.crawler.engine, scrapy.Request(url, headers=headers, meta=meta)
+        return await self._downloaded(scrapy.Request(url, headers=headers, meta=meta))
+
+    async def _downloaded(self, request: Any) -> Any:
+        engine = self.crawler.engine
         if hasattr(engine, "download_async"):
             return _told(await engine.download_async(request))
         from scrapy.utils.defer import maybe_deferred_to_future  # before Scrapy 2.14
 
         return _told(await maybe_deferred_to_future(engine.download(request)))
+
+    async def twice(self, url: str) -> Any:
+        """One that the scheduler gives out, and that is asked for once more."""
+        import scrapy
+
+        request = scrapy.Request(url, dont_filter=True)
+        await self._crawled(request)
+        while request in self.crawler.engine._slot.inprogress:  # one at a time, as Scrapy wants it
+            await asyncio.sleep(0)
+        return await self._downloaded(request)
 
     async def begin(self, way: str, url: str, meta: dict[str, Any]) -> None:
         """One of which the head has come, and nothing is waited for any more."""

@@ -418,6 +418,19 @@ async def test_a_crawl_that_is_stopped_waits_for_no_turn(internet: FakeInternet)
     assert site.paths == ["/robots.txt"]
 
 
+async def test_a_request_that_is_sent_again_takes_another_turn(internet: FakeInternet) -> None:
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.2\n").page("/", "hello")
+    rig = Rig(internet, settings(), None)
+    await rig.start()
+    try:
+        await rig._tell_names()
+        assert await rig.crawl.call("twice", "http://a.test/") == (200, "hello")
+    finally:
+        await rig.stop()
+    assert site.paths == ["/robots.txt", "/", "/"]
+    assert min(site.gaps()) >= 0.2
+
+
 async def test_another_scheduler_waits_in_the_middleware(
     internet: FakeInternet, scrapy: Scrapy
 ) -> None:
