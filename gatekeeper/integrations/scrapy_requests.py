@@ -300,7 +300,7 @@ class PoliteMiddleware:
         crawl = self._crawl
         gate = await crawl.open()
         turn = crawl.turns.get(request)
-        # One that was sent before, or given out so long ago that its lease has ended, takes another.
+        # One that was sent before, or whose lease has ended since it was given out, takes another.
         if turn is None or getattr(turn.lease, "ended", False):
             with crawl.out_of_the_way(request):
                 lease = await crawl.unless_stopped(request, self._acquire(gate, request))
