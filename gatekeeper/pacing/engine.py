@@ -394,7 +394,9 @@ class Engine:
             pop_due, unproven = self.queues.pop_due, self.unproven
             while self.granted < self.grant_limit:
                 # Who was held for the want of room fell due before all that are due now.
-                queue = unproven.next_held() if unproven.held and unproven.room > 0 else None
+                queue = None
+                if unproven.held and unproven.room > 0:
+                    queue = unproven.next_held()
                 if queue is None and (queue := pop_due(now)) is None:
                     return
                 self._serve(queue, now)

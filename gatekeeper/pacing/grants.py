@@ -99,19 +99,13 @@ class Grant(msgspec.Struct, eq=False):
         """The head of the response arrived: the clocks count from here. `now`: see `report`."""
         if self.told or self.reported or not self.open:
             return
-        engine, scope = self.engine, self.scope
         if now is None:
-            now = engine.now()
+            now = self.engine.now()
         self.told = True
         self._begin(now)
-        if scope.to_prove:
-            scope.to_prove -= 1
-        try:
-            if engine.keeper is not None:
-                engine.keep(self, now, engine.keeper.remember)
-        finally:
-            if self.others or (scope.queue is not None and scope.in_flight < scope.settings.limit):
-                engine.freed(self, now)  # another slot of the host, or a scope that it shares
+        if self.scope.to_prove:
+            self.scope.to_prove -= 1
+        self._moved(now)
 
     def report(
         self,
@@ -133,31 +127,59 @@ class Grant(msgspec.Struct, eq=False):
             return
         self.reported = True
         engine, scope = self.engine, self.scope
-        began = not self.told
-        teaches = (
+        if (
             status is None
             or status >= 400
             or retry_after is not None
             or rate_limit is not None
             or scope.history is not None
             or engine.learns_latency
-        )
-        if not (began or teaches):
-            return
-        if now is None:
-            read = engine.now  # an attribute that is called is slow to find before Python 3.12
-            now = read()
+        ):
+            now = engine.now() if now is None else now
+            self._teach(status, elapsed, retry_after, size, rate_limit, now)
+        elif not self.told:  # what most reports say: the head is here, and nothing else
+            if now is None:
+                read = engine.now  # an attribute that is called is slow to find before Python 3.12
+                now = read()
+            self._begin(now)
+            if scope.to_prove:
+                scope.to_prove -= 1
+            if (
+                self.others
+                or engine.keeper is not None
+                or (scope.queue is not None and scope.in_flight < scope.settings.limit)
+            ):
+                self._moved(now)
+
+    def _teach(
+        self,
+        status: int | None,
+        elapsed: float | None,
+        retry_after: float | str | None,
+        size: int | None,
+        rate_limit: str | None,
+        now: float,
+    ) -> None:
+        """Its report may teach something about the host."""
+        began = not self.told
         if began:
             self._begin(now)
             if status is None and elapsed is not None:
-                scope.to_prove = PROVEN
-            elif scope.to_prove:
-                scope.to_prove -= 1
+                self.scope.to_prove = PROVEN
+            elif self.scope.to_prove:
+                self.scope.to_prove -= 1
+        elif status is None:
+            elapsed = None  # an answer began: what ended it is no failure of the host
         try:
-            if teaches:
-                if status is None and not began:
-                    elapsed = None  # an answer began: what ended it is no failure of the host
-                engine.observe(self, status, elapsed, retry_after, size, rate_limit, now)
+            self.engine.observe(self, status, elapsed, retry_after, size, rate_limit, now)
+        finally:
+            self._moved(now, began)
+
+    def _moved(self, now: float, began: bool = True) -> None:
+        """Its clocks count from now, if it `began`: they are kept, and whoever waits for another
+        slot of the host, or for a scope that it shares, looks again."""
+        engine, scope = self.engine, self.scope
+        try:
             if began and engine.keeper is not None:
                 engine.keep(self, now, engine.keeper.remember)
         finally:

@@ -425,12 +425,15 @@ class Queues:
     def look_again(self, scope: Scope, now: float) -> None:
         """Put the queue of a scope where its due time says, if it is HELD or TIMED."""
         queue: ScopeQueue | None = scope.queue
-        if queue is None or (queue.place is not _HELD and queue.place is not _TIMED):
+        if queue is None:
+            return
+        place = queue.place
+        if place is not _HELD and place is not _TIMED:
             return
         due = queue.due_at() if queue.special else scope.due_at()
-        if now < due < INF:
+        if due > now and due != INF:
             entry = floor(due * 1e6) << _ID_BITS | queue.id
-            if queue.place is _TIMED:
+            if place is _TIMED:
                 if queue.due == entry:
                     return
                 self._left_behind()
@@ -445,7 +448,7 @@ class Queues:
             if due < self.timer.when:
                 self.timer.set(due)
             return
-        if queue.place is _TIMED:
+        if place is _TIMED:
             self._left_behind()
         if due > now:
             queue.place = _HELD
@@ -467,16 +470,14 @@ class Queues:
         again then.
         """
         ready, heap = self.ready, self._heap
-        if self._limit_of > now:
+        if self._limit_of != now:
             self._limit_at(now)
         while True:
             if ready and (not heap or ready[0].due <= heap[0]):
                 found = ready.popleft()
                 found.place = _SERVING
                 return found
-            if heap and (
-                heap[0] < self._limit or (self._limit_of < now and heap[0] < self._limit_at(now))
-            ):
+            if heap and heap[0] < self._limit:
                 entry = heappop(heap)
                 queue = self._queues[entry & _ID_MASK]
             elif self._near and self._near[0][0] <= now:
@@ -532,7 +533,7 @@ class Queues:
         return queue
 
     def _limit_at(self, now: float) -> int:
-        """Hints below this have come up by then; an older one will do where it is enough."""
+        """Hints below this have come up by then."""
         self._limit_of = now
         self._limit = floor(now * 1e6 + 1.5) << _ID_BITS
         return self._limit

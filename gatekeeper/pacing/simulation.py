@@ -25,7 +25,7 @@ from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import Offer, Waiter
 from gatekeeper.pacing.rules import DAY, BudgetSpent, Rules
-from gatekeeper.pacing.scopes import INF, RobotsInterval, Scope
+from gatekeeper.pacing.scopes import INF, NO_RATE, RobotsInterval, Scope
 
 __all__ = ["Account", "Experience", "Judge", "SimulationReport", "simulate"]
 
@@ -127,9 +127,9 @@ class Judge:
 
 
 _ASKED = (
-    RobotsInterval(None),
-    RobotsInterval(None),
-    RobotsInterval(None),
+    NO_RATE,
+    NO_RATE,
+    NO_RATE,
     RobotsInterval(0.5, "crawl-delay 0.5 s from robots.txt line 2"),
     RobotsInterval(2.0, "crawl-delay 2 s from robots.txt line 2"),
     RobotsInterval(10.0, "request-rate 1/10 from robots.txt line 3"),
@@ -168,7 +168,9 @@ class _Site(Waiter):
         "asked",
         "basis",
         "blocked_until",
+        "end_after",
         "ends",
+        "head_after",
         "heads",
         "in_flight",
         "interval",
@@ -193,6 +195,7 @@ class _Site(Waiter):
         self.asked = asked
         self.heads = sim.heads[speed]
         self.ends = sim.ends[speed]
+        self.head_after, self.end_after = _SPEEDS[speed]
         self.todo = todo
         """URLs left."""
         self.stays = todo > 1
@@ -205,16 +208,16 @@ class _Site(Waiter):
         todo = self.todo = self.todo - 1
         if todo == 1:
             self.stays = False  # the next lease is the last
-        self.sim.judge.start(self, grant.start_at)
+        sim, start = self.sim, grant.start_at
+        sim.judge.start(self, start)
         if grant.others:
             for other in grant.others:
-                self.sim.judge.start(self.sim.accounts[other], grant.start_at)
-        under_way = (grant, self)
+                sim.judge.start(sim.accounts[other], start)
         if self.heads is not None:
-            self.heads.append(under_way)
-        self.ends.append(under_way)
+            self.heads.append((start + self.head_after, grant, self))
+        self.ends.append((start + self.end_after, grant, self))
         if grant.counted and (budget := grant.scope.settings.budget) is not None:
-            self.sim.judge.page(self, grant.start_at, budget.pages)
+            sim.judge.page(self, start, budget.pages)
 
     def refuse(self, error: Exception) -> None:
         """Deferred: it comes back when the day is over."""
@@ -226,7 +229,8 @@ class _Site(Waiter):
         raise AssertionError
 
 
-_UnderWay = tuple[Grant, _Site]
+_UnderWay = tuple[float, Grant, _Site]
+"""A request, and the moment of its head or end."""
 
 
 class _Simulation:
@@ -246,15 +250,8 @@ class _Simulation:
             deque() if head != end else None for head, end in _SPEEDS
         ]
         self.ends: list[deque[_UnderWay]] = [deque() for _ in _SPEEDS]
-        self._queues = [
-            *(
-                (heads, head)
-                for heads, (head, _) in zip(self.heads, _SPEEDS, strict=True)
-                if heads is not None
-            ),
-            *((ends, end) for ends, (_, end) in zip(self.ends, _SPEEDS, strict=True)),
-        ]
-        self._lost: list[tuple[float, int, _UnderWay]] = []
+        self._queues = [*(heads for heads in self.heads if heads is not None), *self.ends]
+        self._lost: list[tuple[float, int, Grant, _Site]] = []
         """A heap of requests that nobody will report, by the end of their leases."""
         self._deferred: list[tuple[float, int, _Site]] = []
         """A heap of sites whose budget is spent, by when that ends."""
@@ -303,15 +300,15 @@ class _Simulation:
 
     def _next_event(self) -> float:
         when = self._deferred[0][0] if self._deferred else INF
-        for queue, delay in self._queues:
-            if queue and queue[0][0].start_at + delay < when:
-                when = queue[0][0].start_at + delay
+        for queue in self._queues:
+            if queue and queue[0][0] < when:
+                when = queue[0][0]
         return when
 
     def _begin(self, now: float) -> None:
-        for queue, (delay, _) in zip(self.heads, _SPEEDS, strict=True):
-            while queue and queue[0][0].start_at + delay <= now:
-                grant, site = queue.popleft()
+        for queue in self.heads:
+            while queue and queue[0][0] <= now:
+                _, grant, site = queue.popleft()
                 grant.head(now)
                 self.judge.head(site, now)
                 for other in grant.others:
@@ -319,9 +316,9 @@ class _Simulation:
 
     def _finish(self, now: float) -> None:
         random_share, judge, accounts = self.rng.random, self.judge, self.accounts
-        for queue, (_, delay) in zip(self.ends, _SPEEDS, strict=True):
-            while queue and queue[0][0].start_at + delay <= now:
-                grant, site = queue.popleft()
+        for queue in self.ends:
+            while queue and queue[0][0] <= now:
+                _, grant, site = queue.popleft()
                 headed = grant.told
                 # The judge knows of the end before the scheduler, which may grant within.
                 if random_share() < _TROUBLE:
@@ -331,7 +328,7 @@ class _Simulation:
                 if grant.others:
                     for other in grant.others:
                         judge.end(accounts[other], now, headed)
-                grant.report(200, 0.1, now=now)
+                grant.report(200, 0.1, None, None, None, now)
                 grant.release(now)
 
     def _trouble(self, grant: Grant, site: _Site, now: float) -> None:
@@ -339,8 +336,8 @@ class _Simulation:
         judge, headed = self.judge, grant.headed
         kind = self.rng.randrange(5)
         if kind == 4:
-            entry = (grant.expires_at, next(self._order), (grant, site))
-            heapq.heappush(self._lost, entry)  # never reported: it will expire
+            # Never reported: it will expire.
+            heapq.heappush(self._lost, (grant.expires_at, next(self._order), grant, site))
             return
         accounts = (site, *(self.accounts[other] for other in grant.others))
         if kind == 3 and not headed:
@@ -362,7 +359,7 @@ class _Simulation:
 
     def _expire(self, now: float) -> None:
         while self._lost and self._lost[0][0] <= now:
-            grant, site = heapq.heappop(self._lost)[2]
+            _, _, grant, site = heapq.heappop(self._lost)
             for account in (site, *(self.accounts[other] for other in grant.others)):
                 self.judge.end(account, now, grant.headed)
         self.engine.expire(now)
@@ -393,9 +390,10 @@ def simulate(
         if (todo := share + (number < rest)) > 0:
             sim.add(f"h{number}{group}.example", todo)
     if collecting:
-        gc.collect()  # ... so it is gone through once, not once for each generation
+        gc.freeze()  # ... so it is not gone through at all
         gc.enable()
     sim.run()
+    gc.unfreeze()
     return SimulationReport(
         hosts=hosts,
         leases=sim.engine.granted,
