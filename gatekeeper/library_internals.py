@@ -35,7 +35,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import aiohttp
 from aiohttp import web
@@ -49,6 +49,7 @@ __all__ = [
     "MOST_INTERIM",
     "MOST_OCTETS",
     "DialConnector",
+    "InlineReader",
     "body_read",
     "close_pooled",
     "default_proxy",
@@ -59,6 +60,7 @@ __all__ = [
     "request_parser",
     "start_connection",
     "wake_scrapy",
+    "whole_request",
     "wrap_requests",
 ]
 
@@ -229,14 +231,24 @@ class _Limited(ResponseHandler):
 # --- aiohttp's server -----------------------------------------------------------------------
 
 
-def read_inline(
-    connection: web.RequestHandler,
-    answer: Callable[[Any, Any, asyncio.Transport], bytes | None],
-    *,
-    keepalive: float,
-) -> bool:
-    """Have `answer(message, payload, transport)` see each request of a connection where it is
-    read; what it returns is written at once, and None sends the request the usual way.
+class InlineReader(Protocol):
+    """What answers the requests of a connection where they are read."""
+
+    def answer(self, message: Any, payload: Any, transport: asyncio.Transport) -> bytes | None:
+        """The response to a request that aiohttp has read; None sends it the usual way."""
+
+    def answer_octets(self, data: bytes, transport: asyncio.Transport) -> bytes | None:
+        """The response to octets that are a whole request, if they are told to be one without
+        aiohttp's parser; None: it has to read them."""
+
+    def learn(self, data: bytes, message: Any, length: int) -> None:
+        """aiohttp has read this of the octets `data`, one whole request and nothing else, with
+        `length` octets of a body."""
+
+
+def read_inline(connection: web.RequestHandler, reader: InlineReader, *, keepalive: float) -> bool:
+    """Have `reader` see each request of a connection where it is read; what it answers is written
+    at once.
 
     aiohttp makes a future, a task, a writer and a request for each one, which is half of what a
     warm check costs. `keepalive`: seconds that the connection may idle after an answer. False
@@ -245,28 +257,30 @@ def read_inline(
     names = ("_parser", "_waiter", "_paused", "_request_count", "_next_keepalive_close_time")
     if not speedups.ON or not all(hasattr(connection, name) for name in names):
         return False
-    parser = _InlineParser(connection, answer, keepalive)
+    parser = _InlineParser(connection, reader, keepalive)
     connection._parser = cast("Any", parser)
     return True
 
 
 class _InlineParser:
-    """Stands in for the parser of one connection: what `answer` takes is not passed on."""
+    """Stands in for the parser of one connection: what `reader` takes is not passed on."""
 
-    __slots__ = ("_answer", "_connection", "_feed", "_keepalive", "_parser", "message_consumed")
+    __slots__ = (
+        *("_between", "_connection", "_feed", "_keepalive", "_parser", "_reader"),
+        "message_consumed",
+    )
 
     def __init__(
-        self,
-        connection: web.RequestHandler,
-        answer: Callable[[Any, Any, asyncio.Transport], bytes | None],
-        keepalive: float,
+        self, connection: web.RequestHandler, reader: InlineReader, keepalive: float
     ) -> None:
         parser: Any = connection._parser
         self._connection = connection
-        self._answer = answer
+        self._reader = reader
         self._keepalive = keepalive
         self._parser = parser
         self._feed = parser.feed_data
+        self._between = True
+        """aiohttp's parser has read whole requests, and nothing of the next one."""
         self.message_consumed: Callable[[], None] = parser.message_consumed
 
     def __getattr__(self, name: str) -> Any:
@@ -274,30 +288,43 @@ class _InlineParser:
 
     def feed_data(self, data: bytes) -> Any:
         """The requests that `data` completes, but for one that is answered already."""
+        if self._between and (transport := self._free()) is not None:
+            answer = self._reader.answer_octets(data, transport)
+            if answer is not None:
+                self._write(transport, answer)
+                return _NO_MESSAGES
+        self._between = False
         found = self._feed(data)
         messages, upgraded, _ = found
         # Several at once are pipelined: their answers go out in their order, by the queue.
-        if len(messages) == 1 and not upgraded and self._answered(*messages[0]):
-            self.message_consumed()
-            return _NO_MESSAGES
+        if len(messages) == 1 and not upgraded:
+            message, payload = messages[0]
+            length = whole_request(data, payload)
+            if length >= 0:
+                self._between = True
+                self._reader.learn(data, message, length)
+            transport = self._free()
+            answer = None if transport is None else self._reader.answer(message, payload, transport)
+            if transport is not None and answer is not None:
+                self._write(transport, answer)
+                self.message_consumed()
+                return _NO_MESSAGES
         return found
 
-    def _answered(self, message: Any, payload: Any) -> bool:
-        """Answer it here, if nothing stands before it and the client reads its answers."""
+    def _free(self) -> asyncio.Transport | None:
+        """The transport, if no request stands before this one and the client reads its answers."""
         connection = self._connection
         waiter, transport = connection._waiter, connection.transport
         if waiter is None or waiter.done() or connection._paused:
-            return False
-        if transport is None or transport.is_closing():
-            return False
-        answer = self._answer(message, payload, transport)
-        if answer is None:
-            return False
+            return None
+        return None if transport is None or transport.is_closing() else transport
+
+    def _write(self, transport: asyncio.Transport, answer: bytes) -> None:
         transport.write(answer)
         # The rest is what aiohttp's own loop does after an answer.
+        connection = self._connection
         connection._request_count += 1
         connection._next_keepalive_close_time = connection._loop.time() + self._keepalive
-        return True
 
 
 _NO_MESSAGES: Final[tuple[tuple[()], bool, bytes]] = ((), False, b"")
@@ -312,6 +339,15 @@ def body_read(payload: Any) -> bytes | None:
     if parts is None:
         return None
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def whole_request(data: bytes, payload: Any) -> int:
+    """Octets of the body, where `data` is one whole request whose payload that is, and nothing
+    else; -1 where it is not."""
+    body = body_read(payload) if payload.is_eof() else None
+    if body is None or len(data) != data.find(b"\r\n\r\n") + 4 + len(body):
+        return -1
+    return len(body)
 
 
 def request_parser(protocol: object, loop: asyncio.AbstractEventLoop, *, header: int) -> Any:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
 from gatekeeper import speedups, urls
 from gatekeeper.clock import Clock, SystemClock, deadline
@@ -33,7 +33,6 @@ from gatekeeper.errors import (
     StorageError,
 )
 from gatekeeper.gate import GateInternals, internals
-from gatekeeper.library_internals import body_read
 from gatekeeper.pacing.waiting import Entrance
 from gatekeeper.sidecar.exchange import (
     METHODS,
@@ -160,7 +159,7 @@ class Service:
         self._tracing = tracing(self.version)
         self.handle: RequestHandler = self._answer
         """Answers one request; every error becomes a problem document."""
-        self.inline: Inline | None = self._inline if speedups.ON else None
+        self.inline: Inline | None = self.answer_at_once if speedups.ON else None
         """Answers what needs no waiting, where it is read; None where each request has a span."""
         if self._tracing is not None:
             self.inline = None
@@ -388,23 +387,6 @@ class Service:
         self.metrics.answered(where, _method(request), response.status)
         add_request_id(response, call.id)
         return response
-
-    def _inline(
-        self, message: Any, payload: Any, remote: str | None, transport: asyncio.Transport
-    ) -> bytes | None:
-        """`answer_at_once` for a request as aiohttp has read it."""
-        if (
-            message.should_close
-            or message.version != HttpVersion11
-            or message.upgrade
-            or message.compression
-            or not payload.is_eof()
-            or (body := body_read(payload)) is None
-        ):
-            return None
-        return self.answer_at_once(
-            message.method, message.path, message.headers, body, remote, transport
-        )
 
     def answer_at_once(
         self,

@@ -18,17 +18,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
-from aiohttp import HttpVersion11
 from aiohttp.base_protocol import BaseProtocol
 
+from gatekeeper import speedups
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Replica
-from gatekeeper.library_internals import body_read, request_parser
+from gatekeeper.library_internals import request_parser, whole_request
 from gatekeeper.sidecar.channel import (
     Adopt,
     Begin,
@@ -49,7 +49,15 @@ from gatekeeper.sidecar.channel import (
     Want,
 )
 from gatekeeper.sidecar.exchange import Role
-from gatekeeper.sidecar.listening import QUESTION, address_of, loop_factory, raise_file_limit
+from gatekeeper.sidecar.listening import (
+    QUESTION,
+    QUESTIONS,
+    KnownHeads,
+    address_of,
+    loop_factory,
+    raise_file_limit,
+    usual,
+)
 from gatekeeper.sidecar.logs import set_up
 from gatekeeper.sidecar.security import Token, Tokens
 from gatekeeper.sidecar.service import Service
@@ -149,6 +157,8 @@ class _WorkerConnection(BaseProtocol):
         self._raw = self._raw + data if self._raw else data
         if self._leaving:
             return
+        if self._raw is data and self._answer_known(data):
+            return
         try:
             messages, upgraded, _ = self._reader.feed_data(data)
         except Exception:  # noqa: BLE001 - the owner says what is wrong with it
@@ -172,23 +182,30 @@ class _WorkerConnection(BaseProtocol):
 
     def _answer(self, message: Any) -> bool:
         """Answer the request that was read; False where the owner has to."""
-        body, transport = body_read(self._payload), self.transport
-        head = self._raw.find(b"\r\n\r\n")
-        if (
-            body is None
-            or transport is None
-            or len(self._raw) != head + 4 + len(body)
-            or message.should_close
-            or message.version != HttpVersion11
-            or message.upgrade
-            or message.compression
-            or message.chunked
-        ):
+        raw = self._raw
+        length = whole_request(raw, self._payload)
+        if length < 0 or not usual(message):
             return False
-        worker = self._worker
-        answer = worker.answer(
-            message.method, message.path, message.headers, body, self._remote, transport
-        )
+        heads = self._worker.heads
+        if heads is not None:
+            heads.learn(raw, message, length)
+        body = raw[len(raw) - length :]
+        return self._write(message.method, message.path, message.headers, body)
+
+    def _answer_known(self, data: bytes) -> bool:
+        """Answer a question whose head was read before; False: it has to be read."""
+        heads = self._worker.heads
+        if heads is None or not data.startswith(QUESTIONS) or self._message is not None:
+            return False
+        found = heads.read(data)
+        return found is not None and self._write(*found)
+
+    def _write(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> bool:
+        """Answer it, if that can be done here."""
+        transport = self.transport
+        if transport is None:
+            return False
+        answer = self._worker.answer(method, target, headers, body, self._remote, transport)
         if answer is None:
             return False
         transport.write(answer)
@@ -243,6 +260,7 @@ class _WorkerProcess:
         """... octets of a request that is read here; the owner gets others."""
         self.header: int = 8190
         self.answer: Callable[..., bytes | None] = _nothing
+        self.heads: KnownHeads | None = None
         self._begin: Begin | None = None
         self._replica: Replica | None = None
         self._service: Service | None = None
@@ -335,6 +353,8 @@ class _WorkerProcess:
             version=begin.version,
         )
         self.header, self.most = config.server.max_header, raise_file_limit().clients
+        if speedups.ON:
+            self.heads = KnownHeads(line=self.header)
         # Where each request has a span the owner makes it.
         self.answer = self._answer if not service.traced else _nothing
         self._keep(self.loop.create_task(service.log.run()))

@@ -79,10 +79,11 @@ class Sidecar:
         self.seen.append((request.method, request.path))
         return await self.service.handle(request)
 
-    def _at_once(self, message: Any, *more: Any) -> bytes | None:
-        answer = None if self.service.inline is None else self.service.inline(message, *more)
+    def _at_once(self, method: str, target: str, *more: Any) -> bytes | None:
+        inline = self.service.inline
+        answer = None if inline is None else inline(method, target, *more)
         if answer is not None:
-            self.seen.append((message.method, message.path.partition("?")[0]))
+            self.seen.append((method, target.partition("?")[0]))
         return answer
 
     async def stop(self) -> None:

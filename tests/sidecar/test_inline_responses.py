@@ -200,11 +200,52 @@ async def test_a_body_in_pieces_goes_the_usual_way(doors: Any) -> None:
     connection = await both.connect()
     whole = post("/v1/leases", {"url": "http://a.test/page"})
     connection.writer.write(whole[:-5])
-    while not both.inline:
+    while not both.service.clients.stats():
         await asyncio.sleep(0)
 
     assert (await connection.ask(whole[-5:])).startswith(b"HTTP/1.1 201 ")
-    assert both.inline == [None]
+    assert both.inline == []
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+async def test_a_head_that_came_before_is_read_as_it_was_then(doors: Any, kept: int) -> None:
+    """Requests whose header lines are known, in whatever pieces and company they come."""
+    both = await doors()
+    connection, usual = await both.connect(), await both.connect(usual=True)
+    for _ in range(kept):
+        await connection.ask(CHECK)
+    lease = post("/v1/leases", {"url": "http://a.test/page", "wait": 9})
+    target = "/v1/check?url=http://a.test/"
+    for requests in (
+        [CHECK],
+        [get(target + "a b")],  # no request line of the usual form
+        [CHECK],
+        [get(target + "é")],
+        [get(target + "x#y")],
+        [CHECK.replace(b"HTTP/1.1", b"HTTP/1.0")],
+    ):
+        answers = []
+        for one in (connection, usual):
+            answers.append(alike(await one.ask(*requests)))
+            if b"HTTP/1.1 200" not in answers[-1]:  # it was closed
+                fresh = await both.connect(usual=one is usual)
+                connection, usual = (connection, fresh) if one is usual else (fresh, usual)
+        assert answers[0] == answers[1]
+    for _ in range(2):
+        assert b" 201 " in await connection.ask(lease)
+    # A body that is shorter, longer, or in pieces; and two requests in one piece.
+    short = lease[:-1]
+    connection.writer.write(short)
+    while not both.service.clients.stats():
+        await asyncio.sleep(0)
+    assert b" 201 " in await connection.ask(lease[-1:])
+    assert b" 201 " in await connection.ask(lease + CHECK)
+    assert b"a.test/page" in await connection.answer()
+    half = CHECK[:40]
+    connection.writer.write(half)
+    await asyncio.sleep(0)
+    assert b"a.test/page" in await connection.ask(CHECK[40:])
+    assert b"a.test/page" in await connection.ask(CHECK)
 
 
 @pytest.mark.parametrize(
