@@ -151,6 +151,7 @@ def _works(servers: dict[str, _Server]) -> dict[str, Work]:
         _post(
             "/v1/check",
             {"urls": [f"{origins[(n + k) % len(origins)]}/a/{k}" for k in range(BATCH)]},
+            gate.port,
         )
         for n in range(8)
     ]
@@ -161,7 +162,7 @@ def _works(servers: dict[str, _Server]) -> dict[str, Work]:
     return {
         CONSTANT: lambda n: constant.ask([_get("/")], n),
         ONE: lambda n: gate.ask(checks, n),
-        f"{ONE}, {WORKERS} workers": lambda n: workers.ask(others, n),
+        f"{ONE}, {WORKERS} workers": lambda n: workers.ask(others, 4 * n),
         f"POST /v1/check, a decision of {BATCH}": lambda n: gate.ask(batches, n // 40) / BATCH,
         "a lease and its report, each": leases,
     }
@@ -206,14 +207,16 @@ class _Server:
         while done < total:
             for number, connection in enumerate(self._connections):
                 url = f"{self.origins[(done + number) % len(self.origins)]}/{done + number}"
-                connection.sendall(_post("/v1/leases", {"url": url, "wait": 0, "ttl": 60}))
+                connection.sendall(
+                    _post("/v1/leases", {"url": url, "wait": 0, "ttl": 60}, self.port)
+                )
             reports = []
             for connection in self._connections:
                 status, answer = _read(connection)
                 if status != 201:
                     raise RuntimeError(f"a lease was answered {status}: {answer!r}")
                 lease = json.loads(answer)["id"]
-                reports.append(_post(f"/v1/leases/{lease}/report", {"status": 200}))
+                reports.append(_post(f"/v1/leases/{lease}/report", {"status": 200}, self.port))
             # A wave of its own, as the constant's requests have: to be asked one by one
             # costs a server a turn of its loop each time.
             for connection, report in zip(self._connections, reports, strict=True):
@@ -254,14 +257,17 @@ def _server(name: str, loop: str) -> Iterator[_Server]:
 
 
 def _get(target: str, port: int | None = None) -> bytes:
-    host = "127.0.0.1" if port is None else f"127.0.0.1:{port}"
-    return f"GET {target} HTTP/1.1\r\nHost: {host}\r\nAccept: */*\r\n\r\n".encode()
+    return f"GET {target} HTTP/1.1\r\nHost: {_host(port)}\r\nAccept: */*\r\n\r\n".encode()
 
 
-def _post(target: str, body: object) -> bytes:
+def _host(port: int | None) -> str:
+    return "127.0.0.1" if port is None else f"127.0.0.1:{port}"
+
+
+def _post(target: str, body: object, port: int | None = None) -> bytes:
     data = json.dumps(body).encode()
     head = (
-        f"POST {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\n"
+        f"POST {target} HTTP/1.1\r\nHost: {_host(port)}\r\nAccept: */*\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data

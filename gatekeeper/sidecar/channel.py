@@ -23,6 +23,7 @@ from gatekeeper.config import Config, HostRule
 
 __all__ = [
     "Adopt",
+    "BatchNote",
     "Begin",
     "Channel",
     "ClientFull",
@@ -144,14 +145,24 @@ class OriginTally(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DecisionNote(msgspec.Struct, frozen=True, array_like=True):
-    """Decisions that were given in one answer: as JSON, one or those of a batch."""
+    """A decision that was given in an answer of its own."""
 
     at: float
     """Wall seconds."""
     request: str
     client: str
+    decision: msgspec.Raw
+    """In MessagePack: few are ever looked at."""
+
+
+class BatchNote(msgspec.Struct, frozen=True, array_like=True):
+    """The decisions of a batch."""
+
+    at: float
+    request: str
+    client: str
     decisions: list[str]
-    batch: bool
+    """As JSON."""
 
 
 class Counted(_Body, frozen=True):
@@ -163,6 +174,7 @@ class Counted(_Body, frozen=True):
     """Verdict, reason, how many."""
     origins: list[OriginTally]
     notes: list[DecisionNote]
+    batches: list[BatchNote]
     """The latest of them."""
     unnoted: int
     """Decisions that no note tells of."""

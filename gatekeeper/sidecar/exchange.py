@@ -511,7 +511,10 @@ def read_inline_body(
     call: InlineCall, decoder: msgspec.json.Decoder[_T], *, limit: int
 ) -> _T | None:
     """A JSON body that is in memory as a struct; None for one that `read_body` must judge."""
-    if call.headers.get("Content-Type") != JSON or len(call.body) > limit:
+    headers = call.headers
+    if headers.get("Content-Type") != JSON or "Content-Encoding" in headers:
+        return None
+    if len(call.body) > limit:
         return None
     try:
         return decoder.decode(call.body)

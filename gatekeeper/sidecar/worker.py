@@ -31,6 +31,7 @@ from gatekeeper.gate import Replica
 from gatekeeper.library_internals import request_parser, whole_request
 from gatekeeper.sidecar.channel import (
     Adopt,
+    BatchNote,
     Begin,
     Channel,
     ClientFull,
@@ -61,12 +62,12 @@ from gatekeeper.sidecar.listening import (
 from gatekeeper.sidecar.logs import set_up
 from gatekeeper.sidecar.security import Token, Tokens
 from gatekeeper.sidecar.service import Service
-from gatekeeper.wire import encode
 
 __all__ = ["main"]
 
 _log = logging.getLogger(__name__)
 
+_pack: Final = msgspec.msgpack.Encoder().encode
 _TELL: Final = 0.2
 """Seconds after which what was counted is told."""
 _NOTES: Final = 500
@@ -450,11 +451,11 @@ class _WorkerProcess:
         given, feed.count = feed.count, 0
         singles, batches = feed.take_latest(_NOTES)
         notes = [
-            DecisionNote(at, request, client, [encode(one).decode()], batch=False)
-            for _, at, one, request, client in singles
+            DecisionNote(at, request, client, msgspec.Raw(_pack(decision)))
+            for _, at, decision, request, client in singles
         ]
-        notes += [
-            DecisionNote(at, request, client, list(texts), batch=True)
+        told = [
+            BatchNote(at, request, client, list(texts))
             for _, at, texts, request, client in batches[-_BATCHES:]
         ]
         decisions, refused = replica.drain_counts()
@@ -470,7 +471,8 @@ class _WorkerProcess:
                     for origin, one in feed.take_counts().items()
                 ],
                 notes=notes,
-                unnoted=given - sum(len(note.decisions) for note in notes),
+                batches=told,
+                unnoted=given - len(notes) - sum(len(one.decisions) for one in told),
                 refused=dict(refused),
                 logged=logged,
                 connections=len(self.clients),

@@ -436,8 +436,10 @@ class Workers:
             counts.deny += one.deny
             counts.defer += one.defer
         feed.count += told.unnoted
-        for note in sorted(told.notes, key=lambda note: note.at):
-            feed.merge(note.at, note.decisions, note.request, note.client, batch=note.batch)
+        for note in told.notes:
+            feed.merge(note.at, note.decision, note.request, note.client)
+        for batch in told.batches:
+            feed.add_batch(batch.decisions, batch.request, batch.client, at=batch.at)
         service.log.count(*told.logged)
         worker.connections = told.connections
 

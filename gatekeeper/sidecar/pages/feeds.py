@@ -83,10 +83,19 @@ class Counts:
 _MOST_ORIGINS: Final = 16
 _NONE: Final = Counts()
 _ALLOW: Final = Verdict.ALLOW
-_Entry = tuple[int, float, Decision, str, str]
-"""The fields of a `GivenDecision`: a plain tuple costs a third of one with names."""
+_Entry = tuple[int, float, Decision | msgspec.Raw, str, str]
+"""The fields of a `GivenDecision`: a plain tuple costs a third of one with names. A decision of
+another process is read when somebody looks."""
 _Batch = tuple[int, float, Sequence[str], str, str]
 _decision = msgspec.json.Decoder(Decision)
+_packed_decision = msgspec.msgpack.Decoder(Decision)
+
+
+def _given(entry: _Entry) -> GivenDecision:
+    number, at, decision, request, client = entry
+    if isinstance(decision, msgspec.Raw):
+        decision = _packed_decision.decode(decision)
+    return GivenDecision(number, at, decision, request, client)
 
 
 class DecisionFeed:
@@ -146,10 +155,13 @@ class DecisionFeed:
                 counts.origins += (origin,)
         return counts
 
-    def add_batch(self, decisions: Sequence[str], request: str, client: str) -> None:
+    def add_batch(
+        self, decisions: Sequence[str], request: str, client: str, *, at: float | None = None
+    ) -> None:
         """Keep those of a batch, as the JSON that was given: nobody looks at most of them. They
-        are not counted here (see `count_of`)."""
-        self._batches.append((self.count + 1, self._wall(), decisions, request, client))
+        are not counted here (see `count_of`). `at`: wall seconds, unless it is now."""
+        at = self._wall() if at is None else at
+        self._batches.append((self.count + 1, at, decisions, request, client))
         self.count += len(decisions)
 
     def reported(self, host: str, status: int) -> None:
@@ -175,17 +187,11 @@ class DecisionFeed:
         self._batches.clear()
         return singles, batches
 
-    def merge(
-        self, at: float, texts: Sequence[str], request: str, client: str, batch: bool
-    ) -> None:
-        """Keep what another process gave at that wall time, as JSON; it is not counted here."""
-        if batch:
-            self._batches.append((self.count + 1, at, texts, request, client))
-            self.count += len(texts)
-            return
-        for text in texts:
-            self.count += 1
-            self._append((self.count, at, _decision.decode(text), request, client))
+    def merge(self, at: float, decision: msgspec.Raw, request: str, client: str) -> None:
+        """Keep what another process gave at that wall time, in MessagePack; it is not counted
+        here."""
+        self.count += 1
+        self._append((self.count, at, decision, request, client))
 
     # --- reading ------------------------------------------------------------------------
 
@@ -212,7 +218,7 @@ class DecisionFeed:
         for one in reversed(self._ring):
             if one[0] <= number or len(singles) >= most:
                 break
-            singles.append(GivenDecision._make(one))
+            singles.append(_given(one))
         batched: list[GivenDecision] = []
         for first, at, texts, request, client in reversed(self._batches):
             if first + len(texts) - 1 <= number or len(batched) >= most:
@@ -226,9 +232,9 @@ class DecisionFeed:
 
     def find(self, decision_id: str) -> GivenDecision | None:
         """The decision of that id, if it is still kept."""
-        for one in reversed(self._ring):
-            if one[2].id == decision_id:
-                return GivenDecision._make(one)
+        for one in map(_given, reversed(self._ring)):
+            if one.decision.id == decision_id:
+                return one
         end = f'"id":{msgspec.json.encode(decision_id).decode()}}}'
         for first, at, texts, request, client in reversed(self._batches):
             for n, text in enumerate(texts):
@@ -240,9 +246,9 @@ class DecisionFeed:
     def urls_of(self, origin: str, most: int) -> list[str]:
         """URLs of an origin that were asked about lately, the latest first, each once."""
         found: dict[str, None] = {}
-        for one in reversed(self._ring):
-            if one[2].origin == origin:
-                found[one[2].url] = None
+        for one in map(_given, reversed(self._ring)):
+            if one.decision.origin == origin:
+                found[one.decision.url] = None
         mark = f'"origin":{msgspec.json.encode(origin).decode()}'
         for _, _, texts, _, _ in reversed(self._batches):
             for text in texts:
