@@ -136,9 +136,10 @@ class SortedRules:
                 continue  # an empty pattern has no effect (RFC-21), any other is none (RFC-32)
             forms: tuple[str, ...] = (short,)
             length = len(value)
-            if queries and "?" in value and self._meets_query(value):
-                length = len(query_form(value))
+            if queries and "?" in value and (self.twofold or self._meets_query(value)):
+                length = len(query_form(value)) if short is not value else 0
                 form = query_form(short)
+                length = length or len(form)
                 if form != short:
                     # Whatever matches a path as it stands matches it in this form, too, unless
                     # what changes may be met by something that does not change.
@@ -487,10 +488,11 @@ def _pattern_of(shape: str, literal: str) -> str:
 
 def _indexes_of(wild: dict[str, int]) -> tuple[PatternIndex, PatternIndex]:
     """Of the patterns without a `?`, and of those with one."""
-    return (
-        PatternIndex({pattern: wild[pattern] for pattern in wild if "?" not in pattern}),
-        PatternIndex({pattern: wild[pattern] for pattern in wild if "?" in pattern}),
-    )
+    asking = {pattern: entry for pattern, entry in wild.items() if "?" in pattern}
+    plain = wild
+    if asking:
+        plain = {pattern: entry for pattern, entry in wild.items() if pattern not in asking}
+    return PatternIndex(plain), PatternIndex(asking)
 
 
 def _shape_matches(shape: str, literal: str, path: str) -> bool:

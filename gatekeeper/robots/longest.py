@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import chain, compress, repeat
 from operator import not_
 from typing import Protocol
@@ -23,7 +23,7 @@ from gatekeeper.robots.compiled import (
     Compiled,
     ready_rules,
 )
-from gatekeeper.robots.model import Dialect, Spans
+from gatekeeper.robots.model import RULE, Dialect, Spans
 from gatekeeper.robots.patterns import (
     COMPARED,
     PLAIN,
@@ -139,7 +139,8 @@ class LongestMatch:
         eager = source.size > _EAGER_OCTETS and sum([b - a + 64 for a, b in spans]) > _EAGER_OCTETS
         if eager or not speedups.ON:
             self._begin()
-            self._make_ready(*_columns(source.lines, spans))
+            found = [RULE.findall(source.lines, low, high) for low, high in spans]
+            self._make_ready(found[0] if len(found) == 1 else [*chain.from_iterable(found)])
             self._source = None
             if speedups.ON:
                 self._roomy = _LONG - 1
@@ -200,7 +201,7 @@ class LongestMatch:
             self._strict = "%" in joined
         self._queries = "?" in joined
         if self._queries and self._strict and CHANGED(joined):  # a rule of two forms
-            self._make_ready(forbids, values)
+            self._make_ready([*zip(forbids or repeat("s"), values, strict=False)])
         else:
             if "" in values:  # an empty pattern has no effect (RFC 9309 section 2.2.2, RFC-21)
                 values = [value or _NEVER for value in values]
@@ -466,12 +467,11 @@ class LongestMatch:
             # RFC-25).
             or ("%" in path and self._queries and query_form(path) != path)
         ):
-            self._make_ready(self._forbids, self._values)
+            self._make_ready([*zip(self._forbids or repeat("s"), self._values, strict=False)])
         return self._ready
 
-    def _make_ready(self, forbids: Sequence[str], values: Sequence[str]) -> None:
-        found = zip(forbids or repeat("s"), values, strict=False)
-        self._ready = ready_rules([*found], robots_file=True)
+    def _make_ready(self, found: list[tuple[str, str]]) -> None:
+        self._ready = ready_rules(found, robots_file=True)
 
     def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:
         """Number and length of every rule that matches, the deciding one first.

@@ -640,10 +640,10 @@ class PatternIndex:
 
 def _keys_of(patterns: Sequence[str]) -> list[str]:
     """What each pattern is looked up by, without a final `$`: see `PatternIndex`."""
-    cut = [pattern.split("*") for pattern in patterns]
-    keys = [max(pieces, key=len) for pieces in cut]
+    keys = [max(pattern.split("*"), key=len) for pattern in patterns]
     often = Counter(keys)
     if max(often.values(), default=0) > _SHARED:
+        cut = [pattern.split("*") for pattern in patterns]
         every = Counter(chain.from_iterable(cut))
         # The rarest piece, of these the longest; an empty one or a lone `$` as a last resort.
         rank = {piece: (count << 20) - len(piece) for piece, count in every.items()}
@@ -652,6 +652,8 @@ def _keys_of(patterns: Sequence[str]) -> list[str]:
             min(pieces, key=rank.__getitem__) if often[key] > _SHARED else key
             for pieces, key in zip(cut, keys, strict=True)
         ]
+    if "$\n" not in "\n".join([*keys, ""]):
+        return keys
     return [key[:-1] if key[-1:] == "$" else key for key in keys]
 
 
