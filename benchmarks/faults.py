@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from benchmarks.options import Options
 from benchmarks.report import Table
-from tests.fleet.crawl import EVERYTHING, Fault, Fleet, Sites, crawl
+from tests.fleet.crawl import EVERYTHING, Fault, Sites, crawl, crawling
 
 __all__ = ["run"]
 
@@ -115,22 +115,16 @@ def _paces(hosts: int, seconds: float, sizes: Sequence[int]) -> Table:
 
 async def _pace(hosts: int, seconds: float, members: int, *, alone: bool = False) -> float:
     sites = _sites(hosts)
-    await sites.open()
-    fleet = Fleet(sites, hold=HOLD, when_lost="wait", workers=WORKERS // members)
-    try:
-        await fleet.open(0 if alone else members)
+    async with crawling(
+        sites, members=0 if alone else members, hold=HOLD, workers=WORKERS // members
+    ) as fleet:
         if alone:
             fleet.join(alone=True)
-        while sites.visits < hosts:
-            await asyncio.sleep(0.1)
+        await sites.until(lambda: sites.visits >= hosts)
         await asyncio.sleep(4.0)
         before = sites.visits
         await asyncio.sleep(seconds)
         return (sites.visits - before) / seconds
-    finally:
-        await fleet.close()
-        await asyncio.sleep(max(DELAYS) + 0.2)
-        sites.close()
 
 
 def _divided(hosts: int, members: int, kinds: Sequence[str]) -> Table:

@@ -1,6 +1,7 @@
 """A crawl by several processes, judged by the log of the sites alone; what can break breaks.
 
-`python -m benchmarks --only faults` is the long form of it.
+`python -m benchmarks --only faults` is the long form of it, in which faults and observations last
+for so many seconds. A test waits for what the log shows instead: `Sites.until`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gatekeeper.fleet.scripts import FORMAT
 from tests.fleet.proxy import Proxy
-from tests.fleet.server import QUICK, Server, free_port, until
+from tests.fleet.server import QUICK, Server, free_port
 
 INTERVALS = (0.4, 0.6)
 """Seconds that each site's robots.txt asks for, now these, now those."""
@@ -58,6 +61,8 @@ class Sites:
     delays: tuple[float, ...] = (0.0, 0.05, 0.3, 0.8)
     """Seconds until the head, one of these."""
     changing: bool = False
+    hasty: bool = False
+    """A late answer comes once another request has arrived, anywhere, if that is earlier."""
     log: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
     forgotten: list[float] = field(default_factory=list)
     """When the store lost the files that it kept, or a member the store."""
@@ -65,6 +70,8 @@ class Sites:
     """From when to when a member was stopped, and how long its holds last."""
     port: int = 0
     servers: list[asyncio.Server] = field(default_factory=list)
+    serving: set[asyncio.Task[None]] = field(default_factory=set)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def names(self) -> list[str]:
@@ -84,10 +91,16 @@ class Sites:
     async def serve(
         self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.serving.add(task)
+        task.add_done_callback(self.serving.discard)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while line := await reader.readline():
                 visit = Visit(line.split()[1].decode(), time.monotonic())
                 self.log[name].append(visit)
+                self.arrived.set()
+                self.arrived = asyncio.Event()
                 while (await reader.readline()).strip():
                     pass
                 await self.answer(visit, reader, writer)
@@ -96,7 +109,7 @@ class Sites:
     async def answer(
         self, visit: Visit, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        await asyncio.sleep(self.rng.choice(self.delays))
+        await self.linger(self.rng.choice(self.delays))
         visit.status, more, body = 200, "", b"page"
         if visit.path == "/robots.txt":
             turn = int(time.monotonic() / CHANGES) % 2 if self.changing else 0
@@ -116,23 +129,43 @@ class Sites:
         with contextlib.suppress(OSError):
             writer.write(head.encode())
             if self.rng.random() < 0.3:
-                await asyncio.sleep(0.1)
+                await self.linger(0.1)
             visit.end = time.monotonic()
             writer.write(body)
             await writer.drain()
 
-    def close(self) -> None:
+    async def linger(self, seconds: float) -> None:
+        """Answer later by so much."""
+        wait = self.arrived.wait() if self.hasty else asyncio.Event().wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await wait
+
+    async def until(self, enough: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Wait for what the log shows."""
+        async with asyncio.timeout(seconds):
+            while not enough():
+                await self.arrived.wait()
+
+    async def close(self) -> None:
+        """After the crawl: what is under way ends."""
         for server in self.servers:
             server.close()
+        if self.serving:
+            await asyncio.wait(self.serving, timeout=10.0)
 
     @property
     def visits(self) -> int:
         return sum(map(len, self.log.values()))
 
+    def since(self, moment: float, to: float = float("inf")) -> list[Visit]:
+        """What arrived, at whichever site, within that time."""
+        every = (one for log in self.log.values() for one in log)
+        return [one for one in every if moment <= one.arrived < to]
+
     def arrivals(self, since: float, to: float = float("inf")) -> list[float]:
-        """When requests arrived, at whichever site, within that time."""
-        every = (one.arrived for log in self.log.values() for one in log)
-        return sorted(one for one in every if since <= one < to)
+        """When."""
+        return sorted(one.arrived for one in self.since(since, to))
 
     def violations(self, since: float = 0.0, to: float = float("inf")) -> dict[str, list[str]]:
         """What the log says against the crawl."""
@@ -204,8 +237,16 @@ class Fleet:
         # What the members log, for who looks into a failure.
         self.errors = Path(os.environ.get("FLEET_LOG", os.devnull)).open("ab")  # noqa: SIM115
 
-    async def open(self, members: int) -> None:
+    async def open(self, members: int, *, long_since: bool = False) -> None:
+        """`long_since`: the store's epoch began long ago, so that no quarantine is to be waited
+        for."""
         self.store.start()
+        if long_since:
+            told = self.store.ask("INFO", "everything").decode()
+            facts = dict(line.split(":", 1) for line in told.split("\r\n") if ":" in line)
+            identity = f"{facts['run_id']}:{facts['master_replid']}"
+            epoch = ("id", "old", "server", identity, "format", str(FORMAT))
+            self.store.ask("HSET", "{gatekeeper}:epoch", *epoch)
         for wire in self.wires:
             await wire.open()
         for _ in range(members):
@@ -294,9 +335,14 @@ async def _script_flush(fleet: Fleet) -> None:
 async def _kill_store(fleet: Fleet, away: float = 1.0) -> None:
     fleet.lost()
     fleet.store.kill()
-    await asyncio.sleep(away)
+    if away:
+        await asyncio.sleep(away)
     fleet.lost()
     await asyncio.to_thread(fleet.store.start)
+
+
+async def _kill_store_for_a_moment(fleet: Fleet) -> None:
+    await _kill_store(fleet, 0.0)
 
 
 async def _kill_store_for_long(fleet: Fleet) -> None:
@@ -306,8 +352,7 @@ async def _kill_store_for_long(fleet: Fleet) -> None:
 async def _kill_store_with_file(fleet: Fleet) -> None:
     store = fleet.store
     store.ask("CONFIG", "SET", "appendonly", "yes")
-    while b"aof_rewrite_in_progress:1" in store.ask("INFO", "persistence"):
-        await asyncio.sleep(0.05)
+    await asyncio.to_thread(store.said, "AOF rewrite finished successfully")
     before = store.options
     store.options = (*QUICK, "--appendonly", "yes")
     await _kill_store(fleet)
@@ -322,8 +367,7 @@ async def _promote(fleet: Fleet) -> None:
     options = (*QUICK, "--appendonly", "no", "--replicaof", "127.0.0.1", str(master.port))
     replica = Server(*options, port=free_port())
     await asyncio.to_thread(replica.start)
-    up = b"master_link_status:up"
-    await asyncio.to_thread(until, lambda: up in replica.ask("INFO", "replication"))
+    await asyncio.to_thread(replica.said, "sync: Finished with success")
     replica.ask("REPLICAOF", "NO", "ONE")
     await asyncio.sleep(0.3)
     master.close()
@@ -385,6 +429,7 @@ _KINDS = {
     "FLUSHALL, then a new member": _flushall_and_newcomer,
     "SCRIPT FLUSH": _script_flush,
     "kill -9 of the store, no file": _kill_store,
+    "kill -9 of the store, back at once": _kill_store_for_a_moment,
     "kill -9 of the store, 8 s away": _kill_store_for_long,
     "kill -9 of the store, AOF": _kill_store_with_file,
     "a replica promoted": _promote,
@@ -395,7 +440,9 @@ _KINDS = {
     "the wire half-closes": _half_close,
 }
 
-EVERYTHING = tuple(kind for kind in _KINDS if kind != "nothing")
+EVERYTHING = tuple(
+    kind for kind in _KINDS if kind not in ("nothing", "kill -9 of the store, back at once")
+)
 
 
 @dataclass
@@ -418,35 +465,48 @@ class Fault:
         return max(after - before for before, after in itertools.pairwise(moments))
 
 
+@contextlib.asynccontextmanager
+async def crawling(
+    sites: Sites,
+    *,
+    members: int,
+    hold: float,
+    workers: int = 6,
+    when_lost: str = "wait",
+    long_since: bool = False,
+) -> AsyncIterator[Fleet]:
+    """So many processes crawl the sites. The log is whole when it is over. `long_since`: see
+    `Fleet.open`."""
+    await sites.open()
+    fleet = Fleet(sites, hold=hold, when_lost=when_lost, workers=workers)
+    try:
+        await fleet.open(members, long_since=long_since)
+        yield fleet
+    finally:
+        await fleet.close()
+        await sites.close()
+
+
 async def crawl(
     sites: Sites,
     *,
     members: int,
     what: tuple[str, ...],
     when_lost: str = "wait",
-    hold: float = 2.0,
-    workers: int = 6,
-    settled: float | None = None,
+    hold: float,
+    workers: int,
     following: float | None = None,
 ) -> list[Fault]:
-    """Crawl, and break one thing after another. `settled`: seconds before the first, `following`:
-    after each one."""
-    await sites.open()
-    fleet = Fleet(sites, hold=hold, when_lost=when_lost, workers=workers)
+    """Crawl, and break one thing after another. `following`: seconds after each one."""
     faults = []
-    try:
-        await fleet.open(members)
-        begun = time.monotonic()
-        while not sites.visits and time.monotonic() < begun + 60.0:  # a busy machine starts slowly
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(hold if settled is None else settled)
+    async with crawling(
+        sites, members=members, hold=hold, workers=workers, when_lost=when_lost
+    ) as fleet:
+        await sites.until(lambda: sites.visits > 0)
+        await asyncio.sleep(hold)
         for kind in what:
             fault = Fault(kind, time.monotonic(), await fleet.breaks(kind))
             await asyncio.sleep(2.0 + 2 * hold if following is None else following)
             fault.over = time.monotonic()
             faults.append(fault)
-    finally:
-        await fleet.close()
-        await asyncio.sleep(max(sites.delays) + 0.2)  # what is under way at the sites ends
-        sites.close()
     return faults

@@ -1,18 +1,57 @@
-"""A real redis-server for the tests: on a unix socket of its own, ended with the test run."""
+"""A real redis-server for the tests: on a unix socket of its own, ended with the test run.
+
+What it waits for is what the server writes to its log, with a deadline.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable
+import threading
 from pathlib import Path
+from typing import IO
 
 BINARY = shutil.which("valkey-server") or shutil.which("redis-server")
+
+
+class Output:
+    """What a process writes, line by line, as it comes."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._lines: list[str] = []
+        self._ended = False
+        self._more = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self._stream:
+            with self._more:
+                self._lines.append(line.decode(errors="replace"))
+                self._more.notify_all()
+        with self._more:
+            self._ended = True
+            self._more.notify_all()
+
+    def wait_for(self, text: str, seconds: float = 15.0) -> None:
+        """Until a line holds that text."""
+
+        def there() -> bool:
+            return self._ended or any(text in line for line in self._lines)
+
+        with self._more:
+            self._more.wait_for(there, seconds)
+            assert any(text in line for line in self._lines), "".join(self._lines)
+
+    def close(self) -> None:
+        """The process has ended."""
+        self._reader.join(5.0)  # a child that it left may still write
+        if not self._reader.is_alive():
+            self._stream.close()
 
 
 class Server:
@@ -24,6 +63,7 @@ class Server:
         self.options = options
         self.socket = self.folder / "s"
         self.process: subprocess.Popen[bytes] | None = None
+        self.output: Output | None = None
 
     def stop(self) -> None:
         """SIGSTOP: it accepts connections and never answers."""
@@ -39,46 +79,41 @@ class Server:
         return f"unix://{self.socket}" if not self.port else f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        assert BINARY is not None
         self.socket.unlink(missing_ok=True)
-        self.process = subprocess.Popen(
-            [
-                *(BINARY, "--port", str(self.port), "--bind", "127.0.0.1", "--daemonize", "no"),
-                *("--unixsocket", str(self.socket), "--dir", str(self.folder)),
-                *("--save", "", "--logfile", str(self.folder / "log"), *self.options),
-            ],
-            stdin=subprocess.DEVNULL,
+        self._run(
+            *("--port", str(self.port), "--bind", "127.0.0.1", "--daemonize", "no"),
+            *("--unixsocket", str(self.socket), "--dir", str(self.folder)),
+            *("--save", "", "--logfile", "", *self.options),
         )
-        end = time.monotonic() + 10.0
-        while time.monotonic() < end:
-            with contextlib.suppress(OSError):
-                if self.ask("PING").startswith(b"+PONG"):
-                    return
-            time.sleep(0.01)
-        raise AssertionError((self.folder / "log").read_text())
+        self.said("Ready to accept connections")
+
+    def _run(self, *arguments: str) -> None:
+        assert BINARY is not None
+        self.process = subprocess.Popen(
+            [BINARY, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert self.process.stdout is not None
+        self.output = Output(self.process.stdout)
+
+    def said(self, text: str) -> None:
+        """Wait until that stands in its log."""
+        assert self.output is not None
+        self.output.wait_for(text)
 
     def start_sentinel(self, master: int, *lines: str) -> None:
         """As a Sentinel of the server on that port, named `store`; it alone decides."""
-        assert BINARY is not None
         settings = self.folder / "sentinel.conf"
         settings.write_text(
             f"port {self.port}\nbind 127.0.0.1\nunixsocket {self.socket}\ndir {self.folder}\n"
-            f"logfile {self.folder / 'log'}\n"
             + "".join(f"{one}\n" for one in lines)
             + f"sentinel monitor store 127.0.0.1 {master} 1\n"
             "sentinel down-after-milliseconds store 300\nsentinel failover-timeout store 3000\n"
         )
-        self.process = subprocess.Popen(
-            [BINARY, str(settings), "--sentinel"], stdin=subprocess.DEVNULL
-        )
-        until(self.socket.exists)
-
-    def watches(self) -> bool:
-        """Does this Sentinel know of a replica?"""
-        try:
-            return b"num-slaves\r\n$1\r\n1" in self.ask("SENTINEL", "MASTER", "store")
-        except OSError:
-            return False
+        self._run(str(settings), "--sentinel")
+        self.said("+monitor master store")
 
     def ask(self, *words: str) -> bytes:
         """One command, its answer as it comes."""
@@ -95,6 +130,9 @@ class Server:
             self.process.kill()
             self.process.wait()
             self.process = None
+        if self.output is not None:
+            self.output.close()
+            self.output = None
 
     def close(self) -> None:
         self.kill()
@@ -129,10 +167,10 @@ class Replicated:
     def start(self) -> None:
         self.master.start()
         self.replica.start()
-        until(lambda: b"master_link_status:up" in self.replica.ask("INFO", "replication"))
+        self.replica.said("sync: Finished with success")
         for one in self.sentinels:
             one.start_sentinel(self.master.port)
-            until(one.watches)
+            one.said("+slave slave")
 
     def promote(self) -> None:
         """The master is lost, with what it had not passed on."""
@@ -142,11 +180,3 @@ class Replicated:
     def close(self) -> None:
         for one in (*self.sentinels, self.replica, self.master):
             one.close()
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for another process."""
-    end = time.monotonic() + 15.0
-    while not true():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.01)
