@@ -85,7 +85,7 @@ class Server:
             *("--unixsocket", str(self.socket), "--dir", str(self.folder)),
             *("--save", "", "--logfile", "", *self.options),
         )
-        self.said("Ready to accept connections")
+        self.said("eady to accept connections")
 
     def _run(self, *arguments: str) -> None:
         assert BINARY is not None
@@ -99,9 +99,13 @@ class Server:
         self.output = Output(self.process.stdout)
 
     def said(self, text: str) -> None:
-        """Wait until that stands in its log."""
+        """Wait until that stands in its log; it does not outlive the wait in vain."""
         assert self.output is not None
-        self.output.wait_for(text)
+        try:
+            self.output.wait_for(text)
+        except BaseException:
+            self.kill()
+            raise
 
     def start_sentinel(self, master: int, *lines: str) -> None:
         """As a Sentinel of the server on that port, named `store`; it alone decides."""
