@@ -656,7 +656,7 @@ class RedisLedger:
         await self.overrides.catch_up(int(words))
 
     async def _beat(self) -> None:
-        while True:
+        while self._open:
             wait = BEAT_EVERY if self._failing_since is None else 0.25
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):

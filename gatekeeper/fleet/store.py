@@ -97,8 +97,8 @@ class Store:
         if config.sharded:
             self._slot, self._located = redis.crc.key_slot(tag.encode()), False
             self._nodes = [self._made(url, parts, dict(common))]
-        self._begin(parts)
         self._connecting = self._any_memory = any_memory
+        self._begin(parts)
         self._starting = False
         self._checked = ""
         """The run of the server whose settings were looked at."""
@@ -110,7 +110,10 @@ class Store:
     def _begin(self, parts: SplitResult) -> None:
         """Make the clients for calls and for messages."""
         self._at, url, common = parts, parts.geturl(), self._common
-        self._client = self._made(url, parts, {**common, "redis_connect_func": self._connected})
+        calls = {**common, "redis_connect_func": self._connected}
+        if not self._any_memory:  # `_within` has the deadline, and redis-py's may lose a cancel
+            calls["socket_timeout"] = None
+        self._client = self._made(url, parts, calls)
         self._messages = self._made(url, parts, {**common, "socket_timeout": None})
 
     async def _locate(self) -> None:
@@ -145,6 +148,7 @@ class Store:
         self._located = True
         if parts == self._at:
             return
+        await self.hang_up()
         old = [self._client, self._messages]
         self._begin(parts)
         while len(self._nodes) > _MOST_NODES:
@@ -282,7 +286,8 @@ class Store:
 
     async def _loses_writes(self) -> bool:
         try:
-            (found,) = await self._asked([("CONFIG", "GET", "min-replicas-to-write")])
+            async with asyncio.timeout(CALL_DEADLINE):
+                (found,) = await self._asked([("CONFIG", "GET", "min-replicas-to-write")])
             if isinstance(found, Exception):
                 raise found
         except self._errors as error:

@@ -211,3 +211,14 @@ async def test_one_command_that_is_refused_leaves_the_others_their_answers(join:
             await call
     with pytest.raises(LedgerLost, match="not connected"):
         await ledger._store.run("ECHO", "4")
+
+
+async def test_a_member_closes_in_the_very_moment_of_its_beat(join: Join) -> None:
+    """A cancel that redis-py's own deadlines swallow would leave a beat that never ends."""
+    for turns in range(12):
+        ledger = await join(wait=False)
+        ledger._beat_now.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(5.0):
+            await ledger.close()
