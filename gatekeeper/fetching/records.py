@@ -363,7 +363,7 @@ class OriginAnswer(msgspec.Struct, frozen=True, gc=False):
     last_modified: str | None = None
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class Standing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How a record reads at one moment."""
 
     verdict: Verdict | None

@@ -75,7 +75,7 @@ class CachedDecision:
         return parts
 
 
-class WrittenDecision(msgspec.Struct, frozen=True):
+class WrittenDecision(msgspec.Struct, frozen=True, gc=False):
     """A decision that was given as JSON; most are never looked at again."""
 
     cached: CachedDecision
@@ -257,8 +257,10 @@ class DecisionCache:
         return None if rules is None else rules.allows(path, record.origin)
 
     def asked_lately(self, record: Record) -> bool:
-        """There was another question about it among the latest."""
-        return not self.on or (record.asked > 1 and self._questions - record.seen <= _APART)
+        """With one question more its decisions are worth being kept."""
+        if not self.on:
+            return True
+        return record.asked >= _OFTEN - 1 and self._questions - record.seen <= _APART
 
     def often(self, record: Record) -> bool:
         """Count a question about a record; whether its decisions are worth being kept."""

@@ -70,7 +70,7 @@ class Severity(StrEnum):
     ERROR = "error"
 
 
-class Rule(msgspec.Struct, frozen=True):
+class Rule(msgspec.Struct, frozen=True, gc=False):
     """One line of a robots.txt, as it stands in the file.
 
     `line` counts from 1; `field` and `value` are the two sides of the colon without

@@ -504,7 +504,7 @@ async def test_a_text_at_rest_wakes_for_an_origin_that_is_asked_about_again(
     record.drop_cached()
     record.asked = 0
     awake = []
-    for number in range(3):
+    for number in range(4):
         assert not await asked(virtual_internet, gate, f"/private/{number}")
         awake.append(record.text.parsed is not None)
-    assert awake == [False, False, True]
+    assert awake == [False, False, False, True]
