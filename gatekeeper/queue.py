@@ -284,7 +284,7 @@ class PoliteQueue:
     def _add(self, origin: str, url: str, priority: float, data: Any) -> None:
         self._refuse_if_closed()
         queued, new = self._queues.get(origin)
-        before = queued.rank()
+        before = queued.rank() if queued.state is QueueState.READY else 0.0
         try:  # first of all: it may fail
             queued.backlog.put(url, priority, data, self._kept)
         except BaseException:
@@ -328,7 +328,8 @@ class PoliteQueue:
         waiting: TurnWait[Any] | None = None
         try:
             while True:
-                self._raise_what_there_is()
+                if self._closed or self._callbacks.errors:
+                    self._raise_what_there_is()
                 if self._callbacks.busy:
                     await self._callbacks.wait()
                     continue
@@ -393,8 +394,7 @@ class PoliteQueue:
         Without one the origin waits for something; or it is TRIED still: the URL is welcome, but
         only the scheduler knows whether it is its turn.
         """
-        had = self._waits.take_held_turn(queued)
-        if had is not None:
+        if queued.turn_held is not None and (had := self._waits.take_held_turn(queued)) is not None:
             return had
         try:
             entry = queued.backlog.pop()
