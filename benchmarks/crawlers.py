@@ -112,7 +112,7 @@ async def bare_files(pages: list[str]) -> int:
 async def fetch_files(pages: list[str]) -> int:
     """`gatekeeper fetch -i FILE -o DIR`, without the start of its process."""
     from gatekeeper.cli.crawl.progress import watcher
-    from gatekeeper.cli.crawl.runner import Job, crawl
+    from gatekeeper.cli.crawl.runner import Job, crawl, rare_collections
     from gatekeeper.cli.crawl.sources import Limits
 
     listed = _folder() / "urls.txt"
@@ -120,8 +120,7 @@ async def fetch_files(pages: list[str]) -> int:
     output = listed.with_name("pages")
     limits = Limits(concurrency=CONCURRENCY)
     job = Job(AGENT, _config(), input=str(listed), output=output, limits=limits)
-    gc.freeze()  # as the command does
-    with redirect_stdout(io.StringIO()):
+    with rare_collections(), redirect_stdout(io.StringIO()):
         status = await crawl(job, watcher(quiet=True))
     return 0 if status else sum(len(os.listdir(host)) for host in output.glob("127.*"))
 

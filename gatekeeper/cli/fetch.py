@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import math
 from pathlib import Path
 
@@ -140,7 +139,7 @@ def _seconds(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Exit 0 if all was fetched, 1 if anything was not, 130 after Ctrl-C."""
     from gatekeeper.cli.crawl.progress import watcher  # noqa: PLC0415 - `--help` stays quick
-    from gatekeeper.cli.crawl.runner import Job, crawl  # noqa: PLC0415
+    from gatekeeper.cli.crawl.runner import Job, crawl, rare_collections  # noqa: PLC0415
     from gatekeeper.sidecar.listening import loop_factory, raise_file_limit  # noqa: PLC0415
 
     raise_file_limit()  # silent hosts hold one file each until they are given up
@@ -162,9 +161,5 @@ def run(args: argparse.Namespace) -> int:
         as_json=args.json,
         retry_denied=args.retry_denied,
     )
-    gc.freeze()  # what was imported stays: the collector need not go through it again and again
-    try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(crawl(job, watcher(quiet=args.json)))
-    finally:
-        gc.unfreeze()
+    with rare_collections(), asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(crawl(job, watcher(quiet=args.json)))

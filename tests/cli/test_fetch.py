@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import io
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gatekeeper.cli.crawl.progress import Plain
-from gatekeeper.cli.crawl.runner import Job, crawl
+from gatekeeper.cli.crawl.runner import Job, crawl, rare_collections
 from gatekeeper.cli.crawl.sources import Limits
 from gatekeeper.config import Config
 from tests.cli.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest, stored
@@ -218,3 +219,11 @@ async def test_progress_is_shown_while_it_runs(internet: FakeInternet) -> None:
     assert "200 http://a.test/x" in stream.getvalue()
     assert "-- 1/1 done" in stream.getvalue()
     assert "-- 0/0" not in stream.getvalue()
+
+
+def test_the_collector_has_everything_back_at_the_end() -> None:
+    before = gc.get_threshold(), gc.get_freeze_count()
+    with pytest.raises(KeyboardInterrupt), rare_collections():
+        assert gc.get_threshold()[0] > before[0][0]
+        raise KeyboardInterrupt
+    assert (gc.get_threshold(), gc.get_freeze_count()) == before

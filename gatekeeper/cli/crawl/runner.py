@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -52,6 +53,7 @@ __all__ = [
     "Job",
     "crawl",
     "ending",
+    "rare_collections",
 ]
 
 
@@ -153,6 +155,8 @@ _log = logging.getLogger(__name__)
 INTERRUPTED = 130
 _SHOWN_TURNS = 8
 _MAX_QUEUED = 1_000_000
+_BETWEEN_COLLECTIONS = 20_000
+"""Objects that are made and not freed before the collector looks at them: some megabytes."""
 _FOR_ROOM = 300.0
 """Seconds for which a crawl waits for room on the disk, if --max-wait is not less."""
 
@@ -202,6 +206,20 @@ class Job:
             return Path(os.path.relpath(warc, folder)).as_posix()
         except ValueError:  # another drive
             return warc.as_posix()
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Let the garbage collector leave what was imported alone, and look after new objects rarely: a
+    page's own are freed as it ends, and a hundred pages under way are not garbage."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(_BETWEEN_COLLECTIONS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **session: Any) -> int:
