@@ -262,13 +262,11 @@ def call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -
 class _Sending:
     """A request that was let through."""
 
-    __slots__ = ("began", "headed", "lease", "left")
+    __slots__ = ("began", "lease", "left")
 
     def __init__(self, lease: Any) -> None:
         self.lease = lease
         self.began = time.monotonic()
-        self.headed = False
-        """The head of its answer has come."""
         self.left = False
         """Its connection is free: whoever waits hears of it now."""
 
@@ -285,7 +283,6 @@ class PoliteMiddleware:
         self._crawl = ScrapyCrawl.of(crawler)
         self._names = GuardedNames(as_config(None))
         self._under_way: weakref.WeakKeyDictionary[Request, _Sending] = weakref.WeakKeyDictionary()
-        crawler.signals.connect(self._headed, signal=signals.headers_received)
         crawler.signals.connect(self._left, signal=signals.request_left_downloader)
 
     @classmethod
@@ -316,6 +313,7 @@ class PoliteMiddleware:
                     raise crawl.refused(request, error.decision) from error
                 raise
         crawl.stats.inc_value("gatekeeper/leases")
+        request.meta.pop("download_latency", None)  # of an earlier try
         lease.claim(lease.url)  # it is sent now: that nothing is heard of it then says something
         sending = self._under_way[request] = _Sending(lease)
         if (task := asyncio.current_task()) is not None:
@@ -359,13 +357,6 @@ class PoliteMiddleware:
         if decision.verdict is not Verdict.ALLOW:
             raise (Deferred if decision.verdict is Verdict.DEFER else Denied)(decision)
 
-    def _headed(self, request: Request) -> None:
-        """The head of its answer is here."""
-        sending = self._under_way.get(request)
-        if sending is not None:
-            sending.headed = True
-            sending.lease.head()
-
     def _left(self, request: Request) -> None:
         """Its connection is free. Who asked for it may have been cancelled: Scrapy downloads it to
         its end all the same, and nobody hears of it then."""
@@ -393,11 +384,10 @@ class PoliteMiddleware:
         return response
 
     def _answered(self, sending: _Sending, request: Request, response: Response) -> None:
-        latency = request.meta.get("download_latency")
         self._tell(
             sending,
             status=response.status,
-            elapsed=latency if isinstance(latency, float) else None,
+            elapsed=_latency(request),
             retry_after=_field(response, "Retry-After"),
             size=len(response.body),
             rate_limit=_field(response, "RateLimit"),
@@ -415,7 +405,8 @@ class PoliteMiddleware:
         if isinstance(exception, StopDownload) and response is not None:
             self._answered(sending, request, response)
             return
-        unanswered = not (sending.headed or isinstance(exception, IgnoreRequest))
+        headed = _latency(request) is not None  # what ended it then is no failure of the host
+        unanswered = not (headed or isinstance(exception, IgnoreRequest))
         try:
             if unanswered:
                 await self._unreached(sending.lease, request, exception)
@@ -453,6 +444,12 @@ class PoliteMiddleware:
         turn = self._crawl.turns.get(request)
         if turn is not None:
             self._crawl.give_back(turn)
+
+
+def _latency(request: Request) -> float | None:
+    """Seconds to the head of its answer, once that has come."""
+    latency = request.meta.get("download_latency")
+    return latency if isinstance(latency, float) else None
 
 
 def _is_about_its_name(error: BaseException) -> bool:

@@ -25,6 +25,7 @@ from tests.conformance.ways import settings
 from tests.documents.blocks import SITE
 from tests.integrations.rigs import SCRAPY_PYTHON, ScrapyDownloads
 from tests.integrations.rigs import Scrapy as Rig
+from tests.integrations.scrapy_worker import WorkerFailed
 from tests.internet import FakeInternet, Hold, Page, Reset, redirect
 from tests.test_identity import as_sent, verify
 
@@ -429,6 +430,26 @@ async def test_a_request_that_is_sent_again_takes_another_turn(internet: FakeInt
         await rig.stop()
     assert site.paths == ["/robots.txt", "/", "/"]
     assert min(site.gaps()) >= 0.2
+
+
+async def test_what_ends_an_answer_that_began_is_no_failure_of_its_host(
+    internet: FakeInternet,
+) -> None:
+    internet.site("a.test").robots("").page("/large", "x" * 100)
+    internet.site("b.test").robots("").on("/", Reset())
+    rig = Rig(internet, settings(), None)
+    await rig.start()
+    try:
+        await rig._tell_names()
+        said = {}
+        for url in ("http://a.test/large", "http://b.test/"):
+            for _ in range(3):
+                with pytest.raises(WorkerFailed):
+                    await rig.crawl.call("get", url, {}, {"download_maxsize": 10})
+            said[url[7]] = [str(view) for view in await rig.ask("why", f"{url[7]}.test")]
+    finally:
+        await rig.stop()
+    assert len(said["a"]) == 1 < len(said["b"]), said
 
 
 async def test_another_scheduler_waits_in_the_middleware(
