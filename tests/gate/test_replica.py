@@ -1,0 +1,143 @@
+"""A gate that decides by the records of another process: the same answers, and none of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from gatekeeper import Gatekeeper
+from gatekeeper.config import Config, GuardConfig, HostRule, ServerConfig
+from gatekeeper.decision import Decision, Verdict
+from gatekeeper.gate import GateInternals, Replica, internals
+from gatekeeper.sidecar.channel import Adopt
+from tests.internet import FakeInternet
+
+CONFIG = Config(guard=GuardConfig(allow=("127.0.0.0/8", "*.test")))
+TEXT = (
+    "User-agent: *\nDisallow: /private\nAllow: /private/é$\nCrawl-delay: 3\n\n"
+    "User-agent: other\nDisallow: /\n"
+)
+URLS = (
+    "http://a.test/",
+    "http://a.test/private/x?y=1",
+    "http://a.test/private/%C3%A9",
+    "http://A.test:80/private/é",
+    "http://a.test/robots.txt",
+    "http://a.test/a/../private",
+    "http://10.0.0.1/",
+)
+
+
+@pytest.fixture
+async def gate(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
+    internet.site("a.test").robots(TEXT)
+    internet.site("none.test")
+    internet.site("large.test").robots("User-agent: *\n" + "Disallow: /x\n" * 6_000)
+    internet.site("down.test").page("/robots.txt", status=503)
+    async with Gatekeeper("testbot/1.0", config=CONFIG, resolver=internet.resolver) as gate:
+        yield gate
+
+
+def replica(wanted: list[str]) -> Replica:
+    return Replica("testbot/1.0", CONFIG, wanted=wanted.append)
+
+
+def plain(decision: Decision | None) -> Any:
+    """All of it but the id; its end to the second: a record travels in whole milliseconds."""
+    assert decision is not None
+    fields = msgspec.structs.asdict(decision) | {"id": ""}
+    if decision.expires_at is not None:
+        fields["expires_at"] = round(decision.expires_at.timestamp())
+    return fields
+
+
+@pytest.mark.parametrize("agent", [None, "other/2.0"])
+async def test_it_decides_as_the_gate_does_whose_record_it_has(
+    gate: Gatekeeper, agent: str | None
+) -> None:
+    wanted: list[str] = []
+    other = replica(wanted)
+    assert other.decide(URLS[0], user_agent=agent) is None
+    assert wanted == ["http://a.test"]
+    await gate.check(URLS[0])
+    record = internals(gate).shared_record("http://a.test")
+    assert record is not None
+    other.take_in("http://a.test", record)
+    for _ in range(6):  # from the text, from its rules, from the decision cache
+        for url in URLS:
+            assert plain(other.decide(url, user_agent=agent)) == plain(
+                await gate.check(url, user_agent=agent)
+            )
+    told, refused = other.drain_counts()
+    assert sum(told.values()) == 6 * len(URLS)
+    assert sum(refused.values()) > 0
+    assert not any(other.drain_counts())
+    other.close()
+
+
+async def test_only_what_a_text_alone_decides_is_shared(gate: Gatekeeper) -> None:
+    inside = internals(gate)
+    for name, shared in (("none", True), ("large", False), ("down", False)):
+        await gate.check(f"http://{name}.test/")
+        assert (inside.shared_record(f"http://{name}.test") is not None) is shared
+    assert inside.shared_record("http://unheard.test") is None
+
+
+async def test_what_it_is_told_to_forget_or_to_obey_counts_at_once(gate: Gatekeeper) -> None:
+    other, url = replica([]), "http://a.test/x"
+    await gate.check(url)
+    record = internals(gate).shared_record("http://a.test")
+    assert record is not None
+
+    def verdict() -> Verdict | None:
+        decision = other.recall(url)
+        return None if decision is None else decision.verdict
+
+    for _ in range(6):
+        other.take_in("http://a.test", record)
+        assert verdict() is Verdict.ALLOW
+        other.follow_rules([HostRule(match="a.test", robots="deny")])
+        assert verdict() is Verdict.DENY
+        other.follow_rules([])
+        assert verdict() is Verdict.ALLOW
+        other.forget(["http://a.test"])
+        assert verdict() is None
+        other.take_in("http://a.test", record)
+        other.adjust(Config(guard=GuardConfig(allow=("127.0.0.0/8",), deny=("a.test",))))
+        assert verdict() is Verdict.DENY
+        other.adjust(CONFIG)
+    other.close()
+
+
+async def test_a_follower_hears_of_each_record_and_each_rule(gate: Gatekeeper) -> None:
+    heard: list[str] = []
+
+    class Follower:
+        def learnt(self, record: Any) -> None:
+            heard.append(record.origin)
+
+        def rules_changed(self) -> None:
+            heard.append("rules")
+
+    inside: GateInternals = internals(gate)
+    inside.follow(Follower())
+    await gate.check("http://a.test/")
+    await gate.refresh("http://a.test")
+    gate.override(HostRule(match="a.test", robots="deny"))
+
+    assert heard == ["http://a.test", "http://a.test", "rules"]
+    assert [rule.match for rule in inside.rules()] == ["a.test"]
+
+
+def test_a_configuration_goes_from_process_to_process_as_it_is() -> None:
+    config = Config(
+        user_agent="a/1",
+        host=(HostRule(match="a.test", interval=2.0, reason="é"),),
+        server=ServerConfig(workers=3, allowed_hosts=("x",)),
+        guard=GuardConfig(allow=("10.0.0.0/8",)),
+    )
+    sent = Adopt(config, [], list(config.host))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Adopt) == sent
