@@ -150,8 +150,7 @@ class Gatekeeper:
         self._listeners: list[OnRetrieval] = []
         self._followers: list[GateFollower] = []
         self._stack = AsyncExitStack()
-        # The authority of the last question to `allowed`, with the slash behind it, where that
-        # slash is, and what the cache has of it. At first one that no URL begins with.
+        # Of the last question to `allowed`: its authority and slash, where that is, what is kept.
         self._authority, self._cut = "\n", 0
         self._origin: CachedOrigin | _NoOrigin = _NoOrigin()
         self._find_origin = self._decider.own_origin

@@ -392,6 +392,10 @@ def is_loopback(host: str) -> bool:
 _MAX_BUCKETS = 4096
 
 
+def _nobody(_client: str, _full: bool) -> None:
+    """Tells nobody."""
+
+
 class ClientLimits:
     """Counts requests under way by client, and meters them where a rate is set.
 
@@ -403,13 +407,12 @@ class ClientLimits:
         self,
         server: ServerConfig,
         clock: Clock,
-        *,
-        on_full: Callable[[str, bool], object] = lambda _client, _full: None,
+        on_full: Callable[[str, bool], object] | None = None,
     ) -> None:
         """`on_full(client, full)` is called when a client comes to have as many requests under
         way as it may, and when it has one less again."""
         self._clock = clock
-        self._on_full = on_full
+        self._on_full = on_full or _nobody
         self.adjust(server)
         self._busy: dict[str, int] = {}
         self._full_elsewhere: set[str] = set()

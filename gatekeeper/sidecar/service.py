@@ -111,9 +111,8 @@ class Service:
         workers: Workers | None = None,
     ) -> None:
         """`inside` stands for what `internals` gives of the gate. `addresses` are those listened
-        on, in place of `hosts`: the Host headers that are accepted follow from them, and from
-        the configuration in force. `sources` tells where the settings last read came from.
-        `workers` answer questions for this one."""
+        on, in place of `hosts`: the Host headers accepted follow from them and the configuration
+        in force. `sources` tells where its settings came from. `workers` answer questions."""
         self.gate = gate
         self.internals: GateInternals = inside or internals(gate)
         self.version = version
@@ -144,8 +143,8 @@ class Service:
         self._prefix = f"{secrets.token_hex(4)}-"
         self._counter = itertools.count(1)
         self.log: DecisionLog = DecisionLog(config.server, self.clock)
-        on_full = (lambda _client, _full: None) if workers is None else workers.client_full
-        self.clients: ClientLimits = ClientLimits(config.server, self.clock, on_full=on_full)
+        on_full = None if workers is None else workers.client_full
+        self.clients: ClientLimits = ClientLimits(config.server, self.clock, on_full)
         self.operators: OperatorState = OperatorState(self, feed)
         """What feeds the pages for operators."""
         self.sessions: Sessions = Sessions(self.clock)
