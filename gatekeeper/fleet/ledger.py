@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import math
 import re
 import secrets
 import socket
@@ -44,7 +43,7 @@ from gatekeeper.fleet.operations import (
 from gatekeeper.fleet.overrides import FleetOverrides
 from gatekeeper.fleet.robots import SharedFetcher
 from gatekeeper.fleet.scripts import BEAT, DECLARE, FORMAT, PUSHED, TURN
-from gatekeeper.fleet.store import Store, StoreIdentity
+from gatekeeper.fleet.store import Flights, Store, StoreIdentity
 from gatekeeper.pacing.ledger import (
     LAPSE,
     MAX_TICKETS,
@@ -77,6 +76,8 @@ _BEHIND = 0.1
 """Seconds that the store may take for each flight before a call is served."""
 MAX_FLIGHTS = 16
 """Flights under way at once."""
+_FAREWELL = 0.2
+"""Seconds for which `close` waits for what is under way."""
 _POLL = 1.0
 """Seconds after which to ask again while nobody could tell us that a scope came free."""
 _AT_ONCE = 500
@@ -114,36 +115,6 @@ class _Held(msgspec.Struct):
     headed: bool = False
     over: bool = False
     """Its end was told, or is being told."""
-
-
-class _Air:
-    """Flights under way."""
-
-    def __init__(self) -> None:
-        self.flights: set[asyncio.Task[None]] = set()
-        self.boarding = False
-        """The last one has not left yet."""
-        self.turns = 0
-        """Calls of the script which the store has not answered yet ..."""
-        self.all_answered = asyncio.Event()
-        """... none of them."""
-        self.all_answered.set()
-        self.nearest = [math.inf, math.inf]
-        """Seconds of the shortest round trip since our last sign of life, and of the one before."""
-
-    def turns_by(self, number: int) -> None:
-        """So many more."""
-        self.turns += number
-        if self.turns:
-            self.all_answered.clear()
-        else:
-            self.all_answered.set()
-
-    def ahead(self, seconds: float) -> float:
-        """In how many seconds to ask, so that the question arrives when the store said: what it
-        said took its time, and so will the question, together a round trip at least."""
-        nearest = min(self.nearest)
-        return max(0.0, seconds - nearest) if nearest < math.inf else seconds
 
 
 class _Told(NamedTuple):
@@ -196,7 +167,7 @@ class RedisLedger:
         """What operators say of hosts at run time, to any member."""
         self._held: dict[str, _Held] = {}
         self._pending: list[_Told] = []
-        self._air = _Air()
+        self._air = Flights()
         self._beating: asyncio.Task[None] | None = None
         self._hearing: asyncio.Task[None] | None = None
         self._using = asyncio.Lock()
@@ -276,7 +247,12 @@ class RedisLedger:
         if not self._open:
             return
         self._open = False
-        for task in (self._beating, self._hearing, *self._air.flights):
+        self._beat_now.set()
+        # Cut off in the middle of a call there would be no connection to sign off on.
+        under_way = [task for task in (self._beating, *self._air.flights) if task is not None]
+        if under_way:
+            await asyncio.wait(under_way, timeout=_FAREWELL)
+        for task in (self._hearing, *under_way):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -656,12 +632,14 @@ class RedisLedger:
         await self.overrides.catch_up(int(words))
 
     async def _beat(self) -> None:
-        while self._open:
+        while True:
             wait = BEAT_EVERY if self._failing_since is None else 0.25
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._beat_now.wait()
             self._beat_now.clear()
+            if not self._open:
+                return
             try:
                 async with self._using:
                     if self._epoch:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from gatekeeper.config import FleetConfig, without_credentials
 from gatekeeper.errors import ConfigError, LedgerLost
 
-__all__ = ["CALL_DEADLINE", "Store", "StoreIdentity"]
+__all__ = ["CALL_DEADLINE", "Flights", "Store", "StoreIdentity"]
 
 CALL_DEADLINE = 2.0
 """Seconds that the store may take to answer."""
@@ -404,6 +405,36 @@ class Store:
             async with asyncio.timeout(CALL_DEADLINE):
                 await client.aclose()
                 await client.connection_pool.disconnect(inuse_connections=True)
+
+
+class Flights:
+    """Flights of a ledger that are under way, and how long they take."""
+
+    def __init__(self) -> None:
+        self.flights: set[asyncio.Task[None]] = set()
+        self.boarding: bool = False
+        """The last one has not left yet."""
+        self.turns: int = 0
+        """Calls of the script which the store has not answered yet ..."""
+        self.all_answered: asyncio.Event = asyncio.Event()
+        """... none of them."""
+        self.all_answered.set()
+        self.nearest: list[float] = [math.inf, math.inf]
+        """Seconds of the shortest round trip since our last sign of life, and of the one before."""
+
+    def turns_by(self, number: int) -> None:
+        """So many more."""
+        self.turns += number
+        if self.turns:
+            self.all_answered.clear()
+        else:
+            self.all_answered.set()
+
+    def ahead(self, seconds: float) -> float:
+        """In how many seconds to ask, so that the question arrives when the store said: what it
+        said took its time, and so will the question, together a round trip at least."""
+        nearest = min(self.nearest)
+        return max(0.0, seconds - nearest) if nearest < math.inf else seconds
 
 
 class _StoreConnection:

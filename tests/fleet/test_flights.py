@@ -10,7 +10,8 @@ import pytest
 
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger
-from gatekeeper.fleet.ledger import MAX_FLIGHTS, _Air
+from gatekeeper.fleet.ledger import MAX_FLIGHTS
+from gatekeeper.fleet.store import Flights
 from gatekeeper.pacing.ledger import End, Granted
 from tests.fleet.conftest import FleetTime, Join
 from tests.fleet.proxy import Proxy
@@ -173,7 +174,7 @@ async def test_a_hold_whose_end_is_on_its_way_is_not_renewed(join: Join) -> None
 
 
 def test_what_the_store_said_is_as_old_as_it_travelled_and_so_will_the_question_be() -> None:
-    air = _Air()
+    air = Flights()
     assert air.ahead(2.0) == 2.0
     air.nearest = [0.5, 4.0]  # the shortest one errs on the slow side
     assert air.ahead(2.0) == 1.5
@@ -213,8 +214,9 @@ async def test_one_command_that_is_refused_leaves_the_others_their_answers(join:
         await ledger._store.run("ECHO", "4")
 
 
-async def test_a_member_closes_in_the_very_moment_of_its_beat(join: Join) -> None:
-    """A cancel that redis-py's own deadlines swallow would leave a beat that never ends."""
+async def test_a_member_closes_in_the_very_moment_of_its_beat(join: Join, time: FleetTime) -> None:
+    """And signs off: a cancel that redis-py's own deadlines swallow would leave a beat that never
+    ends, and one that cuts the connection would leave nothing to sign off on."""
     for turns in range(12):
         ledger = await join(wait=False)
         ledger._beat_now.set()
@@ -222,3 +224,4 @@ async def test_a_member_closes_in_the_very_moment_of_its_beat(join: Join) -> Non
             await asyncio.sleep(0)
         async with asyncio.timeout(5.0):
             await ledger.close()
+        assert time.server.ask("ZCARD", "{gatekeeper}:members") == b":0\r\n"
