@@ -150,6 +150,19 @@ async def test_what_was_found_answers_while_it_is_looked_for_anew() -> None:
         assert found.total == 2
 
 
+async def test_a_page_is_complete_only_when_every_host_was_looked_at() -> None:
+    """A look that began while thousands were not in their places yet is none at all of them."""
+    async with index_of(30_000, VirtualClock()) as (index, _, _):
+        found = await index.page(order=NEXT)
+        assert not found.complete
+        assert found.total < 30_000
+        for _ in range(1_000):
+            if (found := await index.page(order=NEXT)).complete:
+                break
+            await asyncio.sleep(0)
+        assert (found.total, found.complete) == (30_000, True)
+
+
 async def test_a_look_goes_in_slices() -> None:
     turns = 0
 

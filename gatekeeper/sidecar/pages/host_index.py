@@ -154,8 +154,10 @@ class HostOrder(NamedTuple):
 class _Scan:
     """A look at many hosts in slices, with what was found so far: sorted runs, one a slice."""
 
-    def __init__(self, clock: Clock, *, counts: bool) -> None:
+    def __init__(self, clock: Clock, *, counts: bool, whole: bool) -> None:
         self.runs: list[_Run] = []
+        self.whole = whole
+        """It looks at every host; False: some had not been put in their places when it began."""
         self.found = 0
         self.keys: Counter[float] = Counter()
         """How many have each key, where that is their state."""
@@ -329,7 +331,7 @@ class HostIndex:
             scan = self._ranked(q, state, order, descending=descending)
         await self._wait_for(scan)
         hosts = _head(scan, first, count, flip=order is None and descending)
-        return HostPage(hosts, scan.found, settled and scan.complete)
+        return HostPage(hosts, scan.found, settled and scan.complete and scan.whole)
 
     async def states(self) -> tuple[dict[str, int], bool]:
         """How many hosts are in each state but "free"; and whether all were looked at."""
@@ -337,7 +339,7 @@ class HostIndex:
         scan = self._ranked("", _HELD_UP, _BY_STATE, descending=False)
         await self._wait_for(scan)
         counts = {state: scan.keys[float(n)] for n, state in enumerate(STATES) if state != "free"}
-        return counts, scan.complete and not self.behind
+        return counts, scan.complete and scan.whole and not self.behind
 
     async def _wait_for(self, scan: _Scan) -> None:
         """Wait for a look that goes on: where it is one at many, not for long."""
@@ -389,6 +391,9 @@ class HostIndex:
         many = len(self._scopes) > _FEW
         if scan is not None and scan.newer is not None and scan.newer.complete:
             scan = self._scans[name] = scan.newer
+        if scan is not None and scan.complete and not scan.whole and not self.behind:
+            scan.cancel()
+            scan = None  # now all are in their places
         if scan is not None:
             if scan.going_on or (scan.complete and many and now < scan.good_until):
                 return scan
@@ -405,7 +410,7 @@ class HostIndex:
         return scan
 
     def _begin(self, name: tuple[object, ...], slices: Callable[[], Iterable[_Run]]) -> _Scan:
-        scan = _Scan(self._clock, counts=_HELD_UP in name)
+        scan = _Scan(self._clock, counts=_HELD_UP in name, whole=not self.behind)
         scan.task = asyncio.get_running_loop().create_task(scan.run(slices()))
         return scan
 
