@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from gatekeeper.fleet.scripts import FORMAT
@@ -83,9 +84,7 @@ class Sites:
             self.port = free.getsockname()[1]
         for name in self.names:
             self.servers.append(
-                await asyncio.start_server(
-                    lambda r, w, name=name: self.serve(name, r, w), name, self.port
-                )
+                await asyncio.start_server(partial(self.serve, name), name, self.port)
             )
 
     async def serve(
