@@ -79,7 +79,7 @@ def _meeting(options: Options) -> Table:
 
 def _even(options: Options) -> Table:
     origins = 30_000 if options.quick else 300_000
-    asked = 100_000 if options.quick else 600_000
+    asked = 100_000 if options.quick else 200_000
     figures = _child(options, what="even", origins=origins, asked=asked)
     rows = [
         ("`allowed`, a question", seconds(figures["allowed"]["mean"])),

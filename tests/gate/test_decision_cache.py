@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from gatekeeper import Gatekeeper, HostRule, InvalidURL, Reason, Verdict, VirtualClock
 from gatekeeper.config import CacheConfig, Config, GuardConfig
 from gatekeeper.decision import Decision
+from gatekeeper.fetching.records import Moment
 from gatekeeper.gate import decision_cache, internals
 from gatekeeper.gate.decision_cache import WrittenDecision
+from gatekeeper.robots import RobotsTxt
 from gatekeeper.robots.flat import FlatRules
 from tests.internet import FakeInternet
 
@@ -508,3 +510,25 @@ async def test_a_text_at_rest_wakes_for_an_origin_that_is_asked_about_again(
         assert not await asked(virtual_internet, gate, f"/private/{number}")
         awake.append(record.text.parsed is not None)
     assert awake == [False, False, False, True]
+
+
+@pytest.mark.parametrize("rules", [1, 20_000])
+async def test_what_a_text_at_rest_asks_for_is_known_without_reading_it_again(
+    virtual_internet: FakeInternet,
+    gate: Gatekeeper,
+    monkeypatch: pytest.MonkeyPatch,
+    rules: int,
+) -> None:
+    text = "User-agent: *\nCrawl-delay: 7\n" + "Disallow: /private\n" * rules
+    virtual_internet.site("b.test").robots(text)
+    await asked(virtual_internet, gate, "/a", "b.test")
+    (record,) = gate._warm.values()
+    assert record.text is not None
+    record.text.rest()
+
+    def parse(*_: object, **__: object) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(RobotsTxt, "parse", parse)
+    moment = Moment(gate._clock.monotonic(), gate._clock.wall())
+    assert gate._decider.interval(record, "testbot", moment).seconds == 7.0
