@@ -123,7 +123,8 @@ def deflate(body: bytes) -> bytes:
     if len(body) <= _SMALL:
         packer = _QUICKLY.copy()
     else:
-        packer = zlib.compressobj(6, zlib.DEFLATED, -15, 8, zlib.Z_DEFAULT_STRATEGY, PRIMER)
+        level = 6 if len(body) >= LARGE else 1  # a thread does the one, the loop the other
+        packer = zlib.compressobj(level, zlib.DEFLATED, -15, 8, zlib.Z_DEFAULT_STRATEGY, PRIMER)
     return packer.compress(body) + packer.flush()
 
 
