@@ -253,7 +253,9 @@ class LongestMatch:
         self._headed, self._heads = (*headed, *starred), tuple(heads)
         self._loose, self._pieces, self._clues = (*sure, *loose), tuple(pieces), tuple(clues)
         plain = tuple([value for value in values if "*" not in value and value[-1] != "$"])
-        self._starts = (*plain, *[value.rstrip("*") for value in starred])
+        self._starts = plain
+        if starred:
+            self._starts = (*plain, *[value.rstrip("*") for value in starred])
         return plain
 
     def allows_url(self, url: str) -> bool:
@@ -506,7 +508,7 @@ def _columns(text: str, spans: Spans) -> tuple[list[str], list[str]]:
         if forbids or _ALLOW(text, low, high):
             found = _RULES(text, low, high)
             forbids += ["s"] * (len(values) - len(forbids))
-            forbids += [dis for dis, _ in found]
+            forbids += ["s" if dis else "" for dis, _ in found]
             values += [value for _, value in found]
         else:
             values += _DISALLOWED(text, low, high)
