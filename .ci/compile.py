@@ -14,8 +14,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-MODULES = ("compiled", "longest", "patterns", "rules")
-"""Of `gatekeeper.robots`: where answers are found."""
+MODULES = ("compiled", "longest", "patterns", "policy", "rules")
+"""Of `gatekeeper.robots`: where rules are chosen and answers found."""
 OPTIONS = ("--ignore-missing-imports", "--follow-imports=silent", "--config-file=")
 
 
