@@ -153,6 +153,7 @@ def _prepare(service: Service, reread: Callable[[], Config]) -> _Plan:
     check_config(config, config.user_agent or service.gate.user_agent)
     _refuse_new_groups(old, config)
     merged = _merge(old, config)
+    check_workers(merged.server)  # how many there are stays, whatever the new file says
     tokens = read_tokens(merged.server.token_file, warn=True)
     if service.exposed is not None:
         # T5: the sockets stay where they are, whatever the new file says about `host`.

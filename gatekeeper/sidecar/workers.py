@@ -210,7 +210,10 @@ class Workers:
 
     async def _live(self, number: int) -> str:
         """Start a worker and wait for its end; says how it ended."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            return f"could not be started ({error.strerror or error})"
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", _START, "\n".join(sys.path), str(theirs.fileno())),

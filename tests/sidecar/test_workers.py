@@ -13,12 +13,13 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import msgspec
 import pytest
 
 from gatekeeper.cli import main
 from gatekeeper.config import Config, ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.reload import check_server
+from gatekeeper.sidecar.reload import check_server, reload
 from tests.internet import FakeInternet
 from tests.internet.sites import Site
 
@@ -106,6 +107,10 @@ async def test_one_fetch_one_count_and_one_answer_for_all(
             status, body = await ask("/v1/check", {"urls": batch})
             assert [one["url"] for one in body["decisions"]] == batch
         decided = 12 + 12 * 50
+        async with connection(sidecar) as fresh:
+            assert (await fresh(query))[0] == 200
+            decided += 1
+            assert await metric(sidecar, "gatekeeper_worker_connections") >= 1
         assert await metric(sidecar, "gatekeeper_decisions_total") == decided
         assert (
             await metric(sidecar, 'gatekeeper_http_requests_total{code="200",method="POST"') == 12
@@ -239,6 +244,17 @@ async def test_a_unix_socket_and_tokens_go_with_workers_that_end_with_their_owne
 def test_what_does_not_go_with_workers_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_server(Config(server=ServerConfig(workers=2, **settings)))
+
+
+async def test_a_reload_brings_nothing_that_does_not_go_with_workers(door: Any) -> None:
+    service = (await door()).service
+    server = msgspec.structs.replace(service.config.server, workers=2)
+    service.config = msgspec.structs.replace(service.config, server=server)
+    later = msgspec.structs.replace(server, workers=0, client_rate=5.0)  # workers: after a restart
+    service.reread = lambda: msgspec.structs.replace(service.config, server=later)
+    with pytest.raises(ConfigError, match="client_rate is counted by one process"):
+        reload(service)
+    assert service.config.server.client_rate is None
 
 
 def test_a_flag_that_does_not_go_with_workers_is_named(capsys: pytest.CaptureFixture[str]) -> None:
