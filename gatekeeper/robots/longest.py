@@ -137,8 +137,8 @@ class LongestMatch:
         """Characters of a text that is answered about at once, none before the rules are read."""
         self._ready: Compiled | None = None
         eager = source.size > _EAGER_OCTETS and sum([b - a + 64 for a, b in spans]) > _EAGER_OCTETS
+        self._begin()
         if eager or not speedups.ON:
-            self._begin()
             found = [RULE.findall(source.lines, low, high) for low, high in spans]
             self._make_ready(found[0] if len(found) == 1 else [*chain.from_iterable(found)])
             self._source = None
@@ -189,18 +189,19 @@ class LongestMatch:
         """Looks at each rule until the rules are made ready."""
 
     def _list(self, source: TextSource) -> None:
-        """Read the rules. Harmless while another thread does the same."""
-        self._begin()
+        """Read the rules."""
+        # Another thread may do the same, and ask as soon as it has: nothing is ever set but to what
+        # it is in the end.
         forbids, values = _columns(source.lines, self.spans)
         joined = "\n".join(values)
-        roomy = _LONG - 1
+        roomy, strict = _LONG - 1, False
         odd = joined.encode("latin-1").translate(None, _LISTED)
         if odd or ("$" in joined and _INNER_DOLLAR(joined)):
             joined = rfc_patterns(joined)
             values = joined.split("\n")
-            self._strict = "%" in joined
+            strict = "%" in joined
         self._queries = "?" in joined
-        if self._queries and self._strict and CHANGED(joined):  # a rule of two forms
+        if "?" in joined and strict and CHANGED(joined):  # a rule of two forms
             self._make_ready([*zip(forbids or repeat("s"), values, strict=False)])
         else:
             if "" in values:  # an empty pattern has no effect (RFC 9309 section 2.2.2, RFC-21)
@@ -211,22 +212,23 @@ class LongestMatch:
                 plain = tuple(compress(values, forbids))
             else:
                 self._allowed = (ROBOTS_TXT,)
+            starts = plain
             if "*" in joined or "$" in joined:
                 flat = joined.count("*") + joined.count("$") <= compiled.FLAT_RULES
                 roomy = min(roomy, compiled.PAIRS // len(joined)) if flat else 0
-                self._strict = self._strict or LIKE_AN_ESCAPE(joined) is not None
-                plain = self._take_wild(plain)
-            else:
-                self._starts = plain
-            self._plain = plain
-            self._many = len(self._starts) > _FEW
+                strict = strict or LIKE_AN_ESCAPE(joined) is not None
+                plain, starts = self._take_wild(plain)
+            self._plain, self._starts = plain, starts
+            self._many = len(starts) > _FEW
             self._few = not (self._many or self._headed or self._loose)
-            self._prefixes = () if self._many else self._starts
+            self._prefixes = () if self._many else starts
+        self._strict = strict
         self._roomy = roomy
         self._source = None
 
-    def _take_wild(self, values: tuple[str, ...]) -> tuple[str, ...]:
-        """Take the values of rules that forbid; gives those without a star and a final `$`."""
+    def _take_wild(self, values: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Take the values of rules that forbid; gives those without a star and a final `$`, and
+        what a path begins with that is matched."""
         headed: list[str] = []
         heads: list[str] = []
         starred: list[str] = []
@@ -253,10 +255,9 @@ class LongestMatch:
         self._headed, self._heads = (*headed, *starred), tuple(heads)
         self._loose, self._pieces, self._clues = (*sure, *loose), tuple(pieces), tuple(clues)
         plain = tuple([value for value in values if "*" not in value and value[-1] != "$"])
-        self._starts = plain
-        if starred:
-            self._starts = (*plain, *[value.rstrip("*") for value in starred])
-        return plain
+        if not starred:
+            return plain, plain
+        return plain, (*plain, *[value.rstrip("*") for value in starred])
 
     def allows_url(self, url: str) -> bool:
         """The verdict for a URL, or a path. Raises InvalidURL for text that is neither."""
@@ -434,8 +435,8 @@ class LongestMatch:
             heads = opened
             if "*" in (joined := "".join(opened)) or "$" in joined:
                 heads = tuple([value.partition("*")[0].removesuffix("$") for value in opened])
-            self._opened = opened
             self._allowed = (*heads, ROBOTS_TXT)
+            self._opened = opened  # after: another thread may be here
         found: list[str] = []
         for place, head in enumerate(self._allowed):
             if head in path and place < len(opened) and path.startswith(head):

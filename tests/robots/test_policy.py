@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from gatekeeper import speedups
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.robots.longest import LongestMatch
 
 TEXT = """\
 User-agent: *
@@ -235,3 +237,36 @@ def test_a_code_says_what_the_path_does(path: str) -> None:
     assert rule_of is not None
     code = rule_of(path)
     assert policy.match_of(code, path, "") == policy.match_path(path)
+
+
+class Read:
+    """A text that is asked about while its rules are read once more."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.size = len(text)
+        self.rules: LongestMatch | None = None
+        self.said: list[bool] = []
+
+    @property
+    def lines(self) -> str:
+        if self.rules is not None:
+            rules, self.rules = self.rules, None
+            self.said = [rules.allows(path) for path in ("/a", "/a/b", "/x.gif", "/c", "/*")]
+        return self.text
+
+
+@pytest.mark.parametrize("rule", ["", "Allow: /a/b\n", "Disallow: /*.gif$\n", "Disallow: /%2A\n"])
+def test_two_threads_that_read_the_rules_do_not_disturb_each_other(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speedups, "ON", True)
+    text = "User-agent: *\nDisallow: /a\n" + rule
+    source = Read(text)
+    rules = LongestMatch(source, ((0, len(text)),))
+    expected = [rules.allows(path) for path in ("/a", "/a/b", "/x.gif", "/c", "/*")]
+    source.rules = rules
+    rules._list(source)  # as a thread does that found them unread, when another one has read them
+    assert source.said == expected
+    assert [rules.allows(path) for path in ("/a", "/a/b", "/x.gif", "/c", "/*")] == expected
+    assert rules.allows("/a") is False
