@@ -225,7 +225,7 @@ class Lease(msgspec.Struct, eq=False):
         if self._answer.__class__ is Decision and not grant.reported:
             self._note(status)
         elapsed = (now if self._head_at is None else self._head_at) - grant.start_at
-        grant.report(status, elapsed, retry_after, None, rate_limit=rate_limit, now=now)
+        grant.report(status, elapsed, retry_after, None, rate_limit, now)
 
     def report(
         self,
@@ -244,7 +244,12 @@ class Lease(msgspec.Struct, eq=False):
         TypeError for anything else, such as a status that is text.
         """
         # Few reports need a second look, and each request has one.
-        if status.__class__ is not int or not elapsed is retry_after is size is None:
+        if (
+            status.__class__ is not int
+            or elapsed is not None
+            or retry_after is not None
+            or size is not None
+        ):
             wrong = wrong_report(status, elapsed, retry_after, size)
             if wrong is not None:
                 raise wrong
@@ -264,7 +269,7 @@ class Lease(msgspec.Struct, eq=False):
                 read = manager.now
                 now = read()
                 manager.faults.answered(answer.origin, now)
-        grant.report(status, elapsed, retry_after, size, rate_limit=rate_limit, now=now)
+        grant.report(status, elapsed, retry_after, size, rate_limit, now)
         if status is None and elapsed is not None and self._head_at is None:
             self._manager.uplink.unanswered(self)
 
