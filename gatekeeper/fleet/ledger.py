@@ -227,7 +227,7 @@ class RedisLedger:
         except LedgerLost as error:
             _log.warning("%s", error)
             self._open = True
-            self._lose()
+            self._lose(error)
         except ConfigError:
             await self._store.close()
             raise
@@ -450,8 +450,8 @@ class RedisLedger:
             calls = [self._packed(batch, sent, epoch) for batch in waiting]
             try:
                 replies = await self._store.scripts(TURN, calls)
-            except LedgerLost:
-                self._failed()
+            except LedgerLost as error:
+                self._failed(error)
                 raise
             self._calls += len(calls)
             received = self._clock.monotonic()
@@ -502,9 +502,9 @@ class RedisLedger:
             self._lived_in, self._lived_on = epoch, identity
             await self._sign(epoch)
             self._epoch = epoch
-        except LedgerLost:
+        except LedgerLost as error:
             self._epoch = ""
-            self._failed()
+            self._failed(error)
             raise
         self._reached()
 
@@ -574,21 +574,22 @@ class RedisLedger:
             await self._declare(epoch, self._store.identity)
             raise LedgerLost("the store's clock was set")
 
-    def _failed(self) -> None:
+    def _failed(self, why: Exception) -> None:
         if self._failing_since is None:
             self._failing_since = self._clock.monotonic()
         self._epoch = ""
         if self._open and self._clock.monotonic() >= self._failing_since + _GRACE:
-            self._lose()
+            self._lose(why)
 
-    def _lose(self) -> None:
+    def _lose(self, why: Exception) -> None:
         if self._lost_at is not None:
             return
         self._lost_at = self._clock.monotonic()
         how = "nothing is granted"
         if self.config.when_lost == "divide":
             how = "each member goes on with the hosts that are its own"
-        _log.error("%s can't be reached: %s", self._store.where, how)
+        said = str(why).removeprefix(f"{self._store.where}: ")
+        _log.error("%s can't be reached (%s): %s", self._store.where, said, how)
         if self.config.when_lost == "wait":
             for listener in self._listeners.values():
                 listener.lost(True)
@@ -650,15 +651,15 @@ class RedisLedger:
                         await self._recover()
             except LedgerLost as error:
                 _log.debug("%s", error)
-                self._failed()
+                self._failed(error)
             except ConfigError as error:
                 level = logging.DEBUG if str(error) == self._complaint else logging.ERROR
                 _log.log(level, "%s", error)
                 self._complaint = str(error)
-                self._failed()
-            except Exception:  # noqa: BLE001 - a member that beats no more is soon forgotten
+                self._failed(error)
+            except Exception as error:  # noqa: BLE001 - one that beats no more is soon forgotten
                 _log.exception("a beat failed")
-                self._failed()
+                self._failed(error)
 
     async def _join(self) -> None:
         """Let the others know of us before anything is granted: who of them survives a loss of the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
@@ -24,6 +25,8 @@ class Proxy:
         self.delay = 0.2
         self.rewrite: tuple[bytes, bytes] | None = None
         """Of equal length: what the store says, and what arrives in its place."""
+        self.refusal = ""
+        """What every command gets for an answer, in place of the store's."""
         self.connections = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -55,17 +58,28 @@ class Proxy:
             writer.close()
             return
         self._writers |= {writer, back}
-        for way in (self._pass(reader, back, asks=True), self._pass(there, writer, asks=False)):
+        ways = self._pass(reader, back, refuses=writer), self._pass(there, writer)
+        for way in ways:
             task = asyncio.create_task(way)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _pass(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, asks: bool
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        refuses: asyncio.StreamWriter | None = None,
     ) -> None:
+        """`refuses`: whom a refusal goes to, on the way to the store."""
+        asks = refuses is not None
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
                 if self.how == "drop" or (self.how == "swallow replies" and not asks):
+                    continue
+                if refuses is not None and self.refusal:
+                    commands = len(re.findall(rb"(?:^|\r\n)\*\d+\r\n", data))
+                    refuses.write(f"-{self.refusal}\r\n".encode() * commands)
                     continue
                 if self.rewrite is not None and not asks:
                     data = data.replace(*self.rewrite)

@@ -336,6 +336,31 @@ async def test_after_another_server_came_up_all_get_a_while_to_come_back(
     assert await granted(other, "b:1", "h")
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_member_of_which_nobody_heard_counts_if_it_comes_back_in_time(
+    join: Join, server: Server, time: FleetTime, comes_back: bool
+) -> None:
+    """A was cut off when C came, and the server is another one: A can't know of C. That is the gap
+    which docs/fleet.md names: C's hold counts if C is back within two beats, else it does not."""
+    a = await join()
+    await a._sign()
+    await cut_off(a)
+    await time.tick(10.0)
+    c = await join()
+    assert await granted(c, "c:1", "h")
+    await cut_off(c)
+    await time.tick(5.0)
+    server.ask("FLUSHALL")
+    for ledger in (a, c):
+        ledger._lived_on = StoreIdentity("an earlier one", "")
+    left = (await again(a, "a:1", "h")).seconds
+    assert 0.0 < left <= 4.0
+    if comes_back:
+        await again(c, "c:2", "other")
+    await time.tick(left)
+    assert await granted(a, "a:1", "h") is not comes_back
+
+
 async def test_a_member_that_meets_what_nobody_foresaw_goes_on_beating(
     join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

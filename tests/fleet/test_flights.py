@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
@@ -225,3 +226,43 @@ async def test_a_member_closes_in_the_very_moment_of_its_beat(join: Join, time: 
         async with asyncio.timeout(5.0):
             await ledger.close()
         assert time.server.ask("ZCARD", "{gatekeeper}:members") == b":0\r\n"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "OOM command not allowed when used memory > 'maxmemory'.",
+        "BUSY Redis is busy running a script.",
+        "LOADING Redis is loading the dataset in memory",
+        "READONLY You can't write against a read only replica.",
+        "MISCONF Redis is configured to save RDB snapshots, but it can't.",
+        "NOREPLICAS Not enough good replicas to write.",
+        "CLUSTERDOWN The cluster is down",
+        "MOVED 3999 127.0.0.1:1",
+        "NOAUTH Authentication required.",
+    ],
+)
+async def test_a_store_that_refuses_is_lost_and_comes_back_by_itself(
+    far: FarMember, time: FleetTime, caplog: pytest.LogCaptureFixture, refusal: str
+) -> None:
+    """Whatever it says: one line in the log that says why, and one when it is back."""
+    caplog.set_level(logging.WARNING, "gatekeeper.fleet")
+    listener = Listener()
+    far.ledger.listen("a", listener)
+    far.wire.refusal = refusal
+    for _ in range(4):
+        with pytest.raises(LedgerLost):
+            await take(far.ledger, "a:1", "h")
+        await time.tick(0.6)
+    assert far.ledger.state == "lost"
+    assert not far.ledger.ready
+    assert listener.losses == [True]
+    far.wire.refusal = ""
+    far.ledger._beat_now.set()  # it comes by itself, in a while
+    await until(lambda: listener.losses == [True, False])
+    assert far.ledger.state == "connected"
+    assert await granted(far.ledger, "a:1", "h")
+    lost, back = (record.getMessage() for record in caplog.records)
+    assert "nothing is granted" in lost
+    assert refusal.rsplit(maxsplit=1)[-1].strip(".") in lost or "No connection" in lost, lost
+    assert "is back after" in back
