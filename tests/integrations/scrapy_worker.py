@@ -155,13 +155,13 @@ class _Crawl:
     """One crawl."""
 
     def __init__(self) -> None:
-        self.running: asyncio.Task[None] | None = None
+        self.running: asyncio.Future[None] | None = None
         self.crawler: Any = None
 
     async def open(self, settings: dict[str, Any]) -> None:
         """Begin it."""
         import scrapy
-        from scrapy.crawler import AsyncCrawlerRunner
+        from scrapy.crawler import CrawlerRunner
 
         opened = asyncio.Event()
         self.heads: dict[str, asyncio.Event] = {}
@@ -174,11 +174,12 @@ class _Crawl:
                 for nothing in ():
                     yield nothing
 
-        runner = AsyncCrawlerRunner(settings)
+        runner = CrawlerRunner(settings)
         self.crawler = runner.create_crawler(Commanded)
         self.crawler.signals.connect(self._stay, signal=scrapy.signals.spider_idle)
         self.crawler.signals.connect(self._head, signal=scrapy.signals.headers_received)
-        self.running = runner.crawl(self.crawler)
+        # A Deferred: runners of coroutines came with Scrapy 2.14.
+        self.running = runner.crawl(self.crawler).asFuture(asyncio.get_running_loop())
         waiting = asyncio.create_task(opened.wait())
         await asyncio.wait([self.running, waiting], return_when="FIRST_COMPLETED")
         assert opened.is_set(), self.running
@@ -246,7 +247,7 @@ class _Crawl:
         """Run the `Spider` of that source as a crawl of its own, in that folder; what it says."""
         import logging
 
-        from scrapy.crawler import AsyncCrawlerRunner
+        from scrapy.crawler import CrawlerRunner
 
         # One at a time: these are the process's.
         os.chdir(folder)
@@ -261,7 +262,7 @@ class _Crawl:
         logging.getLogger().addHandler(handler)
         logging.getLogger("gatekeeper").setLevel(logging.INFO)
         try:
-            await AsyncCrawlerRunner({}).crawl(space["Spider"])
+            await CrawlerRunner({}).crawl(space["Spider"]).asFuture(asyncio.get_running_loop())
         finally:
             logging.getLogger().removeHandler(handler)
             handler.close()
