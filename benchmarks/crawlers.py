@@ -167,14 +167,29 @@ async def leases(pages: list[str]) -> int:
     from gatekeeper import Gatekeeper
 
     async with Gatekeeper(AGENT, config=_config()) as gate, _client() as session:
+        return await _leased(gate, session, pages)
 
-        async def fetch(url: str) -> None:
-            async with gate.lease(url) as lease, session.get(url) as response:
-                lease.head()
-                lease.report(status=response.status)
-                await response.read()
 
-        return await _pool(fetch, pages)
+async def leases_on_its_connections(pages: list[str]) -> int:
+    """`gate.lease` by hand, over a `plain_session` on the gate's connections."""
+    from gatekeeper import Gatekeeper
+    from gatekeeper.session import plain_session
+
+    async with (
+        Gatekeeper(AGENT, config=_config()) as gate,
+        plain_session(AGENT, gate=gate) as session,
+    ):
+        return await _leased(gate, session, pages)
+
+
+async def _leased(gate: Any, session: Any, pages: list[str]) -> int:
+    async def fetch(url: str) -> None:
+        async with gate.lease(url) as lease, session.get(url) as response:
+            lease.head()
+            lease.report(status=response.status)
+            await response.read()
+
+    return await _pool(fetch, pages)
 
 
 async def queue(pages: list[str]) -> int:
@@ -304,6 +319,7 @@ CRAWLERS = {
     BARE: Crawler(bare, "aiohttp", ("aiohttp",)),
     "polite_session": Crawler(polite, "robots-gatekeeper", _OURS),
     "gate.lease": Crawler(leases, "robots-gatekeeper", _OURS),
+    "gate.lease, plain_session": Crawler(leases_on_its_connections, "robots-gatekeeper", _OURS),
     "PoliteQueue": Crawler(queue, "robots-gatekeeper", _OURS),
     "bare aiohttp, to files": Crawler(bare_files, "aiohttp", ("aiohttp",)),
     "gatekeeper fetch -o": Crawler(

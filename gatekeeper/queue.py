@@ -119,6 +119,11 @@ class Turn:
         return self._entry[2]
 
     @property
+    def origin(self) -> str:
+        """Scheme, host and port of the URL, as `Decision.origin` has them."""
+        return self._queued.origin
+
+    @property
     def data(self) -> Any:
         """The payload that was put with it, or None."""
         return self._entry[3]

@@ -126,6 +126,7 @@ def plain_session(
     *,
     config: Config | None = None,
     resolver: AbstractResolver | None = None,
+    gate: Gatekeeper | None = None,
     **session_arguments: Any,
 ) -> aiohttp.ClientSession:
     """A guarded session for leases that you take by hand: one lease is one request.
@@ -143,20 +144,33 @@ def plain_session(
     arguments go to ClientSession. Call it in a running loop, and close it, or use it as a
     context manager. Raises ConfigError as `polite_session` does.
 
+    With a `gate`, open and without a session of yours, the requests go out on its connections, with
+    its guard and its configuration: what brought a robots.txt brings the pages as well, which is a
+    connection less a host. Raises GateClosed.
+
     >>> async def main(gate) -> None:
-    ...     async with plain_session("examplebot/1.0 (+https://example.org)") as session:
+    ...     agent = "examplebot/1.0 (+https://example.org)"
+    ...     async with plain_session(agent, gate=gate) as session:
     ...         async with gate.lease("https://example.org/") as lease:
     ...             async with session.get(lease.url, allow_redirects=False) as response:
     ...                 lease.report(status=response.status)
     """
-    config = as_config(config)
+    config = as_config(config) if gate is None else gate.config
     _refuse_ways_round(config, session_arguments)
     headers = _signed(user_agent, session_arguments.pop("headers", None))
     inner = tuple(session_arguments.pop("middlewares", ()))
     signer = Signer.of(config.identity, SystemClock())
     signing = () if signer is None else (signer.middleware,)
+    connector: aiohttp.BaseConnector
+    if gate is None:
+        connector = guarded_connector(config, resolver=resolver)
+    elif resolver is not None:
+        raise ConfigError("a gate's connections have its own resolver: give that to the gate")
+    else:
+        connector = internals(gate).connector
     return aiohttp.ClientSession(
-        connector=guarded_connector(config, resolver=resolver),
+        connector=connector,
+        connector_owner=gate is None,
         headers=headers,
         middlewares=(*inner, *signing, send_once),
         **session_arguments,

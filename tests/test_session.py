@@ -16,6 +16,7 @@ from gatekeeper import (
     ConfigError,
     Deferred,
     Denied,
+    GateClosed,
     Gatekeeper,
     LeaseTimeout,
     Reason,
@@ -548,6 +549,25 @@ async def test_a_plain_session_sends_each_request_once(internet: FakeInternet) -
         async with session.get("http://a.test/x") as response:
             assert await response.text() == "again"
     assert f"user-agent: {AGENT}".encode() in site.requests[-1].head.lower()
+
+
+async def test_a_plain_session_on_a_gates_connections(internet: FakeInternet) -> None:
+    """What brought robots.txt brings the page, under the gate's guard; they stay the gate's."""
+    internet.site("a.test").robots("").page("/x", "x")
+    gate = Gatekeeper(AGENT, config=config(), resolver=internet.resolver)
+    with pytest.raises(GateClosed):
+        plain_session(AGENT, gate=gate)
+    async with gate:
+        for _ in range(2):
+            async with plain_session(AGENT, gate=gate) as session:
+                async with gate.lease("http://a.test/x") as lease, session.get(lease.url) as page:
+                    lease.report(status=page.status)
+                    assert await page.text() == "x"
+                with pytest.raises(Denied):
+                    await session.get("http://169.254.169.254/")
+        with pytest.raises(ConfigError, match="the gate"):
+            plain_session(AGENT, gate=gate, resolver=internet.resolver)
+    assert len(internet.connections) == 1
 
 
 async def test_a_plain_session_is_guarded_and_keeps_its_own_middlewares(

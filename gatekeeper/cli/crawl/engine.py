@@ -329,17 +329,18 @@ class Crawl:
     async def _feed(self, source: AsyncIterator[Given]) -> None:
         async for given in source:
             try:
-                url = self._take(given)
+                taken = self._take(given)
             except GatekeeperError:
                 raise  # the manifest, say: nothing that one URL brought about
             except Exception as error:  # noqa: BLE001 - one URL's error is its own
-                url = None
+                taken = None
                 self._refuse(_own_error(given.text, error), given.where)
-            if url is not None:
+            if taken is not None:
                 # What is under way goes first, so that it never piles up.
-                await self._calm.wait()
-                self.hosts.add(url)
-                await self.queue.put(url)
+                if not self._calm.is_set():
+                    await self._calm.wait()
+                self.hosts.add(*taken)
+                await self.queue.put(taken[0])
         self.tally.end_list()
         self._stop_if_done()
 
@@ -358,23 +359,25 @@ class Crawl:
         if self.tally.complete and self.tally.done == self.tally.total:
             self.stop()
 
-    def _take(self, given: Given) -> str | None:
-        """The URL to put into the queue, counted; None for one that needs no asking."""
+    def _take(self, given: Given) -> tuple[str, str] | None:
+        """The URL to put into the queue, counted, and its origin; None for one that needs no
+        asking."""
         raw = given.text
         try:
             target = urls.parse(raw)
         except InvalidURL as error:
             self._refuse(error, given.where)
             return None
-        if self._skip(target.url):
+        url = target.url
+        if self._skip(url):
             return None
-        self._trails.begin(target.url)
+        self._trails.begin(url)
         self.tally.take_in()
         if target.userinfo or "@" in target.path:
             # The guard has to see the credentials, and a decision shows them masked.
-            self._stories.setdefault(_shown(raw), []).append(Story(target.url))
-            return raw
-        return target.url
+            self._stories.setdefault(_shown(raw), []).append(Story(url))
+            url = raw
+        return url, target.origin
 
     def _refuse(self, error: InvalidURL, where: str | None) -> None:
         """What is no URL is said once, and to no later run again."""
@@ -453,7 +456,7 @@ class Crawl:
     async def _ask(self, turn: Turn) -> None:
         """One request, in its turn, and what follows from it."""
         url = turn.url
-        self.hosts.drop(url)
+        self.hosts.drop(url, turn.origin)
         story = self._story(_shown(url))
         spool = self._place.warc is not None
         limit = self._limits.max_body
@@ -592,14 +595,13 @@ class Crawl:
     def _finish(self, entry: Entry) -> None:
         """Note it, and whatever waited for its end: in that order, or a crawl that is killed
         in between would take the page for had."""
-        ended = deque([entry])
-        while ended:
-            entry = ended.popleft()
+        ended = [entry]
+        for one in ended:  # it grows meanwhile
             if self._place.manifest is not None:
-                self._place.manifest.write(entry)
-            self.tally.add(entry)
-            self._on_entry(entry)
-            ended.extend(self._trails.end(entry))
+                self._place.manifest.write(one)
+            self.tally.add(one)
+            self._on_entry(one)
+            ended += self._trails.end(one)
         self._stop_if_done()
 
 

@@ -177,17 +177,14 @@ class Tally:
     refused: int = 0
     """Those of them that an earlier run was denied, or that are no URLs."""
     in_flight: int = 0
+    done: int = 0
+    """URLs with an outcome."""
     size: int = 0
     """Bytes of bodies."""
     outcomes: Counter[Result] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
     causes: dict[Result, Counter[tuple[str, str]]] = field(default_factory=dict)
     """For each outcome but fetched: how often which host, and why."""
-
-    @property
-    def done(self) -> int:
-        """URLs with an outcome."""
-        return self.outcomes.total()
 
     @property
     def waiting(self) -> int:
@@ -223,6 +220,7 @@ class Tally:
 
     def add(self, entry: Entry) -> None:
         """Count one outcome."""
+        self.done += 1
         self.outcomes[entry.outcome] += 1
         self.size += entry.size or 0
         if entry.outcome is Result.FETCHED:
@@ -671,15 +669,15 @@ class Hosts:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, url: str) -> None:
-        """One more URL waits for its origin."""
-        origin = urls.split(url)[0]
+    def add(self, url: str, origin: str | None = None) -> None:
+        """One more URL waits for its origin, here and below for those who know it."""
+        origin = origin or urls.split(url)[0]
         count, _ = self._waiting.get(origin, (0, url))
         self._waiting[origin] = (count + 1, url)
 
-    def drop(self, url: str) -> None:
+    def drop(self, url: str, origin: str | None = None) -> None:
         """One of them waits no longer."""
-        origin = urls.split(url)[0]
+        origin = origin or urls.split(url)[0]
         count, some = self._waiting.get(origin, (0, url))
         if count > 1:
             self._waiting[origin] = (count - 1, some)
