@@ -74,8 +74,8 @@ class TestShardedLedger(LedgerRules):
         listener = Listener()
         ledger.listen("z", listener)
         one, other, _ = ledger.shards
-        one._lose()
-        other._lose()
+        one._lose(ConnectionError("gone"))
+        other._lose(ConnectionError("gone"))
         assert listener.losses == [True, True]
         assert (ledger.ready, ledger.stats().state) == (False, "lost")
         one._reached()
