@@ -19,10 +19,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import gatekeeper
 
 __all__ = ["Connection", "Worker", "WorkerFailed"]
 
+ROOT: Final = Path(__file__).parents[2]
 _names: dict[str, Any] = {}
 """Addresses of each name, or the number of the error that looking it up ends with."""
 _ports: dict[tuple[str, int], int] = {}
@@ -104,12 +107,17 @@ class Worker:
         self.path = str(Path(self._folder.name) / "worker")
         self._process = subprocess.Popen(
             [python, "-c", f"from {__name__} import main; main({self.path!r})"],
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
+            # `-c` looks into the current folder, and crawls change that: what is imported behind
+            # them would be the package that the environment has installed.
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
         assert self._process.stdout is not None
-        self._process.stdout.readline()  # it listens
+        package = self._process.stdout.readline().decode().strip()  # it listens
+        # Another environment may have one of its own installed, which nobody means to try.
+        assert package == gatekeeper.__file__, package
 
     def close(self) -> None:
         """End it."""
@@ -357,7 +365,7 @@ def main(path: str) -> None:
 
     async def serve() -> None:
         server = await asyncio.start_unix_server(_serve, path)
-        print("ready", flush=True)
+        print(gatekeeper.__file__, flush=True)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, sys.stdin.read)
         server.close()

@@ -403,8 +403,6 @@ async def test_a_download_waits_for_what_is_deferred_no_longer_than_it_is_told(
 
 
 async def test_a_crawl_that_is_stopped_waits_for_no_turn(internet: FakeInternet) -> None:
-    if SCRAPY_PYTHON:
-        return  # with Scrapy 2.13 it passes alone, but not yet behind other crawls of one process
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 900\n").page("/")
     rig = ScrapyDownloads(internet, settings(), None)
     rig.max_wait = 3_600.0
@@ -422,8 +420,6 @@ async def test_a_crawl_that_is_stopped_waits_for_no_turn(internet: FakeInternet)
 
 
 async def test_a_request_that_is_sent_again_takes_another_turn(internet: FakeInternet) -> None:
-    if SCRAPY_PYTHON:
-        return  # with Scrapy 2.13 it passes alone, but not yet behind other crawls of one process
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.2\n").page("/", "hello")
     rig = Rig(internet, settings(), None)
     await rig.start()
