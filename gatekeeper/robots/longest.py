@@ -78,7 +78,7 @@ _NOWHERE = "\n"
 _EMPTY = ("", "*")
 _FEW = 32
 """Rules up to which trying each is faster than bisection."""
-_WORTH = 64
+_WORTH = 32
 """Questions that take a look at each rule; it costs about as much more, together, as making the
 rules ready."""
 _EAGER_OCTETS = 16_384

@@ -13,6 +13,7 @@ with it, and no lease.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -489,6 +490,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the owner gets them as well, and says what follows
     os.environ.pop("NOTIFY_SOCKET", None)
+    gc.freeze()  # as the owner does
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         why = runner.run(_serve(socket.socket(fileno=int(sys.argv[-1]))))
     if why is not None:
