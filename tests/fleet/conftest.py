@@ -83,12 +83,17 @@ Join = Callable[..., Awaitable[RedisLedger]]
 
 @pytest.fixture
 async def join(server: Server, time: FleetTime) -> AsyncIterator[Join]:
-    """Make members; the first one waits out the quarantine of an empty store."""
+    """Make members; the first one waits out the quarantine of an empty store. `user` gets each one
+    before it is opened, so that it hears from the start what concerns whoever listens then."""
     made: list[RedisLedger] = []
 
-    async def build(*, wait: bool = True, **settings: Any) -> RedisLedger:
+    async def build(
+        *, wait: bool = True, user: Callable[[RedisLedger], object] | None = None, **settings: Any
+    ) -> RedisLedger:
         ledger = RedisLedger(server.url, clock=time.clock, config=FleetConfig(**settings))
         made.append(ledger)
+        if user is not None:
+            user(ledger)
         await ledger.open()
         for _ in range(500):  # until then it has who waits ask again each second
             if ledger.hearing:

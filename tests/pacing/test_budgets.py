@@ -201,24 +201,6 @@ async def test_it_stands_in_why(scheduler: Make) -> None:
     assert view.seconds == pytest.approx(DAY, abs=1.0)
 
 
-async def test_two_schedulers_share_one(make: Make, clock: VirtualClock) -> None:
-    ledger = MemoryLedger(clock)
-    both = [await make(ledger=ledger, max_pages_per_day=11, concurrency=4) for _ in range(2)]
-
-    async def crawl(one: Scheduler) -> int:
-        for count in range(20):
-            try:
-                await sent(one)
-            except BudgetSpent:
-                return count
-        return 20
-
-    tasks = [asyncio.create_task(crawl(one)) for one in both for _ in range(3)]
-    await clock.elapse(30.0)
-    assert sum(await asyncio.gather(*tasks)) == 11
-    assert [round(await spent(one)) for one in both] == [pytest.approx(DAY - 30, abs=31)] * 2
-
-
 # --- a restart ------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.pacing.simulation import Account, Judge
 from tests.pacing.ledger_rules import LedgerRules
+from tests.pacing.turns_together import Member, TurnsTogether
 
 HOSTS = ("a.example", "b.example", "c.example")
 
@@ -41,6 +43,9 @@ class VirtualTime:
     async def tick(self, seconds: float) -> None:
         await self.clock.elapse(seconds)
 
+    def stall(self, seconds: float) -> None:
+        self.clock._now += seconds
+
 
 class TestMemoryLedger(LedgerRules):
     """The rules of every ledger."""
@@ -52,6 +57,18 @@ class TestMemoryLedger(LedgerRules):
     @pytest.fixture
     def time(self, clock: VirtualClock) -> VirtualTime:
         return VirtualTime(clock)
+
+
+class TestTurnsTogether(TurnsTogether):
+    """Several schedulers over one ledger in memory."""
+
+    @pytest.fixture
+    def time(self, clock: VirtualClock) -> VirtualTime:
+        return VirtualTime(clock)
+
+    @pytest.fixture
+    def member(self, make: Make, clock: VirtualClock) -> Member:
+        return partial(make, ledger=MemoryLedger(clock))
 
 
 def test_records_that_say_nothing_are_forgotten(clock: VirtualClock) -> None:
@@ -445,74 +462,6 @@ async def test_hosts_of_our_own_start_a_round_trip_late(clock: VirtualClock, mak
     assert ledger.asked < 1.05 * 360
 
 
-async def test_a_429_holds_for_every_start_that_others_have_not_made(
-    clock: VirtualClock, make: Make
-) -> None:
-    ledger = MemoryLedger(clock)
-    one, other = await make(ledger=ledger), await make(ledger=ledger)
-    grant = await start(one)
-    waiting = asyncio.create_task(start(other))
-    await clock.elapse(0.5)
-    grant.report(429, retry_after=60.0)
-    grant.release()
-    await clock.elapse(59.0)
-    assert not waiting.done()
-    assert other.blocked(HOSTS[0]) is not None  # it heard of it
-    await clock.elapse(3.0)
-    (await waiting).release()
-
-
-async def test_a_slow_host_is_asked_by_one_at_a_time(clock: VirtualClock, make: Make) -> None:
-    ledger = MemoryLedger(clock)
-    one, other = await make(ledger=ledger), await make(ledger=ledger)
-    grant = await start(one)
-    waiting = asyncio.create_task(start(other))
-    await clock.elapse(70.0)  # much longer than a hold: it is renewed
-    assert not waiting.done()
-    grant.head()
-    await clock.elapse(0.9)
-    assert not waiting.done()
-    grant.release()
-    await clock.elapse(0.2)
-    (await waiting).release()
-
-
-async def test_a_grant_that_was_not_sent_is_stale_after_a_block(
-    clock: VirtualClock, make: Make
-) -> None:
-    """Two slots, and a block between grant and send."""
-    config = Config(host=(HostRule(match="*", concurrency=2, interval=0.0),))
-    ledger = MemoryLedger(clock)
-    one, other = await make(config, ledger=ledger), await make(config, ledger=ledger)
-    first, second = await start(one, interval=0.0), await start(other, interval=0.0)
-    sent = await_stale(second)
-    first.report(429, retry_after=60.0)
-    await clock.elapse(0.0)
-    assert not sent
-    assert second.stale
-    assert not first.stale  # its answer is here
-    second.undo()
-    first.release()
-
-
-def await_stale(grant: Grant) -> bool:
-    return grant.stale
-
-
-async def test_a_grant_that_was_not_sent_within_its_hold_is_stale(
-    clock: VirtualClock, make: Make
-) -> None:
-    """A process that was stopped: its clock went on, its timers did not."""
-    ledger = MemoryLedger(clock)
-    scheduler = await make(ledger=ledger)
-    grant = await start(scheduler)
-    assert not grant.stale
-    clock._now += 20.5
-    assert grant.stale
-    await clock.elapse(0.1)  # it is renewed now that the process goes on, and still under way
-    grant.release()
-
-
 async def test_who_leaves_gives_the_ledger_back_what_it_had(
     clock: VirtualClock, make: Make
 ) -> None:
@@ -528,75 +477,6 @@ async def test_who_leaves_gives_the_ledger_back_what_it_had(
     assert other.done()
     (await other).release()
     await clock.elapse(2.0)
-
-
-async def test_what_another_process_did_is_told_by_why(clock: VirtualClock, make: Make) -> None:
-    ledger = MemoryLedger(clock)
-    one, other = await make(ledger=ledger), await make(ledger=ledger)
-    (await start(one, interval=30.0)).release()
-    await clock.elapse(1.0)
-    waiting = asyncio.create_task(start(other))
-    await clock.elapse(1.0)
-    due = other.due_at(HOSTS[0])
-    assert 28.0 - 1e-6 <= due - clock.monotonic() <= 28.1
-    waiting.cancel()
-    await clock.elapse(0.1)
-
-
-async def test_a_pause_by_one_holds_for_all(clock: VirtualClock, make: Make) -> None:
-    ledger = MemoryLedger(clock)
-    one, other = await make(ledger=ledger), await make(ledger=ledger)
-    one.pause(HOSTS[0])
-    waiting = asyncio.create_task(start(other))
-    await clock.elapse(100.0)
-    assert not waiting.done()
-    assert other.paused(HOSTS[0])
-    other.resume(HOSTS[0])
-    await clock.elapse(0.1)
-    (await waiting).release()
-    assert not one.paused(HOSTS[0])
-
-
-@pytest.mark.parametrize("how", ["pause", "block"])
-async def test_what_an_operator_lifts_is_lifted_for_those_who_never_heard_of_it(
-    clock: VirtualClock, make: Make, how: str
-) -> None:
-    ledger = MemoryLedger(clock)
-    one = await make(ledger=ledger)
-    if how == "pause":
-        one.pause(HOSTS[0])
-    else:
-        one.block(HOSTS[0], clock.wall() + 7200.0)
-    await clock.elapse(0.1)
-    others = [await make(ledger=ledger) for _ in range(4)]
-    waiting = [asyncio.create_task(start(other)) for other in others]
-    await clock.elapse(100.0)
-    assert not any(task.done() for task in waiting)
-    if how == "pause":
-        one.resume(HOSTS[0])
-    else:
-        one.block(HOSTS[0], 0.0)
-    for _ in range(12):
-        await clock.elapse(0.5)
-        for task in waiting:
-            if task.done():
-                task.result().release()
-    assert all(task.done() for task in waiting)
-
-
-async def test_a_lease_of_an_earlier_run_holds_its_host_for_all(
-    clock: VirtualClock, make: Make
-) -> None:
-    ledger = MemoryLedger(clock)
-    one, other = await make(ledger=ledger), await make(ledger=ledger)
-    grant = await one.hold("u", HOSTS[0], 300.0)
-    await clock.elapse(0.1)
-    waiting = asyncio.create_task(start(other))
-    await clock.elapse(100.0)
-    assert not waiting.done()
-    grant.release()
-    await clock.elapse(5.0)
-    (await waiting).release()
 
 
 async def test_a_ledger_that_says_it_is_lost_refuses_who_waits(
@@ -621,26 +501,3 @@ async def test_a_ledger_that_says_it_is_lost_refuses_who_waits(
     await clock.elapse(10.0)
     (await waiting).release()
     await clock.elapse(1.0)
-
-
-async def test_hosts_of_one_group_that_ask_at_once_all_get_their_turns(
-    make: Make, clock: VirtualClock
-) -> None:
-    """What those are told who got no grant speaks of the group's clock, which the grant of the same
-    flight has just set: it must not keep that grant from being used."""
-    config = Config(
-        host=(HostRule(match="*.example", group="all"),),
-        group=(GroupRule(name="all", interval=1.0),),
-    )
-    one = await make(config, ledger=MemoryLedger(clock))
-
-    async def ask(host: str) -> float:
-        grant = await one.acquire("u", host, admit=lambda: RobotsInterval(0.0))
-        grant.report(200)
-        grant.release()
-        return grant.start_at
-
-    tasks = [asyncio.create_task(ask(f"h{number % 20}.example")) for number in range(60)]
-    await clock.elapse(120.0)
-    starts = sorted(await asyncio.gather(*tasks))
-    assert all(later - start >= 1.0 for start, later in itertools.pairwise(starts))
