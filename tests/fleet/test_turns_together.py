@@ -15,6 +15,7 @@ from gatekeeper.fleet import RedisLedger
 from gatekeeper.pacing.scheduler import Scheduler
 from tests.fleet.conftest import FleetTime, Join, ShiftedClock
 from tests.fleet.server import Server
+from tests.pacing.budget_rules import DailyBudgets
 from tests.pacing.turns_together import PATIENCE, Member, TurnsTogether
 
 AT_REST = 20
@@ -62,6 +63,7 @@ class SteppedTime(FleetTime):
     """Goes from timer to timer, and waits at each until nothing is under way."""
 
     clock: SteppedClock
+    slack = PATIENCE
 
     def __init__(self, server: Server) -> None:
         super().__init__(server, SteppedClock())
@@ -97,28 +99,34 @@ def under_way(member: tuple[Scheduler, RedisLedger]) -> bool:
     return bool(calls._flights or calls._departing or ledger._pending or ledger._air.flights)
 
 
+@pytest.fixture
+def time(time: FleetTime) -> SteppedTime:
+    return SteppedTime(time.server)
+
+
+@pytest.fixture
+async def member(join: Join, time: SteppedTime) -> AsyncIterator[Member]:
+    async def build(config: Config | None = None, **pacing: Any) -> Scheduler:
+        config = config or Config(pacing=PacingConfig(**pacing))
+        number, made = len(time.members), list[Scheduler]()
+
+        def user(ledger: RedisLedger) -> None:
+            rng = random.Random(number)
+            made.append(Scheduler(config, clock=time.clock, rng=rng, ledger=ledger))
+
+        ledger = await join(user=user)
+        await made[0].open()
+        time.members.append((made[0], ledger))
+        return made[0]
+
+    yield build
+    for scheduler, _ in time.members:
+        await scheduler.close()
+
+
 class TestTurnsTogetherOverAServer(TurnsTogether):
     """The same tests as over a ledger in memory."""
 
-    @pytest.fixture
-    def time(self, time: FleetTime) -> SteppedTime:
-        return SteppedTime(time.server)
 
-    @pytest.fixture
-    async def member(self, join: Join, time: SteppedTime) -> AsyncIterator[Member]:
-        async def build(config: Config | None = None, **pacing: Any) -> Scheduler:
-            config = config or Config(pacing=PacingConfig(**pacing))
-            number, made = len(time.members), list[Scheduler]()
-
-            def user(ledger: RedisLedger) -> None:
-                rng = random.Random(number)
-                made.append(Scheduler(config, clock=time.clock, rng=rng, ledger=ledger))
-
-            ledger = await join(user=user)
-            await made[0].open()
-            time.members.append((made[0], ledger))
-            return made[0]
-
-        yield build
-        for scheduler, _ in time.members:
-            await scheduler.close()
+class TestDailyBudgetsOverAServer(DailyBudgets):
+    """The same tests as alone, and over a ledger in memory."""

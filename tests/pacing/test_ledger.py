@@ -29,22 +29,9 @@ from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.pacing.simulation import Account, Judge
 from tests.pacing.ledger_rules import LedgerRules
-from tests.pacing.turns_together import Member, TurnsTogether
+from tests.pacing.turns_together import Member, TurnsTogether, VirtualTime
 
 HOSTS = ("a.example", "b.example", "c.example")
-
-
-class VirtualTime:
-    """The time of a ledger in memory."""
-
-    def __init__(self, clock: VirtualClock) -> None:
-        self.clock = clock
-
-    async def tick(self, seconds: float) -> None:
-        await self.clock.elapse(seconds)
-
-    def stall(self, seconds: float) -> None:
-        self.clock._now += seconds
 
 
 class TestMemoryLedger(LedgerRules):

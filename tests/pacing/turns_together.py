@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from gatekeeper.clock import Clock
+from gatekeeper.clock import Clock, VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.rules import DAY, BudgetSpent
@@ -29,12 +29,29 @@ class Time(Protocol):
     """The time of all members and of what they share."""
 
     clock: Clock
+    slack: float
+    """Seconds that may go by beside those."""
 
     async def tick(self, seconds: float) -> None:
         """Time goes on, each timer is called at its moment, and what follows comes to rest."""
 
     def stall(self, seconds: float) -> None:
         """Time goes on, and no timer is called: the members' processes were stopped."""
+
+
+class VirtualTime:
+    """That of schedulers, and a ledger, in one process."""
+
+    slack = 0.0
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+
+    async def tick(self, seconds: float) -> None:
+        await self.clock.elapse(seconds)
+
+    def stall(self, seconds: float) -> None:
+        self.clock._now += seconds
 
 
 async def start(scheduler: Scheduler, interval: float = 1.0) -> Grant:

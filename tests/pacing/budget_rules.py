@@ -1,0 +1,185 @@
+"""What a budget of a day keeps to, whatever keeps the count: each test takes `member`, which makes
+a scheduler, and `time`."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
+from gatekeeper.errors import LeaseTimeout
+from gatekeeper.pacing.grants import Grant
+from gatekeeper.pacing.rules import DAY, BudgetSpent
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.pacing.waiting import received
+from tests.pacing.turns_together import PATIENCE, Member, Time
+
+HOST = "a.example"
+AT_ONCE = RobotsInterval(0.0, "request-rate")
+
+
+async def page(scheduler: Scheduler, host: str = HOST, seconds: float | None = 0.0) -> Grant:
+    asked = RobotsInterval(seconds, "crawl-delay")
+    async with asyncio.timeout(PATIENCE):
+        return await scheduler.acquire(f"https://{host}/", host, admit=lambda: asked)
+
+
+async def sent(scheduler: Scheduler, host: str = HOST, size: int = 0) -> Grant:
+    grant = await page(scheduler, host)
+    if size:
+        received(grant, size)
+    grant.report(200, 0.1)
+    grant.release()
+    return grant
+
+
+async def spent(scheduler: Scheduler, host: str = HOST) -> float:
+    """Seconds until the next page."""
+    with pytest.raises(BudgetSpent) as caught:
+        await page(scheduler, host)
+    return caught.value.seconds
+
+
+def near(seconds: float, wanted: float, time: Time) -> bool:
+    return wanted - time.slack - 1e-3 <= seconds <= wanted + 1e-3
+
+
+class DailyBudgets:
+    """Inherit, and give `member` and `time`."""
+
+    async def test_a_day_begins_with_its_first_page(self, member: Member, time: Time) -> None:
+        one = await member(max_pages_per_day=3)
+        await time.tick(5000.0)
+        for _ in range(3):
+            await sent(one)
+            await time.tick(100.0)
+        assert near(await spent(one), DAY - 300.0, time)
+        await sent(one, "b.example")  # each host has its own
+        left = time.slack + 0.001
+        await time.tick(DAY - 300.0 - left)
+        assert near(await spent(one), left, time)
+        await time.tick(left + 0.001)
+        for _ in range(3):
+            await sent(one)
+        assert near(await spent(one), DAY, time)
+
+    async def test_robots_txt_neither_counts_nor_waits(self, member: Member) -> None:
+        one = await member(max_pages_per_day=1)
+        for _ in range(3):
+            grant = await one.acquire_robots(f"https://{HOST}/robots.txt", HOST, asked=AT_ONCE)
+            grant.report(200)
+            grant.release()
+        await sent(one)
+        grant = await one.acquire_robots(f"https://{HOST}/robots.txt", HOST, asked=AT_ONCE)
+        grant.release()
+        await spent(one)
+
+    async def test_what_was_not_sent_does_not_count(self, member: Member) -> None:
+        one = await member(max_pages_per_day=1)
+        for _ in range(3):
+            (await page(one)).give_back()
+            await asyncio.sleep(0)
+        grant = await page(one)
+        grant.release()  # without a report it may have been sent
+        await spent(one)
+
+    async def test_bytes_defer_once_they_are_known(self, member: Member) -> None:
+        one = await member(max_bytes_per_day=1000, concurrency=3)
+        grants = [await page(one) for _ in range(3)]
+        for grant in grants:  # what is under way may exceed it
+            received(grant, 700)
+            grant.report(200)
+            grant.release()
+        await spent(one)
+
+    async def test_many_at_once_do_not_exceed_it(self, member: Member, time: Time) -> None:
+        one = await member(max_pages_per_day=7, concurrency=3, default_interval=0.0)
+
+        async def ask() -> str:
+            try:
+                grant = await page(one)
+            except BudgetSpent:
+                return "deferred"
+            await asyncio.sleep(0)
+            grant.report(200)
+            grant.release()
+            return "sent"
+
+        tasks = [asyncio.create_task(ask()) for _ in range(50)]
+        await time.tick(10.0)
+        found = await asyncio.gather(*tasks)
+        assert (found.count("sent"), found.count("deferred")) == (7, 43)
+
+    async def test_hosts_of_a_group_wait_for_each_other_and_not_for_a_budget(
+        self, member: Member, time: Time
+    ) -> None:
+        one = await member(
+            Config(
+                host=(HostRule(match="*.example", group="all", max_pages_per_day=2),),
+                group=(GroupRule(name="all", interval=1.0),),
+            )
+        )
+        hosts = [f"h{number}.example" for number in range(20)]
+
+        async def ask(host: str) -> bool:
+            try:
+                await sent(one, host)
+            except BudgetSpent:
+                return False
+            return True
+
+        tasks = [asyncio.create_task(ask(host)) for host in hosts for _ in range(5)]
+        await time.tick(150.0)
+        assert sum(await asyncio.gather(*tasks)) == 40
+        assert one.stats().waiting == 0
+
+    async def test_an_override_is_followed_at_once(self, member: Member, time: Time) -> None:
+        one = await member(max_pages_per_day=2)
+        await sent(one)
+        await sent(one)
+        await spent(one)
+        one.say(HostRule(match=HOST, max_pages_per_day=3))
+        await sent(one)
+        await spent(one)
+        one.say(HostRule(match="*.example", max_bytes_per_day=5))  # less exact
+        await spent(one)
+        one.unsay(HOST)
+        one.unsay("*.example")
+        one.adjust(PacingConfig())
+        await sent(one)
+        one.say(HostRule(match=HOST, max_pages_per_day=1))
+        assert await spent(one) > 0
+
+    async def test_what_waits_is_deferred_when_its_turn_comes(
+        self, member: Member, time: Time
+    ) -> None:
+        one = await member(max_pages_per_day=1, concurrency=1)
+        first = await page(one, seconds=5.0)
+        waiting = asyncio.create_task(spent(one))
+        await asyncio.sleep(0)
+        first.report(200)
+        first.release()
+        await time.tick(6.0)
+        assert await waiting == pytest.approx(DAY - 5.0, abs=6.0)
+
+    async def test_who_does_not_wait_learns_it_too(self, member: Member) -> None:
+        one = await member(max_pages_per_day=1)
+        await sent(one)
+        with pytest.raises((BudgetSpent, LeaseTimeout)) as caught:
+            await one.acquire("u", HOST, timeout=0, admit=lambda: AT_ONCE)
+        assert isinstance(caught.value, BudgetSpent)
+
+    async def test_it_stands_in_why(self, member: Member, time: Time) -> None:
+        one = await member(max_pages_per_day=2, max_bytes_per_day=10_000)
+        await sent(one, size=12)
+        (view,) = [view for view in one.why(HOST) if view.kind == "budget"]
+        assert "1 of 2 pages, 12 of 10000 bytes in 24 hours" in str(view)
+        assert view.until is None  # nothing waits for it
+        await sent(one)
+        (view,) = [view for view in one.why(HOST) if view.kind == "budget"]
+        assert view.until is not None
+        assert not view.decides  # no interval
+        assert view.seconds is not None
+        assert near(view.seconds, DAY, time)
