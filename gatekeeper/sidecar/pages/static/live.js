@@ -76,7 +76,7 @@ function open() {
   source.addEventListener("beat", (event) => { lastId = event.lastEventId; });
   source.addEventListener("dropped", (event) => {
     missed += JSON.parse(event.data).now;
-    dropped.textContent = `${missed.toLocaleString()} not told: more came than can be shown.`;
+    dropped.textContent = `${missed.toLocaleString()} not told: more came than can be shown`;
   });
   source.onerror = () => {
     if (paused) return;
