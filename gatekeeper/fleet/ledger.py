@@ -621,12 +621,17 @@ class RedisLedger:
             self._epoch = ""
             raise LedgerLost("the store's memory is another one than it was")
         received = self._clock.monotonic()
-        self._listed_at = sent
+        since, self._listed_at = sent - self._listed_at, sent
         self._quarantine_until = received + int(left) / 1e6
         now = float(now)
         self._air.nearest = [received - sent, self._air.nearest[0]]
         await self._check_time(now / 1e6, sent, received, epoch)
-        self._members = {
+        before = {}
+        if int(left) > 0:
+            # The store's list began anew with the epoch: whoever stood on it before is waited for,
+            # also if the store forgets once more.
+            before = {name: age + since for name, age in self._members.items()}
+        self._members = before | {
             _text(name): (now - float(score)) / 1e6
             for name, score in zip(found[::2], found[1::2], strict=True)
         }

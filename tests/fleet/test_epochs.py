@@ -402,3 +402,22 @@ async def test_an_answer_that_cannot_be_read_is_a_store_that_is_lost(
     monkeypatch.setattr(ledger._store, "scripts", strange)
     with pytest.raises(LedgerLost, match="can't be read"):
         await take(ledger, "a:1", "h")
+
+
+async def test_a_store_that_is_lost_twice_waits_for_whom_it_knew_before(
+    join: Join, server: Server
+) -> None:
+    """After the first loss the store's own list names those alone who came back in between."""
+    one, other = await join(), await join()
+    assert await granted(other, "b:1", "held")
+    for task in (other._beating, other._hearing):  # it is slow to notice
+        assert task is not None
+        task.cancel()
+    server.ask("FLUSHALL")
+    assert (await again(one, "a:1", "held")).seconds > 1.0
+    await one._sign()  # a beat
+    server.ask("FLUSHALL")
+    assert (await again(one, "a:1", "held")).seconds > 1.0
+    await again(other, "b:2", "held")
+    assert not await granted(one, "a:1", "held")
+    assert await granted(one, "a:2", "free")
