@@ -78,13 +78,13 @@ class ScrapyCrawl:
     def __init__(self, crawler: Crawler) -> None:
         self._crawler = weakref.ref(crawler)
         self.stats: Any = crawler.stats
-        self.settings = crawler.settings
+        self.settings: BaseSettings = crawler.settings
         self.turns: weakref.WeakKeyDictionary[Request, Turn] = weakref.WeakKeyDictionary()
         """Of requests that were given out and are under way."""
-        self.max_wait = self.settings.getfloat("GATEKEEPER_MAX_WAIT", MAX_WAIT)
+        self.max_wait: float = self.settings.getfloat("GATEKEEPER_MAX_WAIT", MAX_WAIT)
         self.scheduled: weakref.WeakSet[Request] | None = None
         """What the scheduler gave out, where that is ours."""
-        self.waiting = 0
+        self.waiting: int = 0
         """Downloads that wait for their turns in the middleware, in nobody's way."""
         self.gate: Gatekeeper | RemoteGatekeeper | None = None
         self._opening: asyncio.Future[Gatekeeper | RemoteGatekeeper] | None = None
