@@ -376,15 +376,15 @@ async def test_a_later_version_of_an_equal_format_may_say_more(
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
-    monkeypatch.setattr(store_module, "CALL_DEADLINE", 0.1)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines that a busy machine keeps, but no test waits for long."""
+    monkeypatch.setattr(store_module, "CALL_DEADLINE", 0.4)
     monkeypatch.setattr(store_module, "_LOOK", 0.01)
     monkeypatch.setattr(ledger_module, "BEAT_EVERY", 0.1)
-    return 0.1
 
 
 async def test_a_server_that_accepts_and_never_answers_holds_nobody(
-    started: Started, works: Works, impatient: float
+    started: Started, works: Works, impatient: None
 ) -> None:
     server = started()
     ledger = await works(server.url)
@@ -419,7 +419,7 @@ async def gather_one(call: Coroutine[object, object, object]) -> object:
 
 @pytest.mark.parametrize("how", ["drop", "swallow replies", "half-close"])
 async def test_a_wire_that_breaks_in_any_way_is_found_out(
-    started: Started, works: Works, impatient: float, how: str
+    started: Started, works: Works, impatient: None, how: str
 ) -> None:
     server = started()
     proxy = Proxy(str(server.socket))
@@ -428,7 +428,7 @@ async def test_a_wire_that_breaks_in_any_way_is_found_out(
         ledger = await works(proxy.url)
         epochs = ledger.stats().epochs
         proxy.how = how  # type: ignore[assignment]
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(20.0):
             if how == "half-close":  # the store answers what it heard, and hears no more
                 await asyncio.gather(
                     *(take(ledger, f"a:{n}", "x") for n in (4, 5)), return_exceptions=True
@@ -441,14 +441,14 @@ async def test_a_wire_that_breaks_in_any_way_is_found_out(
         assert await granted(ledger, "a:20", "z")
         assert not await granted(ledger, "a:21", "h")
         assert ledger.stats().epochs == epochs
+        await ledger.close()
     finally:
         proxy.cut()
-        await ledger.close()
         await proxy.close()
 
 
 async def test_closing_does_not_wait_for_a_store_that_is_away(
-    started: Started, works: Works, impatient: float
+    started: Started, works: Works, impatient: None
 ) -> None:
     server = started()
     ledger = await works(server.url)
