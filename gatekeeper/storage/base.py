@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -275,9 +276,6 @@ class Storage(Protocol):
     async def body(self, body_hash: bytes) -> bytes | None:
         """The text behind a hash, decompressed; None if it was dropped."""
 
-    async def body_at(self, origin: str, wall: float) -> bytes | None:
-        """The text that was last seen at or before that moment; None: no file, or unknown."""
-
     async def flush(self) -> None:
         """Return when everything put so far is written. Raises StorageError if it can't be."""
 
@@ -364,15 +362,15 @@ def overlay(entries: list[HistoryEntry], origin: str, seen: list[Sighting]) -> l
     return entries
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WriteBatch:
     """One transaction's worth."""
 
-    origins: dict[str, OriginRecord]
-    sightings: dict[str, list[Sighting]]
-    clocks: dict[str, ClockRecord | None]
+    origins: dict[str, OriginRecord] = field(default_factory=dict)
+    sightings: dict[str, list[Sighting]] = field(default_factory=dict)
+    clocks: dict[str, ClockRecord | None] = field(default_factory=dict)
     """None: the scope is forgotten."""
-    sequence: int
+    sequence: int = 0
     """Everything said of clocks up to here is in this batch, or was before it."""
 
     def __len__(self) -> int:
@@ -380,10 +378,11 @@ class WriteBatch:
 
     def body(self, body_hash: bytes) -> bytes | None:
         """A packed body in it; a search, for people's questions only."""
-        return _find_body(self.sightings, body_hash)
+        every = itertools.chain.from_iterable(self.sightings.values())
+        return next((one.body for one in every if one.body_hash == body_hash), None)
 
 
-class Pending:
+class Pending(WriteBatch):
     """What was put and is not yet in the file: the latest record of each key.
 
     That bounds it by the number of distinct keys. Beyond `max_origins` records or `max_bytes`
@@ -393,50 +392,44 @@ class Pending:
     """
 
     def __init__(self, *, max_origins: int, max_bytes: int, versions: int) -> None:
+        super().__init__()
         self._max_origins = max_origins
         self._max_bytes = max_bytes
         self._versions = versions
-        self._origins: dict[str, OriginRecord] = {}
-        self._sightings: dict[str, list[Sighting]] = {}
-        self._clocks: dict[str, ClockRecord | None] = {}
         self._bytes = 0
-        self.sequence: int = 0
         self.dropped: int = 0
-
-    def __len__(self) -> int:
-        return len(self._origins) + len(self._clocks)
 
     def put_origin(self, record: OriginRecord) -> None:
         """Keep the latest; its body joins those already waiting for this origin."""
         origin = record.origin
         # Popped first: an origin put again is the youngest.
-        self._origins.pop(origin, None)
-        self._origins[origin] = record
+        self.origins.pop(origin, None)
+        self.origins[origin] = record
         seen = sighting(record)
         if seen is not None:
             self._see(origin, [seen])
-        while len(self._origins) > self._max_origins or self._bytes > self._max_bytes:
-            if len(self._origins) <= 1:
+        while len(self.origins) > self._max_origins or self._bytes > self._max_bytes:
+            if len(self.origins) <= 1:
                 break
             self._give_up_one()
 
     def put_clock(self, scope: str, record: ClockRecord | None) -> int:
         """Keep the latest; returns its number in the order of all that is said of clocks."""
-        self._clocks[scope] = record
+        self.clocks[scope] = record
         self.sequence += 1
         return self.sequence
 
     def take(self) -> WriteBatch:
         """Everything, leaving nothing."""
-        batch = WriteBatch(self._origins, self._sightings, self._clocks, self.sequence)
-        self._origins, self._sightings, self._clocks, self._bytes = {}, {}, {}, 0
+        batch = WriteBatch(self.origins, self.sightings, self.clocks, self.sequence)
+        self.origins, self.sightings, self.clocks, self._bytes = {}, {}, {}, 0
         return batch
 
     def give_back(self, batch: WriteBatch) -> None:
         """A batch that could not be written; what was put since wins over it."""
         newer = self.take()
-        self._origins = batch.origins
-        self._clocks = batch.clocks
+        self.origins = batch.origins
+        self.clocks = batch.clocks
         for origin, seen in batch.sightings.items():
             self._see(origin, seen)
         self.put_later(newer)
@@ -447,52 +440,27 @@ class Pending:
             self._see(origin, seen)
         for record in newer.origins.values():
             self.put_origin(record)
-        self._clocks.update(newer.clocks)
-
-    def origin(self, origin: str) -> OriginRecord | None:
-        """What is pending for it."""
-        return self._origins.get(origin)
-
-    def sightings(self, origin: str) -> list[Sighting]:
-        """Bodies pending for it, oldest first."""
-        return self._sightings.get(origin, [])
-
-    @property
-    def clocks(self) -> dict[str, ClockRecord | None]:
-        """What is pending, by scope."""
-        return self._clocks
-
-    def body(self, body_hash: bytes) -> bytes | None:
-        """A packed body that is pending; a search, for people's questions only."""
-        return _find_body(self._sightings, body_hash)
+        self.clocks.update(newer.clocks)
 
     def _see(self, origin: str, seen: list[Sighting]) -> None:
-        before = self._sightings.get(origin, [])
+        before = self.sightings.get(origin, [])
         after = merge(before, seen, self._versions)
-        self._sightings[origin] = after
+        self.sightings[origin] = after
         self._bytes += _weight(after) - _weight(before)
 
     def _give_up_one(self) -> None:
         """The oldest; one that is off the ladder of failures, where that is soon found."""
-        oldest = next(iter(self._origins))
-        for tries, (origin, record) in enumerate(self._origins.items()):
+        oldest = next(iter(self.origins))
+        for tries, (origin, record) in enumerate(self.origins.items()):
             if record.first_unreachable_at is None:
                 oldest = origin
                 break
             if tries >= _LADDER_TRIES:
                 break
-        del self._origins[oldest]
-        self._bytes -= _weight(self._sightings.pop(oldest, []))
+        del self.origins[oldest]
+        self._bytes -= _weight(self.sightings.pop(oldest, []))
         self.dropped += 1
 
 
 def _weight(seen: list[Sighting]) -> int:
     return sum(len(one.body) for one in seen if one.body is not None)
-
-
-def _find_body(sightings: dict[str, list[Sighting]], body_hash: bytes) -> bytes | None:
-    for seen in sightings.values():
-        for one in seen:
-            if one.body_hash == body_hash:
-                return one.body
-    return None

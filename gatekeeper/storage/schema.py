@@ -28,9 +28,11 @@ import os
 import sqlite3
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from gatekeeper.errors import StorageError
 from gatekeeper.storage.base import (
@@ -157,73 +159,68 @@ CREATE INDEX history_by_hash ON history (body_hash);
 """
 
 
+# Bodies leave their rows: identical ones are kept once, and history begins.
+_TO_2 = (
+    _HISTORY
+    + """
+ALTER TABLE clocks ADD COLUMN paused INTEGER NOT NULL DEFAULT 0;
+INSERT OR IGNORE INTO blobs (hash, size, body)
+    SELECT body_hash, text_size(body), body FROM origins
+    WHERE body IS NOT NULL AND body_hash IS NOT NULL;
+INSERT INTO history (origin, body_hash, first_seen, last_seen, outcome, status, size)
+    SELECT o.origin, o.body_hash, coalesce(o.good_fetched_at, o.fetched_at),
+        coalesce(o.good_fetched_at, o.fetched_at), coalesce(o.good_outcome, o.outcome),
+        o.good_status, b.size
+    FROM origins AS o JOIN blobs AS b ON b.hash = o.body_hash;
+UPDATE origins SET body_hash = NULL WHERE body IS NULL;
+ALTER TABLE origins DROP COLUMN body;
+"""
+)
+
+# Clocks learn what else slows a host: errors, latency, and its RateLimit field.
+_TO_3 = """
+ALTER TABLE clocks ADD COLUMN errors INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE clocks ADD COLUMN latency REAL;
+ALTER TABLE clocks ADD COLUMN said_interval REAL NOT NULL DEFAULT 0;
+ALTER TABLE clocks ADD COLUMN said_until REAL NOT NULL DEFAULT 0;
+ALTER TABLE clocks ADD COLUMN era REAL;
+"""
+
+# Records say when they were written, so that a wall clock that was set misleads nobody.
+_TO_4 = """
+ALTER TABLE clocks DROP COLUMN era;
+ALTER TABLE origins ADD COLUMN made_at REAL;
+ALTER TABLE origins ADD COLUMN boot_id TEXT NOT NULL DEFAULT '';
+ALTER TABLE origins ADD COLUMN boot_at REAL NOT NULL DEFAULT 0;
+ALTER TABLE clocks ADD COLUMN made_at REAL;
+ALTER TABLE clocks ADD COLUMN boot_id TEXT NOT NULL DEFAULT '';
+ALTER TABLE clocks ADD COLUMN boot_at REAL NOT NULL DEFAULT 0;
+"""
+
+# Clocks learn which interval was refused, when, how, and when it is tried again.
+_TO_5 = """
+ALTER TABLE clocks ADD COLUMN refused_interval REAL NOT NULL DEFAULT 0;
+ALTER TABLE clocks ADD COLUMN refused_at REAL NOT NULL DEFAULT 0;
+ALTER TABLE clocks ADD COLUMN refused_status INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE clocks ADD COLUMN retry_wait REAL NOT NULL DEFAULT 0;
+"""
+
+# Clocks learn what was used of a budget.
+_TO_6 = """
+ALTER TABLE clocks ADD COLUMN day_at REAL NOT NULL DEFAULT 0;
+ALTER TABLE clocks ADD COLUMN day_pages INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE clocks ADD COLUMN day_bytes INTEGER NOT NULL DEFAULT 0;
+"""
+
+_MIGRATIONS = {1: _TO_2, 2: _TO_3, 3: _TO_4, 4: _TO_5, 5: _TO_6}
+"""From a version to the next."""
+
+
 def _script(connection: sqlite3.Connection, script: str) -> None:
     # Not executescript: it commits first, and a migration must be one transaction.
     for statement in script.split(";"):
         if statement.strip():
             connection.execute(statement)
-
-
-def _to_2(connection: sqlite3.Connection) -> None:
-    """Bodies leave their rows: identical ones are kept once, and history begins."""
-    _script(connection, _HISTORY)
-    connection.execute("ALTER TABLE clocks ADD COLUMN paused INTEGER NOT NULL DEFAULT 0")
-    connection.execute(
-        "INSERT OR IGNORE INTO blobs (hash, size, body)"
-        " SELECT body_hash, text_size(body), body FROM origins"
-        " WHERE body IS NOT NULL AND body_hash IS NOT NULL"
-    )
-    connection.execute(
-        "INSERT INTO history (origin, body_hash, first_seen, last_seen, outcome, status, size)"
-        " SELECT o.origin, o.body_hash, coalesce(o.good_fetched_at, o.fetched_at),"
-        " coalesce(o.good_fetched_at, o.fetched_at), coalesce(o.good_outcome, o.outcome),"
-        " o.good_status, b.size FROM origins AS o JOIN blobs AS b ON b.hash = o.body_hash"
-    )
-    connection.execute("UPDATE origins SET body_hash = NULL WHERE body IS NULL")
-    connection.execute("ALTER TABLE origins DROP COLUMN body")
-
-
-def _to_3(connection: sqlite3.Connection) -> None:
-    """Clocks learn what else slows a host: errors, latency, and its RateLimit field."""
-    connection.execute("ALTER TABLE clocks ADD COLUMN errors INTEGER NOT NULL DEFAULT 0")
-    connection.execute("ALTER TABLE clocks ADD COLUMN latency REAL")
-    connection.execute("ALTER TABLE clocks ADD COLUMN said_interval REAL NOT NULL DEFAULT 0")
-    connection.execute("ALTER TABLE clocks ADD COLUMN said_until REAL NOT NULL DEFAULT 0")
-    connection.execute("ALTER TABLE clocks ADD COLUMN era REAL")
-
-
-def _to_4(connection: sqlite3.Connection) -> None:
-    """Records say when they were written, so that a wall clock that was set misleads nobody."""
-    connection.execute("ALTER TABLE clocks DROP COLUMN era")
-    for table in ("origins", "clocks"):
-        connection.execute(f"ALTER TABLE {table} ADD COLUMN made_at REAL")
-        connection.execute(f"ALTER TABLE {table} ADD COLUMN boot_id TEXT NOT NULL DEFAULT ''")
-        connection.execute(f"ALTER TABLE {table} ADD COLUMN boot_at REAL NOT NULL DEFAULT 0")
-
-
-def _to_5(connection: sqlite3.Connection) -> None:
-    """Clocks learn which interval was refused, when, how, and when it is tried again."""
-    connection.execute("ALTER TABLE clocks ADD COLUMN refused_interval REAL NOT NULL DEFAULT 0")
-    connection.execute("ALTER TABLE clocks ADD COLUMN refused_at REAL NOT NULL DEFAULT 0")
-    connection.execute("ALTER TABLE clocks ADD COLUMN refused_status INTEGER NOT NULL DEFAULT 0")
-    connection.execute("ALTER TABLE clocks ADD COLUMN retry_wait REAL NOT NULL DEFAULT 0")
-
-
-def _to_6(connection: sqlite3.Connection) -> None:
-    """Clocks learn what was used of a budget."""
-    connection.execute("ALTER TABLE clocks ADD COLUMN day_at REAL NOT NULL DEFAULT 0")
-    connection.execute("ALTER TABLE clocks ADD COLUMN day_pages INTEGER NOT NULL DEFAULT 0")
-    connection.execute("ALTER TABLE clocks ADD COLUMN day_bytes INTEGER NOT NULL DEFAULT 0")
-
-
-_MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {
-    1: _to_2,
-    2: _to_3,
-    3: _to_4,
-    4: _to_5,
-    5: _to_6,
-}
-"""From a version to the next."""
 
 
 def unusable(path: Path, error: Exception, *, opening: bool = False) -> StorageError:
@@ -410,7 +407,7 @@ def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         for step in range(version, VERSION):
-            _MIGRATIONS[step](connection)
+            _script(connection, _MIGRATIONS[step])
         connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except sqlite3.Error as error:
@@ -433,7 +430,7 @@ CLOCK_COLUMNS = ClockRecord.__struct_fields__
 
 _PUT_ORIGIN = (
     f"INSERT OR REPLACE INTO origins ({', '.join(ORIGIN_COLUMNS)})"
-    f" VALUES ({', '.join('?' * len(ORIGIN_COLUMNS))})"
+    f" VALUES ({', '.join(':' + name for name in ORIGIN_COLUMNS)})"
 )
 _GET_ORIGIN = (
     f"SELECT {', '.join('o.' + name for name in ORIGIN_COLUMNS)}, b.body"
@@ -441,7 +438,7 @@ _GET_ORIGIN = (
 )
 _PUT_CLOCK = (
     f"INSERT OR REPLACE INTO clocks ({', '.join(CLOCK_COLUMNS)})"
-    f" VALUES ({', '.join('?' * len(CLOCK_COLUMNS))})"
+    f" VALUES ({', '.join(':' + name for name in CLOCK_COLUMNS)})"
 )
 _GET_CLOCKS = f"SELECT {', '.join(CLOCK_COLUMNS)} FROM clocks"
 
@@ -467,55 +464,27 @@ def _str(value: Text) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
 
 
-def _opt(value: str | None) -> Text | None:
-    return None if value is None else _text(value)
+_ORIGIN_TEXTS = ("origin", "outcome", "state", "etag", "last_modified", "good_outcome")
+_ORIGIN_LISTS = ("hops", "good_hops")
 
 
-def _opt_str(value: Text | None) -> str | None:
-    return None if value is None else _str(value)
-
-
-def _lines(value: Text) -> tuple[str, ...]:
-    # A URL holds no line end: urls.py refuses controls.
-    text = _str(value)
-    return tuple(text.split("\n")) if text else ()
-
-
-def _origin_row(r: OriginRecord) -> tuple[Any, ...]:
-    return (
-        _text(r.origin),
-        _text(r.outcome),
-        _text(r.state),
-        r.status,
-        r.fetched_at,
-        r.soft_expires_at,
-        r.expires_at,
-        r.first_unreachable_at,
-        r.ladder_step,
-        _text("\n".join(r.hops)),
-        _opt(r.etag),
-        _opt(r.last_modified),
-        _opt(r.good_outcome),
-        r.good_status,
-        r.good_fetched_at,
-        _text("\n".join(r.good_hops)),
-        r.body_hash,
-        r.took,
-        r.last_page_ok_at,
-        r.made_at,
-        r.boot_id,
-        r.boot_at,
-    )
+def _origin_row(record: OriginRecord) -> dict[str, Any]:
+    row = asdict(record)
+    for name in _ORIGIN_TEXTS:
+        if row[name] is not None:
+            row[name] = _text(row[name])
+    for name in _ORIGIN_LISTS:
+        row[name] = _text("\n".join(row[name]))  # a URL holds no line end: `urls` refuses controls
+    return row
 
 
 def _origin(row: tuple[Any, ...]) -> OriginRecord:
     fields: dict[str, Any] = dict(zip(ORIGIN_COLUMNS, row, strict=False))
-    for name in ("origin", "outcome", "state"):
-        fields[name] = _str(fields[name])
-    for name in ("etag", "last_modified", "good_outcome"):
-        fields[name] = _opt_str(fields[name])
-    for name in ("hops", "good_hops"):
-        fields[name] = _lines(fields[name])
+    for name in _ORIGIN_TEXTS:
+        if fields[name] is not None:
+            fields[name] = _str(fields[name])
+    for name in _ORIGIN_LISTS:
+        fields[name] = tuple(_str(fields[name]).split("\n")) if fields[name] else ()
     return OriginRecord(**fields, body=row[-1])
 
 
@@ -530,31 +499,9 @@ def read_origin(connection: sqlite3.Connection, origin: str) -> OriginRecord | N
     return None if row is None else _origin(row)
 
 
-def _clock_row(r: ClockRecord) -> tuple[Any, ...]:
-    return (
-        _text(r.scope),
-        r.next_at,
-        r.blocked_until,
-        _text(r.block_reason),
-        r.failures,
-        r.last_failure_at,
-        r.safe_interval,
-        r.paused,
-        r.errors,
-        r.latency,
-        r.said_interval,
-        r.said_until,
-        r.made_at,
-        r.boot_id,
-        r.boot_at,
-        r.refused_interval,
-        r.refused_at,
-        r.refused_status,
-        r.retry_wait,
-        r.day_at,
-        r.day_pages,
-        r.day_bytes,
-    )
+def _clock_row(record: ClockRecord) -> dict[str, Any]:
+    texts = {"scope": _text(record.scope), "block_reason": _text(record.block_reason)}
+    return asdict(record) | texts
 
 
 def _clock(row: tuple[Any, ...]) -> ClockRecord:
@@ -617,8 +564,7 @@ _OLDEST = (
     " ORDER BY last_seen, id LIMIT ?"
 )
 _ENTRIES = (
-    "SELECT body_hash, first_seen, last_seen, outcome, status, size"
-    " FROM history WHERE origin = ? ORDER BY id"
+    f"SELECT {', '.join(HistoryEntry.__struct_fields__)} FROM history WHERE origin = ? ORDER BY id"
 )
 
 
@@ -686,20 +632,9 @@ def shrink_history(connection: sqlite3.Connection, *, excess: int, at_most: int 
 
 def history_of(connection: sqlite3.Connection, origin: str) -> list[HistoryEntry]:
     """An origin's spells, in the order they were observed."""
-    return [
-        HistoryEntry(
-            origin=origin,
-            body_hash=body_hash,
-            first_seen=first_seen,
-            last_seen=last_seen,
-            outcome=outcome,
-            status=status,
-            size=size,
-        )
-        for body_hash, first_seen, last_seen, outcome, status, size in connection.execute(
-            _ENTRIES, (origin,)
-        )
-    ]
+    names = HistoryEntry.__struct_fields__
+    rows = connection.execute(_ENTRIES, (origin,))
+    return [HistoryEntry(**dict(zip(names, row, strict=True))) for row in rows]
 
 
 def text_of(connection: sqlite3.Connection, body_hash: bytes) -> bytes | None:

@@ -204,11 +204,6 @@ class SqliteStorage:
             return unpack_body(pending)
         return await self._read(lambda connection: schema.text_of(connection, body_hash))
 
-    async def body_at(self, origin: str, wall: float) -> bytes | None:
-        """The text that was last seen at or before that moment; None: no file, or unknown."""
-        entry = schema.entry_at(await self.history(origin), wall)
-        return None if entry is None else await self.body(entry.body_hash)
-
     async def flush(self) -> None:
         """Return when everything put so far is written. Raises StorageError if it can't be."""
         await asyncio.wrap_future(self._writer.flush())

@@ -95,7 +95,8 @@ class Writer:
             max_bytes=MAX_PENDING_BYTES,
             versions=config.history_versions,
         )
-        self._writing: WriteBatch | None = None
+        self._writing = WriteBatch()
+        """What is being committed."""
         self._flushes: list[Future[None]] = []
         self._running = False
         self._stopping = False
@@ -240,40 +241,44 @@ class Writer:
             self._wake.notify()
         return flushed
 
+    @property
+    def _unwritten(self) -> tuple[WriteBatch, WriteBatch]:
+        """What the file does not hold yet, the newer first."""
+        return self._pending, self._writing
+
     def pending_origin(self, origin: str) -> OriginRecord | None:
         """What the file does not hold yet."""
         with self._wake:
-            found = self._pending.origin(origin)
-            if found is None and self._writing is not None:
-                found = self._writing.origins.get(origin)
-            return found
+            found = (batch.origins.get(origin) for batch in self._unwritten)
+            return next(filter(None, found), None)
 
     def pending_clocks(self) -> dict[str, ClockRecord | None]:
         """Clocks that the file does not hold yet; None: forgotten."""
         with self._wake:
-            return {**(self._writing.clocks if self._writing else {}), **self._pending.clocks}
+            return self._writing.clocks | self._pending.clocks
 
     def pending_clock(self, scope: str) -> tuple[bool, ClockRecord | None]:
         """Whether something is pending for that scope, and what."""
         with self._wake:
-            for clocks in (self._pending.clocks, self._writing.clocks if self._writing else {}):
-                if scope in clocks:
-                    return True, clocks[scope]
-            return False, None
+            return self._unwritten_clock(scope)
+
+    def _unwritten_clock(self, scope: str) -> tuple[bool, ClockRecord | None]:
+        for batch in self._unwritten:
+            if scope in batch.clocks:
+                return True, batch.clocks[scope]
+        return False, None
 
     def pending_history(self, origin: str) -> tuple[int, list[Sighting]]:
         """Sightings that the file does not hold yet, and the number of batches before."""
         with self._wake:
-            writing = self._writing.sightings.get(origin, []) if self._writing else []
-            seen = merge(writing, self._pending.sightings(origin), self._config.history_versions)
-            return self._batches(), seen
+            later, earlier = (batch.sightings.get(origin, []) for batch in self._unwritten)
+            return self._batches(), merge(earlier, later, self._config.history_versions)
 
     def pending_body(self, body_hash: bytes) -> bytes | None:
         """A packed body that the file does not hold yet."""
         with self._wake:
-            return self._pending.body(body_hash) or (
-                self._writing.body(body_hash) if self._writing else None
-            )
+            found = (batch.body(body_hash) for batch in self._unwritten)
+            return next(filter(None, found), None)
 
     def batches(self) -> int:
         """Transactions committed so far."""
@@ -285,7 +290,7 @@ class Writer:
         committer = self._committer
         with self._wake:
             return StorageStats(
-                pending=len(self._pending) + len(self._writing or ()),
+                pending=len(self._pending) + len(self._writing),
                 written=committer.written if committer else 0,
                 batches=self._batches(),
                 failed_batches=self._failed_batches,
@@ -467,8 +472,8 @@ class Writer:
         except OSError as error:
             with self._wake:
                 self._journal.abandon()
-                for clocks in (self._writing.clocks if self._writing else {}, self._pending.clocks):
-                    self._unkept.update(dict.fromkeys(clocks))
+                for batch in (self._writing, self._pending):
+                    self._unkept.update(dict.fromkeys(batch.clocks))
                 self._unproven = True
                 self._in_trouble(error)
             return False
@@ -513,16 +518,10 @@ class Writer:
         while self._unkept:
             with self._wake:
                 for scope in list(itertools.islice(self._unkept, _AT_ONCE)):
-                    record = self._latest(scope)
+                    _, record = self._unwritten_clock(scope)
                     if record is not None:
                         self._journal.append(self._pending.sequence, record)
                     del self._unkept[scope]
-
-    def _latest(self, scope: str) -> ClockRecord | None:
-        for clocks in (self._pending.clocks, self._writing.clocks if self._writing else {}):
-            if scope in clocks:
-                return clocks[scope]
-        return None
 
     def _take(self) -> tuple[WriteBatch, list[Future[None]]]:
         """The next batch, the journal begun anew where due, and who waits for it."""
@@ -556,7 +555,7 @@ class Writer:
         self._journal.discard(retired)
         took = time.monotonic() - began
         with self._wake:
-            self._writing = None
+            self._writing = WriteBatch()
             # On the disk as much as the database is: what the journal missed is made up for.
             self._unkept = {name: None for name in self._unkept if name in self._pending.clocks}
             self._failures = 0
@@ -576,7 +575,7 @@ class Writer:
             _log.error("%s: nothing can be written, tried again later: %s", self._path, error)
         with self._wake:
             self._pending.give_back(batch)
-            self._writing = None
+            self._writing = WriteBatch()
             self._failures += 1
             self._failed_batches += 1
             self._error = str(error)

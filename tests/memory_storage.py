@@ -1,4 +1,4 @@
-"""`MemoryStorage`: the same protocol, nothing outlives the process."""
+"""`MemoryStorage`: a `Storage` of which nothing outlives the process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gatekeeper.storage.base import (
     unpack_body,
     with_hash,
 )
-from gatekeeper.storage.schema import ROW_COST, entry_at
+from gatekeeper.storage.schema import ROW_COST
 
 __all__ = ["MemoryStorage"]
 
 
 class MemoryStorage:
-    """For a gate that need not remember, and for tests.
+    """A `Storage` for the tests of what puts and loads records.
 
     Bounded like the file: `config.max_origins` origins, `config.history_versions` versions
     an origin, `config.history_bytes` bytes of history in all. Clocks are bounded by the
@@ -126,11 +126,6 @@ class MemoryStorage:
         """The text behind a hash, decompressed; None if it was dropped."""
         found = self._bodies.get(body_hash)
         return None if found is None else unpack_body(found[0])
-
-    async def body_at(self, origin: str, wall: float) -> bytes | None:
-        """The text that was last seen at or before that moment; None: no file, or unknown."""
-        entry = entry_at(self._history.get(origin, ()), wall)
-        return None if entry is None else await self.body(entry.body_hash)
 
     def stats(self) -> StorageStats:
         """What was put, and the size of the history."""
