@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING
-
 from gatekeeper.speedups import lazily
+
+TYPE_CHECKING = False  # as typing's, which alone takes longer to import than all of this
 
 if TYPE_CHECKING:
     from gatekeeper.clock import Clock, SystemClock, VirtualClock
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
         SidecarError,
         StorageError,
     )
+    from gatekeeper.fleet import RedisLedger
     from gatekeeper.gate import Gatekeeper, GateStats
     from gatekeeper.gate.leases import Lease
     from gatekeeper.middleware import Gate, signals
@@ -76,6 +76,7 @@ else:  # each when it is first asked for: a parser alone need not wait for an HT
                 "SidecarError",
                 "StorageError",
             ],
+            "gatekeeper.fleet": ["RedisLedger"],
             "gatekeeper.gate": ["Gatekeeper", "GateStats"],
             "gatekeeper.gate.leases": ["Lease"],
             "gatekeeper.middleware": ["Gate", "signals"],
@@ -113,9 +114,6 @@ else:  # each when it is first asked for: a parser alone need not wait for an HT
 
 __version__ = "0.1.0"
 
-# A library says where it logs; whether anybody listens is the application's choice.
-logging.getLogger("gatekeeper").addHandler(logging.NullHandler())
-
 __all__ = [
     "AddressRefused",
     "Candidate",
@@ -152,6 +150,7 @@ __all__ = [
     "Policy",
     "PoliteQueue",
     "Reason",
+    "RedisLedger",
     "Refusal",
     "RemoteGatekeeper",
     "RemoteStats",

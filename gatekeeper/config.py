@@ -7,6 +7,7 @@ does not know. Durations are seconds, sizes are bytes.
 from __future__ import annotations
 
 import difflib
+import logging
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -51,6 +52,10 @@ _SECONDS = {"unit": "seconds"}
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST, extra=_SECONDS)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST, extra=_SECONDS)]
 Number = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST)]
+# A library says where it logs; whether anybody listens is the application's choice. It stands here,
+# since all who log read settings: without it a parser, and the command's start, need no logging.
+logging.getLogger("gatekeeper").addHandler(logging.NullHandler())
+
 Rate = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST)]
 Place = Annotated[str, msgspec.Meta(min_length=1)]
 """A file's path: empty text is none, and None says that there is none."""

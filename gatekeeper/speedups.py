@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+
+TYPE_CHECKING = False  # as typing's: see gatekeeper/__init__.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
 
 __all__ = ["ON", "VARIABLE", "lazily"]
 

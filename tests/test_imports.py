@@ -6,7 +6,6 @@ import argparse
 import ast
 import importlib
 import inspect
-import logging
 import pickle
 import pydoc
 import subprocess
@@ -151,8 +150,40 @@ def test_errors_are_where_they_are_documented() -> None:
 
 
 def test_a_library_is_silent_unless_it_is_listened_to() -> None:
-    handlers = logging.getLogger("gatekeeper").handlers
-    assert any(isinstance(handler, logging.NullHandler) for handler in handlers)
+    """Whichever of its modules is imported alone: each that logs has the handler with it."""
+    root = Path(gatekeeper.__file__).parent
+    trees = {path: ast.parse(path.read_text("utf-8")) for path in root.rglob("*.py")}
+    logging_modules = [
+        ".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
+        for path, tree in trees.items()
+        if any(
+            isinstance(node, ast.Attribute) and node.attr == "getLogger" for node in ast.walk(tree)
+        )
+        and "integrations" not in path.parts
+    ]
+    assert len(logging_modules) > 20
+    code = "\n".join(
+        [
+            "import importlib, logging, sys",
+            "logger = logging.getLogger('gatekeeper')",
+            f"for name in {logging_modules!r}:",
+            "    for other in [n for n in sys.modules if n.partition('.')[0] == 'gatekeeper']:",
+            "        del sys.modules[other]",
+            "    logger.handlers.clear()",
+            "    importlib.import_module(name)",
+            "    if not logger.handlers: print(name)",
+        ]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("name", ["gatekeeper", "gatekeeper.__main__", "gatekeeper.robots"])
+def test_ctrl_c_finds_next_to_nothing_that_is_imported_before_it_is_caught(name: str) -> None:
+    """What the command imports before `main` would end a Ctrl-C with a traceback."""
+    assert brought_in(f"import {name}", "logging", "re", "msgspec") == []
 
 
 # --- the command ------------------------------------------------------------------------

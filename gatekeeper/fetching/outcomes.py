@@ -413,11 +413,16 @@ def is_media(content_type: str) -> bool:
 
 
 def is_binary(start: bytes) -> bool:
-    """Row 5: NUL in the first KiB.
+    """Row 5: NUL in the first KiB, and no group begins there.
 
-    UTF-16 and UTF-32 have NULs in every other place, and say so by their first octets.
+    UTF-16 and UTF-32 have NULs in every other place, and say so by their first octets. In a file
+    that has groups a stray NUL spoils its own line: the rest is to be read all the same (RFC 9309
+    section 2.3.1.5, RFC-42).
     """
-    return b"\0" in start[:_SNIFFED] and not start.startswith(_WIDE_BOMS)
+    head = start[:_SNIFFED]
+    if b"\0" not in head or head.startswith(_WIDE_BOMS):
+        return False
+    return _AGENT_LINE.search(head) is None
 
 
 def judge(outcome: Outcome, body: bytes, *, truncated: bool) -> Outcome:

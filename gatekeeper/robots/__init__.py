@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gatekeeper.speedups import lazily
+
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from gatekeeper.robots.composition import (

@@ -270,7 +270,7 @@ def decode(body: bytes | str, limit: int = LIMIT) -> Decoded:
     if isinstance(body, str):
         data = body.encode("utf-8", "surrogatepass")
     else:
-        data = body if type(body) is bytes else bytes(body)
+        data = body if type(body) is bytes else bytes(memoryview(body))  # of an int: TypeError
     size = len(data)
     truncated = size > limit
     bom = ""

@@ -36,6 +36,7 @@ __all__ = [
 
 _WORTH_PACKING = 256
 """Octets below which compressed text is no smaller."""
+_DIALECTS = ("auto", *Dialect)
 _STANDARD = frozenset({"user-agent", "allow", "disallow"})
 _KNOWN = _STANDARD | {
     "clean-param",
@@ -94,8 +95,13 @@ class RobotsTxt:
 
         `dialect` is `auto`, which lets every rule set choose (docs/standards.md), or one
         of `rfc9309`, `1994`, `1996`, `2.0`, which forces it on the whole file. `limit` is in
-        octets, at least 512,000 to satisfy RFC-41. Raises ValueError for another dialect.
+        octets, at least 512,000 to satisfy RFC-41. Raises ValueError for another dialect or a
+        limit below 1, TypeError for a body that is neither text nor octets.
         """
+        if dialect not in _DIALECTS:
+            raise ValueError(f"dialect is one of {', '.join(_DIALECTS)}, not {dialect!r}")
+        if limit < 1:
+            raise ValueError(f"limit is a number of octets, 1 or more, not {limit}")
         forced = None if dialect == "auto" else Dialect(dialect)
         return cls(decode(body, limit), forced)
 

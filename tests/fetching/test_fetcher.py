@@ -438,6 +438,7 @@ async def test_odd_heads(net: FakeInternet, ask: Asker, raw: bytes, outcome: Out
         (html(RULES), Outcome.RULES),
         (Page(b"\x89PNG\0\0", content_type=None), Outcome.NOT_TEXT),
         (Page(b"GIF89a", content_type="image/gif"), Outcome.NOT_TEXT),
+        (Page(b"User-agent: *\nDisallow: /\0x\nDisallow: /y\n"), Outcome.RULES),
         (Page("denied", 403, [("cf-mitigated", "challenge")]), Outcome.CHALLENGE),
     ],
 )

@@ -72,6 +72,8 @@ def test_rules_inside_a_page_are_taken_out_of_it(body: bytes) -> None:
         ("User-agent: *".encode("utf-16"), "text/plain", False),
         ("User-agent: *".encode("utf-32"), "text/plain", False),
         (b"x" * 1024 + b"\0", "", False),
+        (b"user-agent: a\ndisallow: /n\0ul\ndisallow: /b\n", "text/plain", False),
+        (b"\0\nuser agent: a\nno user-agent: a\n", "text/plain", True),
     ],
 )
 def test_what_is_no_text_at_all(start: bytes, kind: str, binary: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -322,3 +323,24 @@ def test_a_policy_asked_often_leaves_packing_to_whoever_keeps_the_file(
     assert deep_size(robots) < before - 800
     assert policy.match("/b").rule.line == 2
     assert robots.policy("other").allowed("/b") is False
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "error", "told"),
+    [
+        ("", {"dialect": "3"}, ValueError, "auto, rfc9309"),
+        ("", {"limit": 0}, ValueError, "1 or more"),
+        (5, {}, TypeError, "int"),
+        (None, {}, TypeError, "None"),
+    ],
+)
+def test_mistakes_of_a_call_are_told(
+    body: Any, options: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        RobotsTxt.parse(body, **options)
+
+
+def test_whatever_holds_octets_is_read() -> None:
+    for kind in (bytes, bytearray, memoryview):
+        assert RobotsTxt.parse(kind(b"User-agent: *\nDisallow: /\n")).groups
