@@ -43,6 +43,7 @@ __all__ = [
     "match_named",
     "settings_of",
     "takes_list",
+    "values_of",
 ]
 
 _LONGEST = 10 * 366 * 86_400.0
@@ -405,6 +406,17 @@ class Config(_Section, frozen=True):
                 f"cache.min_ttl = {cache.min_ttl:g} is above cache.max_ttl = {cache.max_ttl:g}"
             )
         return config
+
+
+def values_of(config: Config) -> Iterator[tuple[str, Any]]:
+    """Every setting in force by its dotted name, in the order of the sections."""
+    for name in config.__struct_fields__:
+        value = getattr(config, name)
+        if isinstance(value, msgspec.Struct):
+            for inner in value.__struct_fields__:
+                yield f"{name}.{inner}", getattr(value, inner)
+        else:
+            yield name, value
 
 
 def without_credentials(url: str) -> str:

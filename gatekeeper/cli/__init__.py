@@ -1,8 +1,8 @@
 """The command `gatekeeper`: one module a command.
 
-A command's module has two functions, `add_parser(subparsers)` and `run(args) -> int`,
-and its name stands in `COMMANDS`. Exit codes: 0 all well; 1 refused, or errors found;
-2 a mistake in the call, the configuration or the input.
+A command's module has an `EXAMPLE`, `add_arguments(parser)` and `run(args) -> int`, and its name
+stands in `COMMANDS`. Exit codes: 0 all well; 1 refused, or errors found; 2 a mistake in the call,
+the configuration or the input.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COMMANDS = {
     "identity": "make the key that signs requests, and what is published about the bot",
     "config": "check the configuration, or show what is in force",
 }
-"""Each command and its summary, as its own module has it."""
+"""Each command and its summary."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,8 +118,33 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     called = next((word for word in argv if word in COMMANDS), None)
     for name, summary in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=summary, description=summary[0].upper() + summary[1:] + "."
+        )
         if name == called:
-            importlib.import_module(f"gatekeeper.cli.{name}").add_parser(commands)
-        else:
-            commands.add_parser(name, help=summary)
+            module = importlib.import_module(f"gatekeeper.cli.{name}")
+            command.epilog = f"example: {module.EXAMPLE}"
+            command.set_defaults(run=module.run, parser=command)
+            _add_common(command)
+            module.add_arguments(command)
     return parser
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    """--config, --user-agent, --allow-address, --json."""
+    group = parser.add_argument_group("common options")
+    group.add_argument(
+        "--config", metavar="FILE", help=f"TOML file; `{NAME} config show` lists every setting"
+    )
+    group.add_argument(
+        "--user-agent", metavar="NAME", help='who you are: "examplebot/1.0 (+https://...)"'
+    )
+    group.add_argument(
+        "--allow-address",
+        metavar="CIDR",
+        action="append",
+        default=[],
+        help="a private range, or a host name, that may be reached all the same (repeatable); "
+        "a range does not cover an inner name such as localhost: give the name",
+    )
+    group.add_argument("--json", action="store_true", help="output for machines")

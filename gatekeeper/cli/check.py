@@ -16,11 +16,12 @@ from gatekeeper.cli.common import (
     NAME,
     OK,
     USAGE,
-    Subparsers,
-    add_command,
     hint,
+    json_text,
     load,
+    log_to_stderr,
     open_gate,
+    paint,
     standard_input_lines,
     warn_if_anonymous,
 )
@@ -30,9 +31,8 @@ from gatekeeper.decision import Decision, Reason, Verdict
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
     from gatekeeper.robots import Policy
-from gatekeeper.cli.common import json_text, log_to_stderr, paint
 
-__all__ = ["add_parser", "run"]
+__all__ = ["EXAMPLE", "add_arguments", "run"]
 
 
 class CheckTiming(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,15 +51,11 @@ class CheckedURL(msgspec.Struct, frozen=True, kw_only=True):
     took: float
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Put `check` among the commands."""
-    parser = add_command(
-        subparsers,
-        "check",
-        summary="say whether URLs may be fetched, and which line decided",
-        example=f"{NAME} check https://example.org/a https://example.org/b",
-        run=run,
-    )
+EXAMPLE = f"{NAME} check https://example.org/a https://example.org/b"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `check`."""
     parser.add_argument(
         "urls",
         nargs="+",

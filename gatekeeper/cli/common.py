@@ -28,7 +28,6 @@ __all__ = [
     "OK",
     "TOKEN",
     "USAGE",
-    "add_command",
     "be_lenient",
     "check_place",
     "hint",
@@ -114,47 +113,10 @@ TOKEN = "GATEKEEPER_TOKEN"  # noqa: S105 - the variable that holds it for those 
 BOM = b"\xef\xbb\xbf"
 """Editors that write it mean no part of the first line."""
 
-Subparsers = Any  # argparse's own class for them is private
-
 
 def version() -> str:
     """The version of this package."""
     return __version__
-
-
-def add_command(
-    subparsers: Subparsers, name: str, *, summary: str, example: str, run: object
-) -> argparse.ArgumentParser:
-    """A command's parser, with the options that all commands have."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"example: {example}",
-    )
-    parser.set_defaults(run=run, parser=parser)
-    add_common(parser)
-    return parser
-
-
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """--config, --user-agent, --allow-address, --json."""
-    group = parser.add_argument_group("common options")
-    group.add_argument(
-        "--config", metavar="FILE", help=f"TOML file; `{NAME} config show` lists every setting"
-    )
-    group.add_argument(
-        "--user-agent", metavar="NAME", help='who you are: "examplebot/1.0 (+https://...)"'
-    )
-    group.add_argument(
-        "--allow-address",
-        metavar="CIDR",
-        action="append",
-        default=[],
-        help="a private range, or a host name, that may be reached all the same (repeatable); "
-        "a range does not cover an inner name such as localhost: give the name",
-    )
-    group.add_argument("--json", action="store_true", help="output for machines")
 
 
 def load(args: argparse.Namespace, **flags: Any) -> Settings:

@@ -10,8 +10,6 @@ from gatekeeper.cli.common import (
     DENIED,
     NAME,
     OK,
-    Subparsers,
-    add_command,
     json_text,
     load,
     log_to_stderr,
@@ -19,18 +17,14 @@ from gatekeeper.cli.common import (
 from gatekeeper.cli.texts import is_url, read_text, replace_file
 from gatekeeper.robots import Fragment, compose
 
-__all__ = ["add_parser", "run"]
+__all__ = ["EXAMPLE", "add_arguments", "run"]
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Put `compose` among the commands."""
-    parser = add_command(
-        subparsers,
-        "compose",
-        summary="make one robots.txt from several sources, and name their conflicts",
-        example=f"{NAME} compose shop.txt blog.txt -o robots.txt",
-        run=run,
-    )
+EXAMPLE = f"{NAME} compose shop.txt blog.txt -o robots.txt"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `compose`."""
     parser.add_argument(
         "fragments",
         nargs="+",

@@ -8,23 +8,19 @@ from typing import Any
 
 import msgspec
 
-from gatekeeper.cli.common import NAME, OK, Subparsers, add_command, check_place, json_text, load
+from gatekeeper.cli.common import NAME, OK, check_place, json_text, load
 from gatekeeper.cli.settings import Setting, Settings
 from gatekeeper.config import agent_doubt, agent_named, without_credentials
 from gatekeeper.errors import ConfigError
 
-__all__ = ["add_parser", "run"]
+__all__ = ["EXAMPLE", "add_arguments", "run"]
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Put `config` with its two actions among the commands."""
-    parser = add_command(
-        subparsers,
-        "config",
-        summary="check the configuration, or show what is in force",
-        example=f"{NAME} config show --config gatekeeper.toml",
-        run=run,
-    )
+EXAMPLE = f"{NAME} config show --config gatekeeper.toml"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `config`."""
     parser.add_argument(
         "action",
         choices=("check", "show"),

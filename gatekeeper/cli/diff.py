@@ -10,8 +10,6 @@ from gatekeeper.cli.common import (
     DENIED,
     NAME,
     OK,
-    Subparsers,
-    add_command,
     json_text,
     load,
     log_to_stderr,
@@ -22,18 +20,14 @@ from gatekeeper.cli.common import (
 from gatekeeper.cli.texts import Text, read_text
 from gatekeeper.robots import Change, Difference, RobotsTxt, Ruling, diff
 
-__all__ = ["add_parser", "run"]
+__all__ = ["EXAMPLE", "add_arguments", "run"]
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Put `diff` among the commands."""
-    parser = add_command(
-        subparsers,
-        "diff",
-        summary="show which verdicts change between two robots.txt, each with both deciding lines",
-        example=f"{NAME} diff https://example.org robots.txt --exit-code",
-        run=run,
-    )
+EXAMPLE = f"{NAME} diff https://example.org robots.txt --exit-code"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `diff`."""
     parser.add_argument("old", metavar="OLD", help="a file, a URL, or - for stdin")
     parser.add_argument("new", metavar="NEW", help="a file, a URL, or - for stdin")
     parser.add_argument(

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from gatekeeper.cli.common import (
     NAME,
-    Subparsers,
-    add_command,
     load,
     log_to_stderr,
     warn_if_anonymous,
@@ -18,7 +16,7 @@ from gatekeeper.cli.common import (
 from gatekeeper.cli.crawl.sources import MANIFEST, Limits
 from gatekeeper.errors import ConfigError
 
-__all__ = ["add_parser", "run"]
+__all__ = ["EXAMPLE", "add_arguments", "run"]
 
 _MOST_WORKERS = 10_000
 _JSON = (
@@ -29,15 +27,11 @@ _JSON = (
 )
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Put `fetch` among the commands."""
-    parser = add_command(
-        subparsers,
-        "fetch",
-        summary="fetch pages politely: each host in its turn, nothing that its robots.txt denies",
-        example=f"{NAME} fetch -i urls.txt -o pages",
-        run=run,
-    )
+EXAMPLE = f"{NAME} fetch -i urls.txt -o pages"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `fetch`."""
     parser.add_argument("urls", nargs="*", metavar="URL", help="`-` reads standard input")
     parser.add_argument(
         "-i", "--input", metavar="FILE", type=_path, help="URLs, one a line; # is a comment"

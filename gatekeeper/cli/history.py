@@ -18,13 +18,13 @@ from pathlib import Path
 
 import msgspec
 
-from gatekeeper.cli.common import DENIED, NAME, OK, Subparsers, add_command, json_text, load
+from gatekeeper.cli.common import DENIED, NAME, OK, json_text, load
 from gatekeeper.clock import utc
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.storage import HistoryEntry, schema
 from gatekeeper.urls import parse
 
-__all__ = ["add_parser", "run"]
+__all__ = ["EXAMPLE", "add_arguments", "run"]
 
 MAX_COMPARED = 4_000_000
 """Pairs of lines that a comparison looks at; above, a text counts as replaced whole."""
@@ -54,15 +54,11 @@ class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
     versions: list[FileVersion]
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Put `history` among the commands."""
-    parser = add_command(
-        subparsers,
-        "history",
-        summary="show what a site's robots.txt said, and when",
-        example=f"{NAME} history https://example.org --at 2026-11-20T12:00:00Z",
-        run=run,
-    )
+EXAMPLE = f"{NAME} history https://example.org --at 2026-11-20T12:00:00Z"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `history`."""
     parser.add_argument("origin", metavar="ORIGIN", help="scheme and host, or any URL of the site")
     parser.add_argument(
         "--at",

@@ -11,8 +11,6 @@ from typing import Any
 from gatekeeper.cli.common import (
     NAME,
     OK,
-    Subparsers,
-    add_command,
     json_text,
     load,
     warn_if_anonymous,
@@ -33,18 +31,14 @@ from gatekeeper.identity import (
 )
 from gatekeeper.robots import product_token
 
-__all__ = ["add_parser", "run"]
+__all__ = ["EXAMPLE", "add_arguments", "run"]
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Put `identity` among the commands."""
-    parser = add_command(
-        subparsers,
-        "identity",
-        summary="make the key that signs requests, and what is published about the bot",
-        example=f"{NAME} identity new bot.pem",
-        run=run,
-    )
+EXAMPLE = f"{NAME} identity new bot.pem"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `identity`."""
     parser.add_argument(
         "action",
         choices=("new", "show", "directory", "page"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -13,8 +13,6 @@ from gatekeeper.cli.common import (
     DENIED,
     NAME,
     OK,
-    Subparsers,
-    add_command,
     json_text,
     load,
     log_to_stderr,
@@ -22,23 +20,19 @@ from gatekeeper.cli.common import (
     version,
 )
 from gatekeeper.cli.settings import Settings
-from gatekeeper.cli.texts import Text, is_url, read_all, replace_file
+from gatekeeper.cli.texts import Text, as_text, is_url, read_all, replace_file
 from gatekeeper.errors import GatekeeperError
-from gatekeeper.robots import Finding, RobotsTxt, Severity
+from gatekeeper.robots import Finding, Severity
 from gatekeeper.robots.lint import CODES
 
-__all__ = ["LintReport", "ReportWriter", "add_parser", "run", "writer"]
+__all__ = ["EXAMPLE", "LintReport", "add_arguments", "run"]
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Put `lint` among the commands."""
-    parser = add_command(
-        subparsers,
-        "lint",
-        summary="find what is wrong in a robots.txt, with line numbers",
-        example=f"{NAME} lint https://example.org/robots.txt",
-        run=run,
-    )
+EXAMPLE = f"{NAME} lint https://example.org/robots.txt"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lint`."""
     parser.add_argument(
         "sources",
         nargs="+",
@@ -74,16 +68,23 @@ def run(args: argparse.Namespace) -> int:
     settings = load(args)
     if args.diff:
         return _show_changes(settings, args.sources, ignored)
-    write = writer(args.format or ("json" if args.json else "text"))
+    form = args.format or ("json" if args.json else "text")
     failing = {Severity.ERROR, Severity.WARNING} if args.strict else {Severity.ERROR}
-    failed = False
+    reports: list[LintReport] = []
     for text in read_all(settings, args.sources):
         if args.fix:
             text = _mended(settings, text, ignored)  # noqa: PLW2901
         report = _report(text, ignored)
-        write.add(report, text.robots.text.split("\n") if text.robots is not None else [])
-        failed = failed or any(finding.severity in failing for finding in report.findings)
-    write.end()
+        reports.append(report)
+        if form == "text":
+            _print_text(report, text.robots.text.split("\n") if text.robots is not None else [])
+        elif form == "json":
+            print(json_text(report))
+        elif form == "github":
+            _print_github(report)
+    if form == "sarif":
+        print(json_text(_sarif(reports)))
+    failed = any(finding.severity in failing for report in reports for finding in report.findings)
     return DENIED if failed else OK
 
 
@@ -131,10 +132,7 @@ def _mended(settings: Settings, text: Text, ignored: frozenset[str]) -> Text:
     if body == text.body:
         return text
     replace_file(Path(text.name), body)
-    robots = RobotsTxt.parse(
-        body, dialect=settings.config.robots.dialect, limit=settings.config.fetch.max_body
-    )
-    return Text(name=text.name, body=body, robots=robots)
+    return as_text(settings, text.name, body)
 
 
 def _fixed(settings: Settings, text: Text, ignored: frozenset[str]) -> bytes:
@@ -179,50 +177,26 @@ class LintReport(msgspec.Struct, frozen=True, kw_only=True):
     """The site has no robots.txt."""
 
 
-class ReportWriter(Protocol):
-    """One format."""
-
-    def add(self, report: LintReport, lines: list[str]) -> None:
-        """Print a report, or keep it for the end. `lines`: those of the text."""
-
-    def end(self) -> None:
-        """Print what is printed once."""
-
-
-def writer(name: str) -> ReportWriter:
-    """The format "text", "json", "github" or "sarif"."""
-    formats: dict[str, type[ReportWriter]] = {
-        "text": _PlainText,
-        "json": _Json,
-        "github": _Github,
-        "sarif": _Sarif,
-    }
-    return formats[name]()
-
-
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
-class _PlainText(ReportWriter):
-    def add(self, report: LintReport, lines: list[str]) -> None:
-        name = "stdin" if report.source == "-" else report.source
-        if report.missing:
-            print(f"{name}: there is no file, so everything is welcome")
-            return
-        for finding in report.findings:
-            place = f"{name}:{finding.line}" if finding.line else name  # 0: the file as a whole
-            severity = paint(finding.severity, _COLOURS[finding.severity])
-            print(f"{place}: {severity}: {finding.message} [{finding.code}]")
-            if finding.column:
-                print("\n".join(_marked(finding, lines[finding.line - 1])))
-        if report.findings:
-            counts = _count(len(report.findings), "finding"), _count(report.errors, "error")
-            print(f"{name}: {', '.join(counts)}")
-        else:
-            print(f"{name}: nothing to say against it")
-
-    def end(self) -> None:
-        pass
+def _print_text(report: LintReport, lines: list[str]) -> None:
+    """For people; `lines` are those of the text."""
+    name = "stdin" if report.source == "-" else report.source
+    if report.missing:
+        print(f"{name}: there is no file, so everything is welcome")
+        return
+    for finding in report.findings:
+        place = f"{name}:{finding.line}" if finding.line else name  # 0: the file as a whole
+        severity = paint(finding.severity, _COLOURS[finding.severity])
+        print(f"{place}: {severity}: {finding.message} [{finding.code}]")
+        if finding.column:
+            print("\n".join(_marked(finding, lines[finding.line - 1])))
+    if report.findings:
+        counts = _count(len(report.findings), "finding"), _count(report.errors, "error")
+        print(f"{name}: {', '.join(counts)}")
+    else:
+        print(f"{name}: nothing to say against it")
 
 
 def _marked(finding: Finding, line: str) -> list[str]:
@@ -241,32 +215,19 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-class _Json(ReportWriter):
-    def add(self, report: LintReport, lines: list[str]) -> None:
-        print(json_text(report))
-
-    def end(self) -> None:
-        pass
-
-
 _GITHUB = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 
 
-class _Github(ReportWriter):
+def _print_github(report: LintReport) -> None:
     """Workflow commands, which GitHub Actions shows beside the lines."""
-
-    def add(self, report: LintReport, lines: list[str]) -> None:
-        for finding in report.findings:
-            told = {"title": f"robots.txt ({finding.code})", "file": report.source}
-            if finding.line:
-                told["line"] = str(finding.line)
-            if finding.column:
-                told |= {"col": str(finding.column), "endColumn": str(finding.end_column)}
-            properties = ",".join(f"{name}={_property(value)}" for name, value in told.items())
-            print(f"::{_GITHUB[finding.severity]} {properties}::{_data(finding.message)}")
-
-    def end(self) -> None:
-        pass
+    for finding in report.findings:
+        told = {"title": f"robots.txt ({finding.code})", "file": report.source}
+        if finding.line:
+            told["line"] = str(finding.line)
+        if finding.column:
+            told |= {"col": str(finding.column), "endColumn": str(finding.end_column)}
+        properties = ",".join(f"{name}={_property(value)}" for name, value in told.items())
+        print(f"::{_GITHUB[finding.severity]} {properties}::{_data(finding.message)}")
 
 
 def _data(text: str) -> str:
@@ -280,48 +241,41 @@ def _property(text: str) -> str:
 _SARIF = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
-class _Sarif(ReportWriter):
+def _sarif(reports: Iterable[LintReport]) -> dict[str, Any]:
     """SARIF 2.1.0 (OASIS), which code hosts take for their lists of findings."""
-
-    def __init__(self) -> None:
-        self._results: list[dict[str, Any]] = []
-        self._codes = list(CODES)
-
-    def add(self, report: LintReport, lines: list[str]) -> None:
-        self._results += [self._result(report.source, finding) for finding in report.findings]
-
-    def _result(self, source: str, finding: Finding) -> dict[str, Any]:
-        place: dict[str, Any] = {"artifactLocation": {"uri": _uri(source)}}
-        if finding.line:
-            place["region"] = {"startLine": finding.line}
-        if finding.column:
-            place["region"] |= {"startColumn": finding.column, "endColumn": finding.end_column}
-        return {
-            "ruleId": finding.code,
-            "ruleIndex": self._codes.index(finding.code),
-            "level": _SARIF[finding.severity],
-            "message": {"text": finding.message},
-            "locations": [{"physicalLocation": place}],
+    rules = [
+        {
+            "id": code,
+            "shortDescription": {"text": entry.meaning},
+            "help": {"text": f"docs/lint.md#{code} has a bad and a good example."},
+            "defaultConfiguration": {"level": _SARIF[entry.severity]},
         }
+        for code, entry in CODES.items()
+    ]
+    run = {
+        "tool": {"driver": {"name": NAME, "version": version(), "rules": rules}},
+        "columnKind": "unicodeCodePoints",
+        "results": [_result(one.source, found) for one in reports for found in one.findings],
+    }
+    schema = (
+        "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+    )
+    return {"$schema": schema, "version": "2.1.0", "runs": [run]}
 
-    def end(self) -> None:
-        rules = [
-            {
-                "id": code,
-                "shortDescription": {"text": entry.meaning},
-                "help": {"text": f"docs/lint.md#{code} has a bad and a good example."},
-                "defaultConfiguration": {"level": _SARIF[entry.severity]},
-            }
-            for code, entry in CODES.items()
-        ]
-        driver = {"name": NAME, "version": version(), "rules": rules}
-        run = {
-            "tool": {"driver": driver},
-            "columnKind": "unicodeCodePoints",
-            "results": self._results,
-        }
-        schema = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-        print(json_text({"$schema": schema, "version": "2.1.0", "runs": [run]}))
+
+def _result(source: str, finding: Finding) -> dict[str, Any]:
+    place: dict[str, Any] = {"artifactLocation": {"uri": _uri(source)}}
+    if finding.line:
+        place["region"] = {"startLine": finding.line}
+    if finding.column:
+        place["region"] |= {"startColumn": finding.column, "endColumn": finding.end_column}
+    return {
+        "ruleId": finding.code,
+        "ruleIndex": list(CODES).index(finding.code),
+        "level": _SARIF[finding.severity],
+        "message": {"text": finding.message},
+        "locations": [{"physicalLocation": place}],
+    }
 
 
 def _uri(source: str) -> str:

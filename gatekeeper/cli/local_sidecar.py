@@ -1,17 +1,34 @@
-"""Where the sidecar of this machine is, and a connection to it."""
+"""The sidecar of this machine: how a call names it, and what it answers to a GET."""
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import ipaddress
 import socket
 import ssl
 
+from gatekeeper.cli.common import load
 from gatekeeper.config import ServerConfig
 
-__all__ = ["connection_to", "where"]
+__all__ = ["add_address", "ask", "server_of", "where"]
 
 TIMEOUT = 2.0
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """--host, --port, --socket."""
+    parser.add_argument("--host", help="where it listens, if not as configured")
+    parser.add_argument("--port", type=int, help="its port, if not as configured")
+    parser.add_argument("--socket", metavar="PATH", help="its unix socket")
+
+
+def server_of(args: argparse.Namespace) -> ServerConfig:
+    """The settings of the sidecar that a call means. Raises ConfigError."""
+    settings = load(
+        args, server__host=args.host, server__port=args.port, server__socket=args.socket
+    )
+    return settings.config.server
 
 
 def where(server: ServerConfig) -> str:
@@ -23,20 +40,36 @@ def where(server: ServerConfig) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
 
 
-def connection_to(
-    server: ServerConfig, context: ssl.SSLContext | None = None
-) -> http.client.HTTPConnection:
-    """A connection to the sidecar with these settings, not opened yet. Without a `context` its
-    certificate is not looked at: ask it nothing that a secret goes with."""
+def ask(
+    server: ServerConfig, path: str, *, token: str | None = None, certified: bool = False
+) -> tuple[int, bytes]:
+    """Status and body of a GET. Raises OSError where there is no answer.
+
+    `certified`: only who has the configured certificate is asked, as for a `token` it has to be.
+    """
+    headers = {"Connection": "close"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    connection = _connection_to(server, certified=certified)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except http.client.HTTPException as error:
+        raise OSError(str(error) or type(error).__name__) from error
+    finally:
+        connection.close()
+
+
+def _connection_to(server: ServerConfig, *, certified: bool) -> http.client.HTTPConnection:
     if server.socket is not None:
         return _UnixConnection(server.socket)
     host = _reachable(server.host)
     if server.tls_cert is None:
         return http.client.HTTPConnection(host, server.port, timeout=TIMEOUT)
-    # Our own certificate, on our own machine: only whether it answers is asked here.
-    if context is None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # an address of this machine need not stand in it
+    if certified:
+        context.load_verify_locations(server.tls_cert)
+    else:
         context.verify_mode = ssl.CERT_NONE
     return http.client.HTTPSConnection(host, server.port, timeout=TIMEOUT, context=context)
 

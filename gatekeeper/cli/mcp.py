@@ -10,26 +10,20 @@ from gatekeeper.cli.common import (
     NAME,
     OK,
     TOKEN,
-    Subparsers,
-    add_command,
     load,
     warn_if_anonymous,
 )
 from gatekeeper.cli.settings import Settings
 from gatekeeper.errors import ConfigError
 
-__all__ = ["add_parser", "run"]
+__all__ = ["EXAMPLE", "add_arguments", "run"]
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Put `mcp` among the commands."""
-    parser = add_command(
-        subparsers,
-        "mcp",
-        summary="give agents the tools may_i_fetch, fetch and explain (MCP)",
-        example=f"{NAME} mcp --user-agent 'examplebot/1.0 (+https://example.org/bot)'",
-        run=run,
-    )
+EXAMPLE = f"{NAME} mcp --user-agent 'examplebot/1.0 (+https://example.org/bot)'"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `mcp`."""
     parser.add_argument(
         "--http", metavar="PORT", type=int, help="streamable HTTP on 127.0.0.1 instead of stdio"
     )

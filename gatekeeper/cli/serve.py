@@ -7,8 +7,6 @@ import argparse
 from gatekeeper.cli.common import (
     NAME,
     OK,
-    Subparsers,
-    add_command,
     check_place,
     json_text,
     load,
@@ -18,18 +16,14 @@ from gatekeeper.cli.settings import Settings
 from gatekeeper.config import Config
 from gatekeeper.errors import StorageError
 
-__all__ = ["add_parser", "run"]
+__all__ = ["EXAMPLE", "add_arguments", "run"]
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Put `serve` among the commands."""
-    parser = add_command(
-        subparsers,
-        "serve",
-        summary="run the sidecar: the gate over HTTP",
-        example=f"{NAME} serve --socket /run/gatekeeper/gatekeeper.sock",
-        run=run,
-    )
+EXAMPLE = f"{NAME} serve --socket /run/gatekeeper/gatekeeper.sock"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `serve`."""
     parser.add_argument("--host", metavar="H", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", metavar="P", type=int, help="port (8750); 0 takes a free one")
     parser.add_argument("--socket", metavar="PATH", help="a unix socket instead, mode 0600")

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import inspect
 
 from gatekeeper import speedups
-from gatekeeper.config import Config, GuardConfig, explain, settings_of, takes_list
+from gatekeeper.config import Config, GuardConfig, explain, settings_of, takes_list, values_of
 from gatekeeper.errors import ConfigError
 
 __all__ = ["DEFAULT_IDENTITY", "Setting", "Settings", "meant"]
@@ -115,14 +115,8 @@ class Settings:
 
     def __iter__(self) -> Iterator[Setting]:
         """Every value in force, in the order of the sections."""
-        for field in msgspec.structs.fields(self.config):
-            value = getattr(self.config, field.name)
-            if isinstance(value, msgspec.Struct):
-                for inner in msgspec.structs.fields(value):
-                    name = f"{field.name}.{inner.name}"
-                    yield Setting(name, getattr(value, inner.name), self.source(name))
-            else:
-                yield Setting(field.name, value, self.source(field.name))
+        for name, value in values_of(self.config):
+            yield Setting(name, value, self.source(name))
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from gatekeeper.cli.common import (
     DENIED,
     NAME,
     OK,
-    Subparsers,
-    add_command,
     json_text,
     load,
     log_to_stderr,
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from gatekeeper.cli.settings import Settings
     from gatekeeper.robots import Policy
 
-__all__ = ["add_parser", "run"]
+__all__ = ["EXAMPLE", "add_arguments", "run"]
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,15 +67,11 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     differing: list[CaseResult]
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Put `test` among the commands."""
-    parser = add_command(
-        subparsers,
-        "test",
-        summary="hold a robots.txt against a list of what shall be allowed and what shall not",
-        example=f"{NAME} test robots.txt --expect cases.toml --sitemap sitemap.xml",
-        run=run,
-    )
+EXAMPLE = f"{NAME} test robots.txt --expect cases.toml --sitemap sitemap.xml"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `test`."""
     parser.add_argument("source", metavar="FILE|URL", help="a file, a URL, or - for stdin")
     parser.add_argument(
         "--expect",

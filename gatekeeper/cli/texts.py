@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SitemapText",
     "Text",
+    "as_text",
     "is_url",
     "read_all",
     "read_sitemap",
@@ -91,10 +92,15 @@ def read_text(settings: Settings, source: str) -> Text:
         body = standard_input().read() if source == "-" else Path(source).read_bytes()
     except FileNotFoundError as error:
         raise GatekeeperError(f"{source}: {error.strerror}{hint(source)}") from error
+    return as_text(settings, source, body)
+
+
+def as_text(settings: Settings, name: str, body: bytes) -> Text:
+    """The body of a file, read as the configuration says."""
     robots = RobotsTxt.parse(
         body, dialect=settings.config.robots.dialect, limit=settings.config.fetch.max_body
     )
-    return Text(name=source, body=body, robots=robots)
+    return Text(name=name, body=body, robots=robots)
 
 
 async def _fetch(settings: Settings, origin: str) -> RobotsTxt | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import os
-import ssl
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,9 @@ from gatekeeper.cli.common import (
     NAME,
     OK,
     TOKEN,
-    Subparsers,
-    add_command,
     json_text,
-    load,
 )
-from gatekeeper.cli.local_sidecar import connection_to, where
+from gatekeeper.cli.local_sidecar import add_address, ask, server_of, where
 from gatekeeper.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,24 +25,18 @@ if TYPE_CHECKING:
 
     from gatekeeper.config import ServerConfig
 
-__all__ = ["add_parser", "run", "seen", "shown"]
+__all__ = ["EXAMPLE", "add_arguments", "run", "seen", "shown"]
 
 _HOSTS = 20
 _OLD = "no answer, what follows is old"
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Put `top` among the commands."""
-    parser = add_command(
-        subparsers,
-        "top",
-        summary="watch a running sidecar: its overview, and the hosts that wait",
-        example=f"{NAME} top --every 5",
-        run=run,
-    )
-    parser.add_argument("--host", help="where it listens, if not as configured")
-    parser.add_argument("--port", type=int, help="its port, if not as configured")
-    parser.add_argument("--socket", metavar="PATH", help="its unix socket")
+EXAMPLE = f"{NAME} top --every 5"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `top`."""
+    add_address(parser)
     parser.add_argument(
         "--every", metavar="SECONDS", type=float, default=2.0, help="between two looks (2)"
     )
@@ -55,12 +45,9 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit 0 when it is interrupted or has looked once, 1 if the sidecar does not answer."""
-    settings = load(
-        args, server__host=args.host, server__port=args.port, server__socket=args.socket
-    )
+    server, token = server_of(args), os.environ.get(TOKEN)
     if args.every <= 0:
         raise ConfigError(f"--every {args.every:g}: give more than 0 seconds")
-    server, token = settings.config.server, os.environ.get(TOKEN)
     try:
         if args.json:
             print(json_text(seen(server, token)))
@@ -111,33 +98,12 @@ def seen(server: ServerConfig, token: str | None) -> dict[str, Any]:
 
 
 def _ask(server: ServerConfig, path: str, token: str | None) -> Any:
-    headers = {"Connection": "close"}
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
-    connection = connection_to(server, _context(server))
-    try:
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        body = answer.read()
-    except http.client.HTTPException as error:
-        raise OSError(str(error) or type(error).__name__) from error
-    finally:
-        connection.close()
+    status, body = ask(server, path, token=token, certified=True)
     told = msgspec.json.decode(body)
-    if answer.status != http.client.OK:
-        remedy = f"; show a token of the role admin in {TOKEN}" if answer.status < 404 else ""
-        raise OSError(f"{path}: {answer.status} {told.get('detail', '')}{remedy}")
+    if status != http.client.OK:
+        remedy = f"; show a token of the role admin in {TOKEN}" if status < 404 else ""
+        raise OSError(f"{path}: {status} {told.get('detail', '')}{remedy}")
     return told
-
-
-def _context(server: ServerConfig) -> ssl.SSLContext | None:
-    """A token is shown to nobody but who has the configured certificate."""
-    if server.tls_cert is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # an address of this machine need not stand in it
-    context.load_verify_locations(server.tls_cert)
-    return context
 
 
 def shown(told: dict[str, Any]) -> Group:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gatekeeper.config import Config
+from gatekeeper.config import Config, values_of
 from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.sidecar.security import (
@@ -195,17 +195,9 @@ def _compare(old: Config, new: Config) -> tuple[list[str], list[str]]:
     """The names that differ: those that can change now, and those that can't."""
     applied: list[str] = []
     left: list[str] = []
-    for field in msgspec.structs.fields(old):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        if before == after:
-            continue
-        if not isinstance(before, msgspec.Struct):
-            (left if needs_restart(field.name) else applied).append(field.name)
-            continue
-        for inner in msgspec.structs.fields(before):
-            if getattr(before, inner.name) != getattr(after, inner.name):
-                name = f"{field.name}.{inner.name}"
-                (left if needs_restart(name) else applied).append(name)
+    for (name, before), (_, after) in zip(values_of(old), values_of(new), strict=True):
+        if before != after:
+            (left if needs_restart(name) else applied).append(name)
     return applied, left
 
 

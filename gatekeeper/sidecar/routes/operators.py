@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper.clock import utc
+from gatekeeper.config import values_of
 from gatekeeper.decision import Decision
 from gatekeeper.sidecar.exchange import (
     Call,
@@ -416,7 +417,7 @@ def config_body(service: Service) -> ConfigBody:
 
 
 def _settings(service: Service) -> Iterator[SettingView]:
-    for name, value in _named(service.config):
+    for name, value in values_of(service.config):
         yield SettingView(
             name=name,
             value=masked(msgspec.to_builtins(value)),
@@ -424,15 +425,6 @@ def _settings(service: Service) -> Iterator[SettingView]:
             needs_restart=needs_restart(name),
             pending=name in service.restart_required,
         )
-
-
-def _named(struct: msgspec.Struct, before: str = "") -> Iterable[tuple[str, Any]]:
-    for field in msgspec.structs.fields(struct):
-        value = getattr(struct, field.name)
-        if isinstance(value, msgspec.Struct) and not before:
-            yield from _named(value, f"{field.name}.")
-        else:
-            yield before + field.name, value
 
 
 def masked(value: Any) -> Any:
