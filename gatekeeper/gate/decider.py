@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from gatekeeper.config import Config
@@ -46,7 +47,7 @@ from gatekeeper.robots import Match, Policy, RobotsTxt, Rule, product_token
 from gatekeeper.robots.compiled import ROBOTS_FILE
 from gatekeeper.robots.flat import NO_RULE, FlatRules
 from gatekeeper.robots.patterns import is_robots_txt
-from gatekeeper.urls import Target, mask, parse
+from gatekeeper.urls import Target, host_of, mask, parse
 
 __all__ = ["ON_THE_WAY", "Decider", "DecisionIds", "refused_request"]
 
@@ -130,6 +131,27 @@ def refused_request(url: str, header: str, note: str, decision_id: str = "") -> 
         note=note,
         id=decision_id,
     )
+
+
+class ReadyAnswer(msgspec.Struct, frozen=True, gc=False):
+    """What allows a URL that its text alone decides: the decision can be had from it, as it was at
+    that moment."""
+
+    record: Record
+    standing: Standing
+    moment: Moment
+    interval: RobotsInterval
+    """What the text asks for."""
+
+    @property
+    def origin(self) -> str:
+        """Whose text it is."""
+        return self.record.origin
+
+    @property
+    def host(self) -> str:
+        """That of the origin."""
+        return host_of(self.record.origin)
 
 
 class Decider:
@@ -218,7 +240,8 @@ class Decider:
         outright = self.outright(raw, target, agent)
         if outright is not None or record is None:
             return outright
-        decision = self._by_record(raw, target.path, agent, record, moment, ahead)
+        standing = record.standing(moment)
+        decision = self._by_record(raw, target.path, agent, record, standing, moment, ahead)
         if (
             self._cache.on
             and record is self._warm.get(record.origin)
@@ -246,10 +269,11 @@ class Decider:
         path: str,
         agent: str,
         record: Record,
+        standing: Standing,
         moment: Moment,
         ahead: float,
     ) -> Decision:
-        origin, standing = record.origin, record.standing(moment)
+        origin = record.origin
         if is_robots_txt(path):
             # "/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of
             # 1996 and 2.0, R96-16 and V2-34).
@@ -463,9 +487,54 @@ class Decider:
         text, moment = record.text, Moment(now, clock.wall())
         if text is not None and text.parsed is None and text.size >= LARGE:
             return None
-        decision = self._by_record(url, path, agent, record, moment, 0.0)
+        standing = record.standing(moment)
+        decision = self._by_record(url, path, agent, record, standing, moment, 0.0)
         self._keep(decision, path, record, agent, moment)
         return decision
+
+    def make_ready(self, raw: str, target: Target, record: Record, moment: Moment) -> None:
+        """Let `recall_ready` answer about a record that just came: once its text alone decides,
+        no decision has to be built to know that."""
+        cache, text = self._cache, record.text
+        if (
+            cache.on
+            and record.ready != cache.word
+            and record.reachable
+            and record is self._warm.get(record.origin)
+            and moment.now < record.fresh_until
+            and (text is None or self._flat(record, text, self._agent) is not None)
+            and self.outright(raw, target, self._agent) is None
+        ):
+            record.ready = cache.word
+
+    def recall_ready(self, url: str, clock: TwoClocks) -> CachedOrigin | ReadyAnswer | None:
+        """`recall_lease` for an origin of which no decision is kept yet, nor is from the first
+        question on: None too where the interval that its text asks for changes with the hour."""
+        now = clock.monotonic()
+        ready = self._cache.find_ready(url, now)
+        if ready is None:
+            return None
+        record, path = ready
+        text, interval = record.text, NO_RATE
+        if text is not None:
+            rules = text.ready
+            if not isinstance(rules, FlatRules) or text.interval is None:
+                return None
+            score = rules.score(path)
+            if score is None or not score & 1:
+                return None
+            text.used, interval = True, text.interval
+        if self._cache.asked_lately(record):
+            self.recall(url, self._agent, clock)  # from now on they are kept
+            return self.recall_lease(url)
+        self._cache.often(record)
+        moment = Moment(now, clock.wall())
+        return ReadyAnswer(record, record.standing(moment), moment, interval)
+
+    def of_ready(self, answer: ReadyAnswer, path: str, url: str) -> Decision:
+        """The decision about a URL, by what `recall_ready` gave for it."""
+        record, standing, moment = answer.record, answer.standing, answer.moment
+        return self._by_record(url, path, self._agent, record, standing, moment, 0.0)
 
     def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
         """What `recall` decides by: what is kept of the URL's origin, and its path."""

@@ -31,13 +31,13 @@ from gatekeeper.errors import (
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.guard import HostAddresses
 from gatekeeper.fetching.outcomes import classify
-from gatekeeper.gate.decider import Decider
+from gatekeeper.fetching.records import Record
+from gatekeeper.gate.decider import Decider, ReadyAnswer
 from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.questions import GateQuestions
 from gatekeeper.middleware import (
     ConnectionInUse,
     Unentered,
-    held_leases,
     hold_in_context,
     open_leases,
     wrong_report,
@@ -89,7 +89,7 @@ class Lease(msgspec.Struct, eq=False):
     host: str
     owner: asyncio.Task[object] | None
     """The task that would wait for itself if it asked for another one."""
-    _answer: Decision | CachedOrigin
+    _answer: Decision | CachedOrigin | ReadyAnswer
     """The decision, or what it can be had from: few look at it, so it is built when one does."""
     _number: int = 0
     _head_at: float | None = None
@@ -110,10 +110,12 @@ class Lease(msgspec.Struct, eq=False):
         """The answer at the moment of the grant."""
         answer = self._answer
         if not isinstance(answer, Decision):
-            path = self.url[len(answer.origin) :]
-            answer = self._answer = self._manager.decider.of_cached(
-                answer, path, self.url, self._number
-            )
+            path, decider = self.url[len(answer.origin) :], self._manager.decider
+            if isinstance(answer, ReadyAnswer):
+                answer = decider.of_ready(answer, path, self.url)
+            else:
+                answer = decider.of_cached(answer, path, self.url, self._number)
+            self._answer = answer
         return answer
 
     def __repr__(self) -> str:
@@ -223,7 +225,7 @@ class Lease(msgspec.Struct, eq=False):
         now = read()
         manager.faults.answered(self._answer.origin, now)
         if self._answer.__class__ is Decision and not grant.reported:
-            self._note(status)
+            manager.questions.note_page(self._answer.origin, ok=200 <= status < 400)
         elapsed = (now if self._head_at is None else self._head_at) - grant.start_at
         grant.report(status, elapsed, retry_after, None, rate_limit, now)
 
@@ -263,8 +265,9 @@ class Lease(msgspec.Struct, eq=False):
         now = None
         if status is not None:
             answer, manager = self._answer, self._manager
+            # A lease had at once is of an origin whose file is fresh: nothing to be learnt there.
             if answer.__class__ is Decision:
-                self._note(status)
+                manager.questions.note_page(answer.origin, ok=200 <= status < 400)
             if self._head_at is None:  # else that was told of when it came
                 read = manager.now
                 now = read()
@@ -281,12 +284,6 @@ class Lease(msgspec.Struct, eq=False):
     def received(self, size: int) -> None:
         """So many bytes of the response came; for those that no report tells of."""
         received(self._grant, size)
-
-    def _note(self, status: int) -> None:
-        # A lease had at once is of an origin whose file is fresh: nothing to be learnt there.
-        answer = self._answer
-        if isinstance(answer, Decision):
-            self._manager.questions.note_page(answer.origin, ok=200 <= status < 400)
 
     def renew(self, seconds: float) -> None:
         """Put the end `seconds` from now."""
@@ -417,27 +414,16 @@ class LeaseRequest(msgspec.Struct, eq=False):
             self._lease.leave()
 
 
-class _Asked:
+class _Asked(msgspec.Struct, eq=False):
     """What a caller asks of the scheduler: three objects a waiter, where closures would be ten."""
 
-    __slots__ = ("agent", "decision", "owner", "questions", "target", "url")
-
-    def __init__(
-        self,
-        questions: GateQuestions,
-        url: str,
-        target: Target,
-        agent: str | None,
-        owner: asyncio.Task[object] | None,
-        decision: Decision,
-    ) -> None:
-        self.questions = questions
-        self.url = url
-        self.target = target
-        self.agent = agent
-        self.owner = owner
-        self.decision = decision
-        """The one at the grant, once that was made."""
+    questions: GateQuestions
+    url: str
+    target: Target
+    agent: str | None
+    owner: asyncio.Task[object] | None
+    decision: Decision
+    """The one at the grant, once that was made."""
 
     def admit(self) -> Offer:
         """Called at the moment of the grant; no await lies between it and the engine."""
@@ -500,7 +486,9 @@ class LeaseManager:
         if self.entrance.outside or self._dns is not None:
             return None
         recall, plain = self._recall, self._recall_plain
-        origin = plain(place, path) if path else recall(url)
+        origin: CachedOrigin | ReadyAnswer | None = plain(place, path) if path else recall(url)
+        if origin is None:
+            origin = self.decider.recall_ready(url, self.clock)
         if origin is None or (interval := origin.interval) is None:
             return None
         host = origin.host
@@ -534,11 +522,7 @@ class LeaseManager:
             )
         lease._by_hand = True
         if owner is not None:
-            held = held_leases.get()
-            if held and not (len(held) == 1 and held[0].ended):
-                hold_in_context(lease)
-            else:  # most have one at a time
-                held_leases.set((lease,))
+            hold_in_context(lease)
         return lease
 
     async def wait(
@@ -562,7 +546,13 @@ class LeaseManager:
         target = urls.parse(url)
         waiting = None if owner is None else await self.questions.begin_wait(target, owner)
         try:
-            decision = await self._welcome(url, target, end, user_agent)
+            known = await self._known_within(url, target, end, user_agent)
+            if waiting is None and user_agent is None and not isinstance(known, Decision):
+                self.decider.make_ready(url, target, known, self.questions.moment())
+                if (at_once := self.take(url, owner)) is not None:
+                    self.uplink.wake()
+                    return at_once
+            decision = self._welcome(url, target, known, user_agent)
             scopes = () if self._dns is None else await self._locate(target, end)
             if waiting is not None:
                 self._waits.check(waiting)  # others may have joined in the meantime
@@ -577,14 +567,8 @@ class LeaseManager:
                 refetch=asked.refetch,
                 scopes=scopes,
             )
-        except StorageError as error:
-            why = self._scheduler.unkept(target.host) or "the state can't be read or written"
-            raise Deferred(self.questions.unkept(url, target, user_agent, why)) from error
-        except LedgerLost as error:
-            lost = self.questions.ledger_lost(url, target, user_agent, str(error))
-            raise Deferred(lost) from error
-        except BudgetSpent as spent:
-            raise Deferred(self.questions.budget_spent(url, target, user_agent, spent)) from spent
+        except (StorageError, LedgerLost, BudgetSpent) as error:
+            raise Deferred(self._no_turn(url, target, user_agent, error)) from error
         except asyncio.CancelledError as error:
             error.__traceback__ = None  # the task keeps the error, and that what stood here
             if waiting is not None:
@@ -600,6 +584,17 @@ class LeaseManager:
         if owner is not None:
             self.holdings.add(lease)
         return lease
+
+    def _no_turn(
+        self, url: str, target: Target, user_agent: str | None, error: GatekeeperError
+    ) -> Decision:
+        """DEFER, since no turn of the host can be had."""
+        if isinstance(error, BudgetSpent):
+            return self.questions.budget_spent(url, target, user_agent, error)
+        if isinstance(error, LedgerLost):
+            return self.questions.ledger_lost(url, target, user_agent, str(error))
+        why = self._scheduler.unkept(target.host) or "the state can't be read or written"
+        return self.questions.unkept(url, target, user_agent, why)
 
     async def attempt(
         self, url: str, *, priority: int, user_agent: str | None, owned: bool
@@ -687,12 +682,13 @@ class LeaseManager:
                 target.url, f"{target.url}: the address of {target.host} did not come in time"
             ) from None
 
-    async def _welcome(
-        self, url: str, target: Target, end: float | None, user_agent: str | None
+    def _welcome(
+        self, url: str, target: Target, known: Decision | Record, user_agent: str | None
     ) -> Decision:
         """The decision before there is a turn. Raises Denied, Deferred or LeaseTimeout where it is
         in the way of one."""
-        decision = await self._decide_within(url, target, end, user_agent)
+        agent = self.questions.token(user_agent)
+        decision = self.questions.decide(url, target, known, agent)
         if decision.reason is Reason.OWN_LEASE:
             raise LeaseTimeout(target.url, f"{urls.mask(target.url)}: {decision.note}")
         if decision.reason not in _HELD or self._scheduler.held(target.host) is None:
@@ -704,19 +700,20 @@ class LeaseManager:
             raise spent
         return decision
 
-    async def _decide_within(
+    async def _known_within(
         self, url: str, target: Target, end: float | None, user_agent: str | None
-    ) -> Decision:
+    ) -> Decision | Record:
+        """What decides about the URL, asked for if need be. Raises LeaseTimeout."""
         agent = self.questions.token(user_agent)
         decision = self.decider.recall(url, agent, self.clock)
         if decision is not None:
             return decision
         if end is None:
-            return await self.questions.check(url, target, agent)
+            return await self.questions.known(url, target, agent)
         left = max(0.0, end - self.now())
         try:
             async with deadline(self.clock, left):
-                return await self.questions.check(url, target, agent)
+                return await self.questions.known(url, target, agent)
         except TimeoutError:
             self._scheduler.refuse_unknown(target.host)  # the storage may be why
             raise LeaseTimeout(

@@ -113,17 +113,31 @@ class GateQuestions:
 
         For a URL that `Decider.recall` said nothing of.
         """
+        known = await self.known(url, target, agent)
+        return self.decide(url, target, known, agent)
+
+    def decide(self, url: str, target: Target, known: Decision | Record, agent: str) -> Decision:
+        """The decision now, by what `known` gave."""
+        if isinstance(known, Decision):
+            return known
+        moment = self.moment()
+        decision = self._decider.decide(url, target, agent, known, moment)
+        return self._decider.unknown(url, target, agent, moment) if decision is None else decision
+
+    async def known(self, url: str, target: Target, agent: str) -> Decision | Record:
+        """What decides about a URL: the record of its origin, which is asked for if need be; or
+        the decision itself, where that is none of the file's, or the file could never come."""
         fresh = self.fresh(target.origin, agent)
-        decision = self._decider.decide(url, target, agent, fresh, self.moment())
-        while decision is None:
-            try:
-                record = await self.record(target, asyncio.current_task(self._loop), agent)
-            except WaitsForItself as error:
-                return self._decider.held_back(
-                    url, target, agent, error.held, error.whose, self.moment()
-                )
-            decision = self._decider.decide(url, target, agent, record, self.moment())
-        return decision
+        if fresh is not None:
+            return fresh
+        outright = self._decider.outright(url, target, agent)
+        if outright is not None:
+            return outright
+        try:
+            return await self.record(target, asyncio.current_task(self._loop), agent)
+        except WaitsForItself as error:
+            held, whose = error.held, error.whose
+            return self._decider.held_back(url, target, agent, held, whose, self.moment())
 
     def peek(self, url: str, target: Target, agent: str) -> Decision | None:
         """The decision as far as it is known; None: the file is needed first."""

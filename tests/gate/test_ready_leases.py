@@ -1,0 +1,139 @@
+"""Leases of origins that were met just now: had without a decision, which is there all the same."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from gatekeeper import Config, Decision, Denied, Gatekeeper, HostRule
+from gatekeeper.config import GuardConfig, PacingConfig
+from tests.internet import FakeInternet
+
+ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nDisallow: /*.pdf$\n"
+PATHS = ("/a", "/private/open/x", "/b?q=1", "/robots.txt", "/c", "/d")
+
+
+def config(*hosts: HostRule) -> Config:
+    return Config(
+        guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
+        pacing=PacingConfig(default_interval=0.0),
+        host=hosts,
+    )
+
+
+@pytest.fixture
+async def gate(virtual_internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
+    net = virtual_internet
+    net.site("a.test").robots(ROBOTS)
+    net.site("absent.test")
+    async with Gatekeeper(
+        "testbot/1.0", config=config(), clock=net.clock, resolver=net.resolver
+    ) as gate:
+        yield gate
+
+
+def common(decision: Decision) -> dict[str, object]:
+    fields = msgspec.structs.asdict(decision)
+    return {name: value for name, value in fields.items() if name != "id"}
+
+
+async def leased(gate: Gatekeeper, url: str) -> Decision:
+    async with gate.lease(url) as lease:
+        lease.report(status=200)
+        return lease.decision
+
+
+@pytest.mark.parametrize("host", ["a.test", "absent.test"])
+async def test_each_of_the_first_leases_has_the_decision_of_a_check(
+    virtual_internet: FakeInternet, gate: Gatekeeper, host: str
+) -> None:
+    net = virtual_internet
+    for path in PATHS:
+        url = f"http://{host}{path}"
+        had = await net.drive(leased(gate, url))
+        assert common(had) == common(await net.drive(gate.check(url)))
+
+
+@pytest.mark.usefixtures("speedups_on")
+async def test_the_first_leases_build_no_decision_that_nobody_looks_at(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    async def crawl() -> None:
+        for path in ("/a", "/private/open/x", "/b"):
+            async with gate.lease(f"http://a.test{path}") as lease:
+                lease.report(status=200)
+
+    await virtual_internet.drive(crawl())
+
+    assert gate.stats().decisions == {}
+    assert gate.stats().pacing.granted == 4  # one for the file
+
+
+async def test_what_is_denied_is_never_leased(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    for path in ("/private", "/x.pdf", "/private/y", "/a", "/y.pdf", "/private/z"):
+        if path == "/a":
+            await virtual_internet.drive(leased(gate, "http://a.test/a"))
+            continue
+        with pytest.raises(Denied):
+            await virtual_internet.drive(leased(gate, f"http://a.test{path}"))
+
+
+async def test_the_decision_is_that_of_the_grant_whatever_comes_after(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    net = virtual_internet
+
+    async def hold() -> Decision:
+        async with gate.lease("http://a.test/private/open/x") as lease:
+            net.site("a.test").robots("User-agent: *\nDisallow: /\n")
+            lease.report(status=200)
+            lease.end()
+            await gate.refresh("http://a.test")
+            return lease.decision
+
+    decision = await net.drive(hold())
+
+    assert decision.rule is not None
+    assert decision.rule.value == "/private/open"
+    with pytest.raises(Denied):
+        await net.drive(leased(gate, "http://a.test/private/open/x"))
+
+
+@pytest.mark.parametrize("answered_before", [False, True])
+async def test_the_operator_and_the_guard_are_asked_first(
+    virtual_internet: FakeInternet, answered_before: bool
+) -> None:
+    net = virtual_internet
+    net.site("a.test").robots(ROBOTS)
+    closed = config(HostRule(match="a.test", robots="deny"))
+    gate = Gatekeeper("testbot/1.0", config=closed, clock=net.clock, resolver=net.resolver)
+    async with gate:
+        if answered_before:  # its robots.txt is never closed to us
+            await net.drive(gate.robots("http://a.test/"))
+        for url in ("http://a.test/a", "http://10.0.0.1/a", "http://me:secret@b.test/"):
+            with pytest.raises(Denied):
+                await net.drive(leased(gate, url))
+
+
+async def test_what_a_file_asks_for_holds_from_the_first_lease_on(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    net = virtual_internet
+    net.site("slow.test").robots("User-agent: *\nCrawl-delay: 5\n")
+
+    async def crawl() -> list[float]:
+        starts = []
+        for number in range(3):
+            async with gate.lease(f"http://slow.test/{number}") as lease:
+                lease.report(status=200)
+                starts.append(net.clock.monotonic())
+        return starts
+
+    began = net.clock.monotonic()
+    starts = await net.drive(crawl())
+
+    assert [round(start - began) for start in starts] == [5, 10, 15]
