@@ -50,7 +50,7 @@ from gatekeeper.sidecar.leases import LeaseBook, LeaseTable
 from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, tracing
 from gatekeeper.sidecar.metrics import Metrics, gate_samples, gauge
 from gatekeeper.sidecar.pages.feeds import DecisionFeed
-from gatekeeper.sidecar.pages.sign_in import Sessions
+from gatekeeper.sidecar.pages.shell import Sessions
 from gatekeeper.sidecar.pages.state import OperatorState
 from gatekeeper.sidecar.routes import check, fetch, forward_auth, hosts, leases, operators, pages
 from gatekeeper.sidecar.routes import service as own

@@ -19,8 +19,14 @@ from msgspec import structs
 from gatekeeper.clock import VirtualClock
 from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.pages.html import shown, tag
-from gatekeeper.sidecar.pages.shell import ASSETS, asset, assets_hash
-from gatekeeper.sidecar.pages.sign_in import IDLE, LONGEST, Sessions, Visitor
+from gatekeeper.sidecar.pages.shell import (
+    ASSETS,
+    IDLE,
+    LONGEST,
+    Sessions,
+    asset,
+    assets_hash,
+)
 from gatekeeper.sidecar.pages.stories import line_changes
 from gatekeeper.sidecar.pages.views import overview_page
 from gatekeeper.sidecar.routes.pages import _inside
@@ -456,8 +462,7 @@ async def test_explain_shows_normal_forms_where_they_differ(
 async def test_what_needs_a_look_comes_first(door: Any) -> None:
     service = (await door()).service
     seen = await service.operators.overview()
-    visitor = Visitor("olga", frozenset(Role), "word")
-    assert "Nothing needs a look." in str(overview_page(service, seen, visitor).body)
+    assert "Nothing needs a look." in str(overview_page(service, seen).body)
     reload = structs.replace(seen.reload, ok=False, needs_restart=("server.port",))
     wrong = structs.replace(
         seen,
@@ -469,7 +474,7 @@ async def test_what_needs_a_look_comes_first(door: Any) -> None:
         overdue=2,
         rates=seen.rates | {"robots_failed": 4.0},
     )
-    text = str(overview_page(service, wrong, visitor).body)
+    text = str(overview_page(service, wrong).body)
     for said in (
         "Not ready: draining",
         "The last reload failed",

@@ -1,18 +1,37 @@
 """Markup, made so that a text of a site or a client can't become any (T12).
 
 `tag` escapes everything but what it made itself. Controls that turn the direction of a text, or
-steer a terminal, are shown by their number.
+steer a terminal, are shown by their number. Below it stand the parts that pages share: tables,
+forms, badges, numbers and moments.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-__all__ = ["Child", "Html", "age", "duration", "moment", "number", "shown", "tag"]
+__all__ = [
+    "Child",
+    "Html",
+    "age",
+    "badge",
+    "duration",
+    "field",
+    "fold",
+    "hidden",
+    "moment",
+    "num",
+    "num_head",
+    "number",
+    "row",
+    "search_form",
+    "shown",
+    "table",
+    "tag",
+]
 
 
 class Html(str):
@@ -73,6 +92,113 @@ def _add(parts: list[str], children: Iterable[Child]) -> None:
             parts.append(shown(str(child)))
         elif child is not None:
             _add(parts, child)
+
+
+# --- forms and badges -------------------------------------------------------------------------
+
+
+def field(label: str, name: str, value: str, **attributes: str | float | bool | None) -> Html:
+    """An input with its label; the attributes are the input's."""
+    return tag("label", f"{label} ", tag("input", name=name, value=value, **attributes))
+
+
+def hidden(name: str, value: str) -> Html:
+    """What a form sends without asking."""
+    return tag("input", type="hidden", name=name, value=value)
+
+
+def search_form(action: str, *fields: Child, button: str, id_: str | None = None) -> Html:
+    """A form that asks for a page."""
+    return tag(
+        *("form", fields, tag("button", button)),
+        method="get",
+        action=action,
+        role="search",
+        id=id_,
+    )
+
+
+def fold(summary: str, *children: Child, **attributes: str | None) -> Html:
+    """What is shown once its summary was clicked."""
+    return tag("details", tag("summary", summary), children, **attributes)
+
+
+_ICONS: Final = {"ok": "●", "warn": "▲", "bad": "■", "idle": "○"}
+
+
+def badge(kind: str, text: str, *, id_: str | None = None) -> Html:
+    """A state as a word with a sign, so that it is not told by its colour alone."""
+    return tag(
+        "span",
+        tag("span", _ICONS[kind], aria_hidden="true"),
+        " ",
+        text,
+        class_=f"badge {kind}",
+        id=id_,
+    )
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+def table(
+    caption: str,
+    heads: Sequence[Child],
+    rows: Iterable[Html],
+    *,
+    empty: Child = None,
+    id_: str | None = None,
+) -> Html:
+    """A table that can be scrolled sideways where it is too wide.
+
+    Heads are cells, or texts. `empty` stands in the place of a table without rows; `id_` is that
+    of its body.
+    """
+    body = list(rows)
+    if not body and empty is not None:
+        return tag("p", empty, class_="empty")
+    cells = [one if isinstance(one, Html) else tag("th", one, scope="col") for one in heads]
+    return tag(
+        "div",
+        tag(
+            "table",
+            tag("caption", caption),
+            tag("thead", tag("tr", cells)),
+            tag("tbody", body, id=id_),
+        ),
+        class_="scroll",
+        tabindex=0,
+        role="region",
+        aria_label=caption,
+    )
+
+
+def num_head(text: str) -> Html:
+    """A head over numbers."""
+    return tag("th", text, scope="col", class_="num")
+
+
+def row(*cells: Child, class_: str | None = None, id_: str | None = None) -> Html:
+    """A row; its first cell names it."""
+    made = [one if _is_cell(one) else tag("td", one) for one in cells]
+    return tag("tr", made, class_=class_, id=id_)
+
+
+def _is_cell(one: Child) -> bool:
+    return isinstance(one, Html) and one.startswith(("<td", "<th"))
+
+
+def num(value: Child, **attributes: str | None) -> Html:
+    """A cell with a number; an empty one for None."""
+    if value is None and not attributes:
+        return _NO_NUMBER
+    return tag("td", value, class_="num", **attributes)
+
+
+_NO_NUMBER: Final = tag("td", class_="num")
+
+
+# --- numbers and moments ----------------------------------------------------------------------
 
 
 def duration(seconds: float) -> str:

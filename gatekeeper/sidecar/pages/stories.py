@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlencode
 
@@ -11,9 +12,23 @@ from gatekeeper.clock import utc
 from gatekeeper.robots.model import octets
 from gatekeeper.robots.patterns import rfc_path, rfc_pattern
 from gatekeeper.sidecar.pages.feeds import GivenDecision
-from gatekeeper.sidecar.pages.html import Child, Html, age, moment, number, tag
-from gatekeeper.sidecar.pages.shell import Page, badge
-from gatekeeper.sidecar.pages.views import num, row, table
+from gatekeeper.sidecar.pages.html import (
+    Child,
+    Html,
+    age,
+    badge,
+    field,
+    fold,
+    moment,
+    num,
+    num_head,
+    number,
+    row,
+    search_form,
+    table,
+    tag,
+)
+from gatekeeper.sidecar.pages.shell import Page
 
 if TYPE_CHECKING:
     from gatekeeper.decision import Decision
@@ -28,6 +43,8 @@ _SHOWN: Final = 400
 """Lines of a text that are shown at once."""
 _LIVE: Final = 50
 """Decisions that stand on the page before others come."""
+_ROWS: Final = 200
+"""Of a comparison of two texts."""
 _VERDICTS: Final = {"allow": "ok", "deny": "bad", "defer": "warn"}
 
 
@@ -50,23 +67,12 @@ def explain_page(
     """Why a URL is allowed, denied or deferred; and what if the file read otherwise. `group` are
     the lines of `group_lines`."""
     body: list[Child] = [
-        tag(
-            "form",
-            tag(
-                "label",
-                "URL ",
-                tag("input", name="url", value=url, type="text", required=True, class_="wide"),
-            ),
-            tag(
-                "label",
-                "User agent ",
-                tag("input", name="user_agent", value=agent, placeholder=service.gate.user_agent),
-            ),
-            tag("button", "Explain"),
-            method="get",
-            action="explain",
-            role="search",
-            id="question",
+        search_form(
+            "explain",
+            field("URL", "url", url, type="text", required=True, class_="wide"),
+            field("User agent", "user_agent", agent, placeholder=service.gate.user_agent),
+            button="Explain",
+            id_="question",
         )
     ]
     if wrong is not None:
@@ -200,7 +206,7 @@ def _candidates(told: Explanation) -> Html:
         )
     return table(
         "Rules that match, by their length",
-        ("Part", "Line", "Field", "Pattern", "Length"),
+        ("Part", num_head("Line"), "Field", "Pattern", num_head("Length")),
         rows,
         empty="No rule matches.",
     )
@@ -266,9 +272,8 @@ def group_lines(service: Service, told: Explanation) -> set[int]:
 
 
 def _what_if(told: Explanation) -> Html:
-    return tag(
-        "details",
-        tag("summary", "What if it read otherwise?"),
+    return fold(
+        "What if it read otherwise?",
         tag(
             "p",
             "Change the text: the answer above follows as you type. Nothing is stored, "
@@ -302,20 +307,13 @@ def live_page(service: Service, query: EventQuery) -> Page:
         for one in ("any", "allow", "deny", "defer")
     ]
     body = [
-        tag(
-            "form",
+        search_form(
+            "live",
             tag("label", "Verdict ", tag("select", verdicts, name="verdict")),
-            tag(
-                "label",
-                "Part of the origin ",
-                tag("input", name="host", value=query.host, type="search"),
-            ),
-            tag("label", "Client ", tag("input", name="client", value=query.client, type="search")),
-            tag("label", "Reason ", tag("input", name="reason", value=query.reason, type="search")),
-            tag("button", "Filter"),
-            method="get",
-            action="live",
-            role="search",
+            field("Part of the origin", "host", query.host, type="search"),
+            field("Client", "client", query.client, type="search"),
+            field("Reason", "reason", query.reason, type="search"),
+            button="Filter",
         ),
         tag(
             "p",
@@ -326,27 +324,11 @@ def live_page(service: Service, query: EventQuery) -> Page:
             tag("span", id="dropped"),
             class_="controls",
         ),
-        tag(
-            "div",
-            tag(
-                "table",
-                tag("caption", "The latest decisions"),
-                tag(
-                    "thead",
-                    tag(
-                        "tr",
-                        [
-                            tag("th", one, scope="col")
-                            for one in ("Time", "Verdict", "URL", "Reason", "Line", "Client")
-                        ],
-                    ),
-                ),
-                tag("tbody", [_decision_row(one) for one in wanted], id="decisions"),
-            ),
-            class_="scroll",
-            tabindex=0,
-            role="region",
-            aria_label="The latest decisions",
+        table(
+            "The latest decisions",
+            ("Time", "Verdict", "URL", "Reason", "Line", "Client"),
+            [_decision_row(one) for one in wanted],
+            id_="decisions",
         ),
     ]
     return Page("Live", "live", body, None, ("live.js",))
@@ -479,24 +461,15 @@ def history_page(
     """The versions of a robots.txt, and what differs between two of them."""
     now = utc(service.clock.wall())
     body: list[Child] = [
-        tag(
-            "form",
-            tag(
-                "label",
-                "Origin ",
-                tag(
-                    "input",
-                    name="origin",
-                    value=origin,
-                    required=True,
-                    class_="wide",
-                    placeholder="https://example.org",
-                ),
+        search_form(
+            "history",
+            field(
+                *("Origin", "origin", origin),
+                required=True,
+                class_="wide",
+                placeholder="https://example.org",
             ),
-            tag("button", "Show"),
-            method="get",
-            action="history",
-            role="search",
+            button="Show",
         )
     ]
     if wrong is not None:
@@ -517,7 +490,10 @@ def history_page(
         body.append(
             table(
                 "Versions, the latest first",
-                ("Version", "First seen", "Last seen", "Outcome", "Status", "Bytes", "Compare"),
+                (
+                    *("Version", "First seen", "Last seen", "Outcome"),
+                    *(num_head("Status"), num_head("Bytes"), "Compare"),
+                ),
                 rows[:200],
                 empty="No version of this file is kept. History needs a storage (storage.path).",
             )
@@ -561,38 +537,24 @@ def _comparison(found: Versions) -> Iterator[Html]:
 
 
 def _diff_rows(found: Versions) -> Iterator[Html]:
-    shown = 0
-    for change in found.changes:
-        if change.same:
-            if len(change.old) > 6:
-                kept = [
-                    *change.old[:3],
-                    f"... {len(change.old) - 6} lines that are the same ...",
-                    *change.old[-3:],
-                ]
-            else:
-                kept = change.old
-            for line in kept:
-                shown += 1
-                yield row("", _code(line), _code(line), class_="same")
-        else:
-            for n in range(max(len(change.old), len(change.new))):
-                old = change.old[n] if n < len(change.old) else None
-                new = change.new[n] if n < len(change.new) else None
-                shown += 1
-                if shown > 200:
-                    yield row("", "... and more", "... and more")
-                    return
-                mark = (
-                    "changed"
-                    if old is not None and new is not None
-                    else "gone"
-                    if new is None
-                    else "new"
-                )
-                yield row(mark, _code(old), _code(new), class_=mark)
-        if shown > 200:
-            return
+    """Two hundred rows of it at most."""
+    rows = chain.from_iterable(map(_change_rows, found.changes))
+    yield from islice(rows, _ROWS)
+    if next(rows, None) is not None:
+        yield row("", "... and more", "... and more")
+
+
+def _change_rows(change: TextChange) -> Iterator[Html]:
+    if not change.same:
+        for old, new in zip_longest(change.old, change.new):
+            mark = "new" if old is None else "gone" if new is None else "changed"
+            yield row(mark, _code(old), _code(new), class_=mark)
+        return
+    kept = change.old
+    if len(kept) > 6:
+        kept = [*kept[:3], f"... {len(kept) - 6} lines that are the same ...", *kept[-3:]]
+    for line in kept:
+        yield row("", _code(line), _code(line), class_="same")
 
 
 def _code(line: str | None) -> Html:

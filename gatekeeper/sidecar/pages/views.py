@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -15,9 +15,25 @@ from gatekeeper.clock import utc
 from gatekeeper.fetching.records import Moment
 from gatekeeper.sidecar.pages.feeds import NAMES
 from gatekeeper.sidecar.pages.host_index import STATES
-from gatekeeper.sidecar.pages.html import Child, Html, age, duration, moment, number, tag
-from gatekeeper.sidecar.pages.shell import Page, badge
-from gatekeeper.sidecar.pages.sign_in import Visitor
+from gatekeeper.sidecar.pages.html import (
+    Child,
+    Html,
+    age,
+    badge,
+    duration,
+    field,
+    fold,
+    hidden,
+    moment,
+    num,
+    num_head,
+    number,
+    row,
+    search_form,
+    table,
+    tag,
+)
+from gatekeeper.sidecar.pages.shell import Page, Visitor
 
 if TYPE_CHECKING:
     from gatekeeper.pacing.waiting import ClockView
@@ -32,14 +48,10 @@ __all__ = [
     "host_page",
     "hosts_page",
     "overview_page",
-    "row",
-    "table",
     "waiting_page",
 ]
 
 REFRESH: Final = 3.0
-_NUMBERS: Final = ("Line", "Length", "Status", "Bytes", *(one.replace("_", " ") for one in NAMES))
-"""Heads of columns with numbers."""
 _KINDS: Final = {
     "free": "idle",
     "waiting": "ok",
@@ -54,49 +66,6 @@ _KINDS: Final = {
 }
 
 
-def table(
-    caption: str, heads: Sequence[Child], rows: Iterable[Html], *, empty: Child = None
-) -> Html:
-    """A table that can be scrolled sideways where it is too wide; `empty` stands in its place."""
-    body = list(rows)
-    if not body:
-        return tag("p", empty, class_="empty")
-    cells = [
-        one
-        if isinstance(one, Html)
-        else tag("th", one, scope="col", class_="num" if one in _NUMBERS else None)
-        for one in heads
-    ]
-    return tag(
-        "div",
-        tag("table", tag("caption", caption), tag("thead", tag("tr", cells)), tag("tbody", body)),
-        class_="scroll",
-        tabindex=0,
-        role="region",
-        aria_label=caption,
-    )
-
-
-def row(*cells: Child, class_: str | None = None, id_: str | None = None) -> Html:
-    """A row; its first cell names it."""
-    first, *rest = [one if _is_cell(one) else tag("td", one) for one in cells]
-    return tag("tr", first, rest, class_=class_, id=id_)
-
-
-def _is_cell(one: Child) -> bool:
-    return isinstance(one, Html) and one.startswith(("<td", "<th"))
-
-
-def num(value: Child, **attributes: str | None) -> Html:
-    """A cell with a number; an empty one for None."""
-    if value is None and not attributes:
-        return _NO_NUMBER
-    return tag("td", value, class_="num", **attributes)
-
-
-_NO_NUMBER: Final = tag("td", class_="num")
-
-
 @cache
 def state_badge(state: str | None) -> Html:
     """A word of ours for a host or a file, with its sign."""
@@ -106,9 +75,8 @@ def state_badge(state: str | None) -> Html:
 # --- overview ---------------------------------------------------------------------------------
 
 
-def overview_page(service: Service, seen: Overview, visitor: Visitor) -> Page:
+def overview_page(service: Service, seen: Overview) -> Page:
     """The whole at a glance: what needs a look first."""
-    del visitor
     body = [
         _needs_a_look(seen),
         tag("section", _cards(seen), class_="cards", aria_label="Numbers"),
@@ -264,12 +232,11 @@ def _lately(service: Service) -> Html:
         )
         for n, at in list(enumerate(body.times))[-1:-13:-1]
     ]
-    return tag(
-        "details",
-        tag("summary", "The last two minutes as a table"),
+    return fold(
+        "The last two minutes as a table",
         table(
             "The last two minutes",
-            ("until (UTC)", *(name.replace("_", " ") for name in NAMES)),
+            ("until (UTC)", *(num_head(name.replace("_", " ")) for name in NAMES)),
             rows,
             empty="The first numbers come ten seconds after the start.",
         ),
@@ -292,31 +259,18 @@ _COLUMNS: Final = (
 )
 
 
-def hosts_page(service: Service, query: HostQuery, found: HostList, visitor: Visitor) -> Page:
+def hosts_page(service: Service, query: HostQuery, found: HostList) -> Page:
     """Hosts, a page of them; the address holds what is shown, so that it can be passed on."""
-    del visitor
     now = utc(service.clock.wall())
-    chips = [
-        tag(
-            "a",
-            state,
-            href=_address("hosts", query, state=state, page=1),
-            aria_current="true" if state == query.state else None,
-        )
-        for state in ("any", *STATES)
-    ]
     body = [
-        tag(
-            "form",
-            tag("label", "Part of the name ", tag("input", name="q", value=query.q, type="search")),
-            tag("input", type="hidden", name="state", value=query.state),
-            tag("input", type="hidden", name="sort", value=query.sort),
-            tag("button", "Filter"),
-            method="get",
-            action="hosts",
-            role="search",
+        search_form(
+            "hosts",
+            field("Part of the name", "q", query.q, type="search"),
+            hidden("state", query.state),
+            hidden("sort", query.sort),
+            button="Filter",
         ),
-        tag("nav", chips, class_="chips", aria_label="State"),
+        _chips("hosts", query, {state: state for state in ("any", *STATES)}),
         tag(
             "p",
             f"{number(found.total)} hosts",
@@ -409,6 +363,20 @@ def _address(path: str, query: msgspec.Struct, **changes: Any) -> str:
         if value is not None and value != usual.get(name)
     }
     return f"{path}?{urlencode(told)}" if told else path
+
+
+def _chips(path: str, query: HostQuery | LeaseQuery, states: Mapping[str, str]) -> Html:
+    """Links to the same page of other states, by their names."""
+    links = [
+        tag(
+            "a",
+            text,
+            href=_address(path, query, state=state, page=1),
+            aria_current="true" if state == query.state else None,
+        )
+        for state, text in states.items()
+    ]
+    return tag("nav", links, class_="chips", aria_label="State")
 
 
 def _pager(path: str, query: HostQuery | LeaseQuery, pages: int) -> Html | None:
@@ -545,7 +513,7 @@ def _origins(service: Service, host: str, now: datetime) -> Html:
         )
     return table(
         "Origins and their files",
-        ("Origin", "State", "Status", "Fetched", "Expires", "Text", "More"),
+        ("Origin", "State", num_head("Status"), "Fetched", "Expires", "Text", "More"),
         rows,
         empty="Nothing is known of its robots.txt in memory.",
     )
@@ -574,9 +542,10 @@ _ACTIONS: Final = {
 def _actions(service: Service, host: HostBody, visitor: Visitor) -> Html:
     if "admin" not in visitor.roles:
         return tag("p", "Your token is none of an administrator: you may look.", class_="empty")
-    seconds = tag("input", name="seconds", type="number", min=0, value=600, required=True)
-    reason = tag("input", name="reason", maxlength=200, value="operator")
-    fields = (tag("label", "Seconds ", seconds), tag("label", "Reason ", reason))
+    fields = (
+        field("Seconds", "seconds", "600", type="number", min=0, required=True),
+        field("Reason", "reason", "operator", maxlength=200),
+    )
     paused = host.state == "paused"
     return tag(
         "div",
@@ -593,9 +562,8 @@ def _action(
 ) -> Html:
     text, consequence = _ACTIONS[action]
     path = f"hosts/{quote(host, safe='')}/{action}"
-    return tag(
-        "details",
-        tag("summary", text),
+    return fold(
+        text,
         tag("p", consequence),
         tag(
             "p",
@@ -605,16 +573,21 @@ def _action(
                 f"application/json' -d '{body}'",
             ),
         ),
-        tag(
-            "form",
-            tag("input", type="hidden", name="form", value=visitor.form),
-            fields,
-            tag("button", f"{text} now", class_="act"),
-            method="post",
-            action=f"../{path}",
-        ),
+        _act(visitor, f"../{path}", f"{text} now", fields),
         class_="action",
         id=f"action-{action}",
+    )
+
+
+def _act(visitor: Visitor, action: str, button: str, fields: Child = None) -> Html:
+    """A form that changes something: it carries the word of this visitor's pages."""
+    return tag(
+        "form",
+        hidden("form", visitor.form),
+        fields,
+        tag("button", button, class_="act"),
+        method="post",
+        action=action,
     )
 
 
@@ -633,39 +606,16 @@ def _base(service: Service) -> str:
 def waiting_page(service: Service, query: LeaseQuery, found: LeaseList, visitor: Visitor) -> Page:
     """Who waits, for what, since when, and about when it is his turn."""
     now = utc(service.clock.wall())
-    chips = [
-        tag(
-            "a",
-            text,
-            href=_address("waiting", query, state=state, page=1),
-            aria_current="true" if state == query.state else None,
-        )
-        for state, text in (
-            ("any", "all"),
-            ("waiting", f"waiting {found.waiting}"),
-            ("held", f"held {found.held}"),
-        )
-    ]
+    states = {"any": "all", "waiting": f"waiting {found.waiting}", "held": f"held {found.held}"}
     body = [
-        tag(
-            "form",
-            tag(
-                "label",
-                "Part of the host ",
-                tag("input", name="host", value=query.host, type="search"),
-            ),
-            tag(
-                "label",
-                "Client ",
-                tag("input", name="client", value=query.client or "", type="search"),
-            ),
-            tag("input", type="hidden", name="state", value=query.state),
-            tag("button", "Filter"),
-            method="get",
-            action="waiting",
-            role="search",
+        search_form(
+            "waiting",
+            field("Part of the host", "host", query.host, type="search"),
+            field("Client", "client", query.client or "", type="search"),
+            hidden("state", query.state),
+            button="Filter",
         ),
-        tag("nav", chips, class_="chips", aria_label="State"),
+        _chips("waiting", query, states),
         tag("p", f"{number(found.total)} of them", class_="note", aria_live="polite"),
         _leases_table(found.leases, visitor, now, root="./", hosts=True),
         _pager("waiting", query, found.pages),
@@ -709,31 +659,20 @@ def _lease_row(one: LeaseView, visitor: Visitor, now: datetime, *, root: str, ho
 def _drop(one: LeaseView, visitor: Visitor, root: str) -> Child:
     if one.id is None or "admin" not in visitor.roles:
         return None
-    return tag(
-        "details",
-        tag("summary", "Drop"),
-        tag(
-            "p",
-            "Its client may send its request all the same: drop it only if that is "
-            "gone. It counts as used, and the host's next turn comes.",
-        ),
-        tag(
-            "form",
-            tag("input", type="hidden", name="form", value=visitor.form),
-            tag("button", "Drop this lease now", class_="act"),
-            method="post",
-            action=f"{root}leases/{quote(one.id, safe='')}/drop",
-        ),
-        class_="action",
+    consequence = (
+        "Its client may send its request all the same: drop it only if that is gone. It counts as "
+        "used, and the host's next turn comes."
     )
+    action = f"{root}leases/{quote(one.id, safe='')}/drop"
+    form = _act(visitor, action, "Drop this lease now")
+    return fold("Drop", tag("p", consequence), form, class_="action")
 
 
 # --- settings ---------------------------------------------------------------------------------
 
 
-def config_page(service: Service, found: ConfigBody, visitor: Visitor) -> Page:
+def config_page(found: ConfigBody) -> Page:
     """The settings in force, section by section."""
-    del visitor
     sections: dict[str, list[Html]] = {}
     for one in found.settings:
         section, _, name = one.name.rpartition(".")

@@ -29,18 +29,17 @@ from gatekeeper.sidecar.exchange import (
     read_query,
 )
 from gatekeeper.sidecar.pages import stories, views
-from gatekeeper.sidecar.pages.html import Child, tag
+from gatekeeper.sidecar.pages.html import Child, badge, hidden, tag
 from gatekeeper.sidecar.pages.shell import (
     ASSETS,
     HEADERS,
     Page,
+    Visitor,
     asset,
     assets_hash,
-    badge,
     page_response,
     set_cookie,
 )
-from gatekeeper.sidecar.pages.sign_in import Visitor
 from gatekeeper.sidecar.routes.check import (
     CheckQuery,
     WhatIf,
@@ -73,7 +72,7 @@ _COMPARED: Final = 500
 
 Build = Callable[["Service", Call, Visitor], Awaitable[Page]]
 Answer = Callable[["Service", Call, Visitor], Awaitable[web.Response]]
-Act = Callable[["Service", Call, Visitor, dict[str, str]], Awaitable[str]]
+Act = Callable[["Service", Call, Visitor, dict[str, str]], Awaitable[None]]
 
 
 # --- the way in -------------------------------------------------------------------------------
@@ -112,13 +111,14 @@ def _page(build: Build, needs: frozenset[Role]) -> Handler:
     return _for_visitors(show, needs)
 
 
-def _form(act: Act, needs: frozenset[Role]) -> Handler:
-    """What a form of ours does; then the page that `act` names, by a path from this one."""
+def _form(act: Act, needs: frozenset[Role], then: str = "../{host}") -> Handler:
+    """What a form of ours does; `then` is where it leads, by a path from this one."""
 
     async def do(service: Service, call: Call, visitor: Visitor) -> web.Response:
         fields = await _fields(call.request)
         service.sessions.check_form(visitor, fields)
-        where = await act(service, call, visitor, fields)
+        await act(service, call, visitor, fields)
+        where = then.format(host=quote(call.params.get("host", ""), safe=""))
         return web.Response(status=303, headers={**HEADERS, "Location": where})
 
     return _for_visitors(do, needs)
@@ -199,7 +199,7 @@ def _sign_in(wanted: str, wrong: str | None) -> Page:
         tag("p", badge("bad", wrong), role="alert", class_="lead") if wrong else None,
         tag(
             "form",
-            tag("input", type="hidden", name="next", value=wanted),
+            hidden("next", wanted),
             tag(
                 "label",
                 "Token ",
@@ -247,14 +247,13 @@ def _inside(wanted: str) -> str:
     return "./" + ("" if outside or not wanted.isprintable() or not wanted.isascii() else wanted)
 
 
-async def _sign_out(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> str:
-    del service, call, visitor, fields
-    return "sign-in"
+async def _sign_out(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
+    """The cookie is all there is of a session."""
 
 
 async def sign_out(service: Service, call: Call) -> web.StreamResponse:
     """The session is over."""
-    response = await _form(_sign_out, CHECK)(service, call)
+    response = await _form(_sign_out, CHECK, "sign-in")(service, call)
     if response.status == 303:
         set_cookie(response, "", secure=call.request.secure)
     return response
@@ -265,13 +264,13 @@ async def sign_out(service: Service, call: Call) -> web.StreamResponse:
 
 async def overview(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/`"""
-    return views.overview_page(service, await service.operators.overview(), visitor)
+    return views.overview_page(service, await service.operators.overview())
 
 
 async def hosts(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/hosts`"""
     query = read_query(call.query, HostQuery)
-    return views.hosts_page(service, query, await host_list(service, query), visitor)
+    return views.hosts_page(service, query, await host_list(service, query))
 
 
 async def host(service: Service, call: Call, visitor: Visitor) -> Page:
@@ -370,7 +369,7 @@ async def _versions(
 
 async def config(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/config`"""
-    return views.config_page(service, config_body(service), visitor)
+    return views.config_page(config_body(service))
 
 
 # --- what the pages' scripts ask --------------------------------------------------------------
@@ -420,19 +419,17 @@ async def what_if(service: Service, call: Call) -> web.StreamResponse:
 # --- what forms do ----------------------------------------------------------------------------
 
 
-async def _pause(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> str:
+async def _pause(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
     del visitor, fields
     await service.gate.pause(host_named(call.params["host"]))
-    return f"../{quote(call.params['host'], safe='')}"
 
 
-async def _resume(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> str:
+async def _resume(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
     del visitor, fields
     await service.gate.resume(host_named(call.params["host"]))
-    return f"../{quote(call.params['host'], safe='')}"
 
 
-async def _block(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> str:
+async def _block(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
     try:
         seconds = float(fields.get("seconds", "nan"))
     except ValueError:
@@ -442,10 +439,9 @@ async def _block(service: Service, call: Call, visitor: Visitor, fields: dict[st
     name = host_named(call.params["host"])
     reason = fields.get("reason", "")[:200] or f"operator {visitor.name}"
     await service.gate.block(name, service.clock.wall() + seconds, reason)
-    return f"../{quote(call.params['host'], safe='')}"
 
 
-async def _refresh(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> str:
+async def _refresh(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
     del visitor, fields
     name = host_named(call.params["host"])
     shown = f"[{name}]" if ":" in name else name
@@ -458,13 +454,11 @@ async def _refresh(service: Service, call: Call, visitor: Visitor, fields: dict[
         for one in done:
             if (error := one.exception()) and not isinstance(error, LeaseTimeout):
                 raise error
-    return f"../{quote(call.params['host'], safe='')}"
 
 
-async def _drop(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> str:
+async def _drop(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
     del visitor, fields
     service.leases.drop(call.params["id"])
-    return "../../waiting?state=held"
 
 
 # --- files and routes -------------------------------------------------------------------------
@@ -514,6 +508,6 @@ ROUTES = (
     _open("POST", "/ui/hosts/{host}/resume", _form(_resume, ADMIN)),
     _open("POST", "/ui/hosts/{host}/block", _form(_block, ADMIN)),
     _open("POST", "/ui/hosts/{host}/refresh", _form(_refresh, ADMIN)),
-    _open("POST", "/ui/leases/{id}/drop", _form(_drop, ADMIN)),
+    _open("POST", "/ui/leases/{id}/drop", _form(_drop, ADMIN, "../../waiting?state=held")),
     *(_open("GET", f"/ui/static/{{hash}}/{name}", _asset(name)) for name in ASSETS),
 )
