@@ -38,10 +38,12 @@ from gatekeeper.integrations.crawlee_http import (
     RequestLeaseTimeout,
 )
 from gatekeeper.integrations.hops import (
+    MAX_WAIT,
+    RefusedTurn,
     hand_out,
+    queue_gate,
     take_back,
 )
-from gatekeeper.integrations.refusals import MAX_WAIT, RefusedTurn, queue_gate
 from gatekeeper.middleware import other_agent
 from gatekeeper.queue import PoliteQueue, Turn
 from gatekeeper.remote.client import RemoteGatekeeper

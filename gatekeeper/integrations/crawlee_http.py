@@ -23,7 +23,6 @@ from crawlee.errors import (
 from crawlee.http_clients import HttpClient, HttpCrawlingResult, HttpResponse
 
 from gatekeeper import urls
-from gatekeeper.config import Config, as_config
 from gatekeeper.errors import (
     ConfigError,
     Deferred,
@@ -39,6 +38,7 @@ from gatekeeper.integrations.hops import (
     Hop,
     accept_unguarded,
     begin,
+    config_of,
     usual_names,
 )
 from gatekeeper.remote.client import RemoteGatekeeper
@@ -126,8 +126,7 @@ class PoliteHttpClient(HttpClient):
         on_skipped_request: OnSkipped | None = None,
     ) -> None:
         super().__init__(persist_cookies_per_session=persist_cookies_per_session)
-        config = getattr(gate, "config", None)
-        self._config = config if isinstance(config, Config) else as_config(None)
+        self._config = config_of(gate)
         if client is not None:
             accept_unguarded(self._config, guarded, "an HTTP client of your own")
             follows = getattr(client, "_follow_redirects", None)

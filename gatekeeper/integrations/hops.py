@@ -1,4 +1,5 @@
-"""What the integrations share: one request under a lease, and the guard where it is dialled.
+"""What the integrations share: one request under a lease, the guard where it is dialled, and
+queues that say what became of each request.
 
 Each hop of a request, the first as well as what a redirect leads to, is begun (decided, and its
 turn waited for), sent by the library, and told: the head of its answer or its failure. The lease
@@ -12,13 +13,19 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
-from typing import Any
+from math import inf
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from aiohttp.abc import AbstractResolver
+from cachetools import LRUCache
+from msgspec.structs import replace
 
 from gatekeeper import urls
+from gatekeeper.clock import Clock, utc
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Verdict
 from gatekeeper.errors import (
@@ -33,6 +40,7 @@ from gatekeeper.errors import (
 from gatekeeper.fetching.guard import Guard, GuardedResolver
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.gate.decider import refused_request
+from gatekeeper.gate.leases import refuse
 from gatekeeper.identity import Signer
 from gatekeeper.middleware import (
     Gate,
@@ -43,20 +51,27 @@ from gatekeeper.middleware import (
     other_agent,
     unnamed,
 )
+from gatekeeper.remote.client import RemoteGatekeeper
 from gatekeeper.sync import SyncGatekeeper, SyncLease
 
 __all__ = [
+    "MAX_WAIT",
     "Attempts",
     "BodyInUse",
+    "FarGate",
     "GuardedNames",
     "Hop",
     "HopErrors",
+    "NearGate",
+    "RefusedTurn",
     "accept_unguarded",
     "begin",
     "begin_sync",
     "by_system",
+    "config_of",
     "hand_out",
     "name_to_send",
+    "queue_gate",
     "take_back",
     "usual_names",
 ]
@@ -155,58 +170,39 @@ class BodyInUse:
             call(callback)
 
 
+@dataclass(slots=True, eq=False)
 class Hop:
     """One request that was let in, with its lease."""
 
-    __slots__ = (
-        "_adopted",
-        "_call",
-        "_call_later",
-        "_lease",
-        "_signer",
-        "_started",
-        "_unreached",
-        "user_agent",
-    )
-
-    def __init__(
-        self,
-        lease: HeldLease,
-        user_agent: str | None,
-        call: Call,
-        call_later: Call,
-        *,
-        adopted: bool,
-        unreached: Callable[[BaseException], object],
-        signer: Signer | None = None,
-    ) -> None:
-        """`unreached` is told, in the gate's loop, why the request could not be connected."""
-        self._lease = lease
-        self._unreached = unreached
-        self._signer = signer
-        self._adopted = adopted
-        self._call, self._call_later = call, call_later
-        self._started = time.monotonic()
-        self.user_agent: str | None = user_agent
-        """The User-Agent to send in the place of the library's own; None: the request has one."""
+    lease: HeldLease
+    user_agent: str | None
+    """The User-Agent to send in the place of the library's own; None: the request has one."""
+    call: Call
+    call_later: Call
+    adopted: bool
+    """The lease was open already."""
+    unreached: Callable[[BaseException], object]
+    """Told, in the gate's loop, why the request could not be connected."""
+    signer: Signer | None
+    started: float = field(default_factory=time.monotonic)
 
     def headers(self, method: str, url: str) -> dict[str, str]:
         """What to add to the request's headers, or put in the place of its own: who sends it."""
-        signed = {} if self._signer is None else self._signer.headers(method, url)
+        signed = {} if self.signer is None else self.signer.headers(method, url)
         return signed if self.user_agent is None else signed | {"User-Agent": self.user_agent}
 
     def answered(self, status: int, headers: Mapping[str, str]) -> BodyInUse:
         """The head is here: the interval counts from now. Free the body that this gives."""
-        self._lease.answered(
+        self.lease.answered(
             status, retry_after=headers.get("Retry-After"), rate_limit=headers.get("RateLimit")
         )
-        lease, body = self._lease, BodyInUse(self._call, self._call_later)
+        lease, body = self.lease, BodyInUse(self.call, self.call_later)
         if lease.counts_bytes:
             body.add_callback(body.counting(lease.received))
-        if self._adopted:
-            self._lease.lasts_with(body)
+        if self.adopted:
+            self.lease.lasts_with(body)
         else:
-            self._lease.ends_with(body)
+            self.lease.ends_with(body)
         return body
 
     def failed(self, *, by_network: bool, unconnected: BaseException | None = None) -> None:
@@ -214,12 +210,12 @@ class Hop:
         was refused or cancelled here, which says nothing about the host. `unconnected`: the
         library's error, where it could not be connected: it may be our own uplink."""
         if unconnected is not None and (why := by_system(unconnected)) is not None:
-            self._call(partial(self._unreached, why))
+            self.call(partial(self.unreached, why))
         try:
-            elapsed = time.monotonic() - self._started
-            self._lease.report(elapsed=elapsed if by_network else None)
+            elapsed = time.monotonic() - self.started
+            self.lease.report(elapsed=elapsed if by_network else None)
         finally:
-            self._lease.end()
+            self.lease.end()
 
 
 def by_system(error: BaseException) -> OSError | None:
@@ -262,9 +258,7 @@ async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
 
     name = name_to_send(lease, gate.user_agent, sent)
     told = partial(_unreached, gate, lease)
-    return Hop(
-        *(lease, name, _call, call_later), adopted=adopted, unreached=told, signer=_signer(gate)
-    )
+    return Hop(lease, name, _call, call_later, adopted, told, _signer(gate))
 
 
 async def _judged(lease: HeldLease, judging: Coroutine[Any, Any, None]) -> None:
@@ -281,9 +275,7 @@ async def _judge_handed_out(lease: HeldLease, sent: str | None, gate: Gate, url:
     if _key(lease.url) == _key(url):
         await judge_adopted(lease, sent, gate, url)
         return
-    decision = await gate.check(url, user_agent=other_agent(sent, gate.user_agent))
-    if decision.verdict is not Verdict.ALLOW:
-        raise (Deferred if decision.verdict is Verdict.DEFER else Denied)(decision)
+    refuse(await gate.check(url, user_agent=other_agent(sent, gate.user_agent)))
 
 
 def _call(callback: Callable[[], object]) -> None:
@@ -343,14 +335,13 @@ def begin_sync(gate: SyncGatekeeper, url: str, sent: str | None) -> Hop:
             raise
     name = name_to_send(lease, gate.user_agent, sent)
     # Asked for in the loop, which takes a while, only where there is one.
-    signs = gate.config is not None and gate.config.identity.key is not None
-    signer = gate.do(_signer) if signs else None
+    signer = None if gate.config.identity.key is None else gate.do(_signer)
     inner = lease.inner if isinstance(lease, SyncLease) else lease
 
     def told(error: BaseException) -> None:
         gate.do(lambda asked: _unreached(asked, inner, error))  # in the gate's loop already
 
-    return Hop(*(lease, name, gate.post, gate.post), adopted=adopted, unreached=told, signer=signer)
+    return Hop(lease, name, gate.post, gate.post, adopted, told, signer)
 
 
 def _unreached(gate: Any, lease: object, error: BaseException) -> None:
@@ -486,6 +477,12 @@ class Attempts:
         return self.failures[-1] if self.failures else None
 
 
+def config_of(gate: Any) -> Config:
+    """The settings of a gate, by which its requests are guarded; the defaults where it has none."""
+    config = getattr(gate, "config", None)
+    return config if isinstance(config, Config) else Config()
+
+
 def accept_unguarded(config: Config, guarded: bool | None, what: str) -> None:
     """Raise ConfigError for what takes the guard from the socket, unless the user said that it
     may: `guarded=False`, or guard.mode = "url-only" in the gate's settings (T19)."""
@@ -500,3 +497,169 @@ def usual_names(headers: Mapping[str, str]) -> dict[str, str]:
     """The header fields that a lease is told of, for a library that writes all names small."""
     usual = {"retry-after": "Retry-After", "ratelimit": "RateLimit"}
     return {usual[name]: value for name, value in headers.items() if name in usual}
+
+
+# --- queues in which a refusal is a turn ----------------------------------------------------
+#
+# `PoliteQueue` drops what is denied and waits out what is deferred. A crawler that has to say what
+# became of each request wraps its gate by `queue_gate`: the queue then gives out a `RefusedTurn` in
+# the place of a lease for what is denied, and for what nobody would wait for.
+
+MAX_WAIT: Final = 600.0
+"""Seconds for which a deferred request is waited for, unless the crawler says otherwise."""
+_MOST_GIVEN_UP: Final = 20_000
+
+
+class RefusedTurn:
+    """Stands for a lease where the URL is denied: the request goes on to the middleware, which
+    refuses it, so that its errback hears of it."""
+
+    def __init__(self, why: Decision | str, expires_at: datetime) -> None:
+        self.why = why
+        """The decision; or in words, for a host that nobody would wait for."""
+        self.expires_at = expires_at
+        self.data: Any = None
+
+    def enter(self) -> None:
+        """Nothing is held."""
+
+    def leave(self) -> None:
+        """Nothing is held."""
+
+    def give_back(self) -> None:
+        """Nothing is held."""
+
+
+class _Refusals:
+    """What the queue asks of its gate, where a refusal is a turn of its own."""
+
+    def __init__(self, clock: Clock, max_wait: float) -> None:
+        self.clock = clock
+        self._max_wait = max_wait
+
+    def refusal(self, decision: Decision | None) -> RefusedTurn | None:
+        """For a denial, and for a deferral that lasts longer than anybody would wait."""
+        if decision is None or decision.verdict is Verdict.ALLOW:
+            return None
+        now = self.clock.wall()
+        if decision.verdict is Verdict.DEFER:
+            until = decision.retry_at
+            if until is not None and until.timestamp() - now <= self._max_wait:
+                return None
+        return RefusedTurn(decision, utc(now + 3600.0))
+
+    def too_late(self, origin: str, until: float, why: str) -> RefusedTurn | None:
+        """For a host whose next turn comes at that moment (wall seconds), if that is too late."""
+        now = self.clock.wall()
+        if until - now <= self._max_wait:
+            return None
+        text = f"{origin} may not be asked before {utc(until):%Y-%m-%dT%H:%M:%SZ}: {why}"
+        return RefusedTurn(text, utc(now + 3600.0))
+
+    async def _or_refusal(self, url: str, asking: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await asking
+        except (Denied, LeaseTimeout) as error:
+            if isinstance(error, Denied):
+                found = self.refusal(error.decision)
+            else:
+                found = self._late(url, error)
+            if found is None:
+                raise
+            return found
+
+    def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
+        """For a turn that did not come in time."""
+        raise NotImplementedError
+
+
+class NearGate(_Refusals):
+    """... of a gate in this process."""
+
+    def __init__(self, gate: Gatekeeper, max_wait: float) -> None:
+        self._inside = internals(gate)
+        super().__init__(self._inside.clock, max_wait)
+        self._given_up: LRUCache[str, Decision] = LRUCache(_MOST_GIVEN_UP)
+        """Origins whose file can't be had for long, and the same of their hosts."""
+
+    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """The decision, if it is known."""
+        return self._inside.peek(url, user_agent=user_agent)
+
+    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
+        """The decision, once the file is here, or is known not to come for long."""
+        decision = await self._inside.check(url, user_agent=user_agent)
+        if decision.verdict is not Verdict.DEFER or self.refusal(decision) is None:
+            return decision
+        self._given_up[decision.origin] = self._given_up[urls.parse(url).host] = decision
+        return replace(decision, verdict=Verdict.DENY)  # the queue would wait for its end
+
+    def take(self, url: str) -> Any:
+        """The turn, or the refusal, if it is known at a glance."""
+        lease = self._inside.take(url)
+        if lease is not None:
+            return lease
+        target = urls.parse(url)
+        if self._inside.robots_file(url) is None:
+            given_up = self.refusal(self._given_up.get(target.origin))
+            found = given_up or self.refusal(self._inside.peek(url))
+            if found is not None:
+                return found
+        return self._blocked(target)
+
+    def _blocked(self, target: urls.Target) -> RefusedTurn | None:
+        held = self._inside.held(target.host)
+        if held is None or held[0] == inf:  # inf: the operator paused it, and will resume it
+            return None
+        return self.too_late(target.origin, self.clock.wall() + held[0], held[1])
+
+    async def acquire(self, url: str, *, timeout: float, **options: Any) -> Any:
+        """The turn, or the refusal."""
+        seconds = min(timeout, self._max_wait)
+        return await self._or_refusal(url, self._inside.acquire(url, timeout=seconds, **options))
+
+    def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
+        del error
+        return self._blocked(urls.parse(url))
+
+    def when_due(
+        self, host: str, callback: Callable[[], object], *, priority: float = 0
+    ) -> Callable[[], None]:
+        """Call back when a turn of the host can be had, or nobody would wait for it."""
+        if self.refusal(self._given_up.get(host)) is not None:
+            callback()
+            return lambda: None
+        return self._inside.when_due(host, callback, priority=priority, longest=self._max_wait)
+
+
+class FarGate(_Refusals):
+    """... of a sidecar."""
+
+    at_a_glance = False
+
+    def __init__(self, gate: RemoteGatekeeper, max_wait: float) -> None:
+        super().__init__(gate.clock, max_wait)
+        self._gate = gate
+
+    async def look(self, url: str, **options: Any) -> Any:
+        """The turn, if it is now, or the refusal."""
+        return await self._or_refusal(url, self._gate.look(url, **options))
+
+    async def acquire(self, url: str, **options: Any) -> Any:
+        """The turn, or the refusal."""
+        return await self._or_refusal(url, self._gate.acquire(url, **options))
+
+    def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
+        if error.retry_at is None:
+            return None
+        origin = urls.parse(url).origin
+        return self.too_late(origin, error.retry_at.timestamp(), "its next turn")
+
+
+def queue_gate(gate: Gatekeeper | RemoteGatekeeper, max_wait: float) -> NearGate | FarGate:
+    """A gate for a `PoliteQueue` that gives refusals out as turns.
+
+    `max_wait`: seconds for which a deferred URL, or a host that is blocked, is waited for; what
+    lasts longer is refused.
+    """
+    return NearGate(gate, max_wait) if isinstance(gate, Gatekeeper) else FarGate(gate, max_wait)

@@ -31,6 +31,7 @@ from gatekeeper.errors import (
     LeaseTimeout,
     SidecarError,
 )
+from gatekeeper.gate.leases import refuse
 from gatekeeper.middleware import Gate
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.remote.client import RemoteGatekeeper
@@ -295,9 +296,7 @@ class _Tools:
         """Raises Denied, before anything is sent, for what is denied now (aiohttp would take
         credentials out of a URL before the gate saw them), and LeaseTimeout where the host is not
         due within `wait` seconds: an agent can do something else until then."""
-        decision = await self._gate.check(url)
-        if decision.verdict is not Verdict.ALLOW:
-            raise (Deferred if decision.verdict is Verdict.DEFER else Denied)(decision)
+        refuse(await self._gate.check(url))
         latest = datetime.now(UTC) + timedelta(seconds=self._wait)
         clocks: Sequence[ClockView] = ()
         with contextlib.suppress(SidecarError):  # the lease will say what is wrong

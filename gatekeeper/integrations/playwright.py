@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from playwright.async_api import BrowserContext, Error, Page, Request, Response, Route
 
 from gatekeeper import urls
-from gatekeeper.decision import Decision, Verdict
+from gatekeeper.decision import Decision
 from gatekeeper.errors import (
     ConfigError,
     Deferred,
@@ -27,6 +27,7 @@ from gatekeeper.errors import (
     LeaseTimeout,
 )
 from gatekeeper.gate import Gatekeeper
+from gatekeeper.gate.leases import refuse
 from gatekeeper.integrations.hops import (
     BodyInUse,
     Hop,
@@ -232,8 +233,7 @@ class PoliteRoutes:
             own = self._gate.user_agent
             if request.resource_type not in self._exempt:
                 decision = await self._questions.ask(url, agent)
-                if decision.verdict is not Verdict.ALLOW:
-                    raise (Deferred if decision.verdict is Verdict.DEFER else Denied)(decision)
+                refuse(decision)
                 own = own or decision.user_agent
             await route.continue_(headers=_named(request, own if name is None else None))
             return

@@ -23,7 +23,6 @@ from urllib3.exceptions import MaxRetryError
 from urllib3.util.response import is_fp_closed
 from urllib3.util.retry import Retry
 
-from gatekeeper.config import as_config
 from gatekeeper.errors import (
     AddressRefused,
     Deferred,
@@ -121,7 +120,7 @@ class PoliteAdapter(HTTPAdapter):
 
     def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
         """A proxy dials by itself. Raises ConfigError unless that was accepted."""
-        accept_unguarded(self._gate.config or as_config(None), self._accepted, "a proxy")
+        accept_unguarded(self._gate.config, self._accepted, "a proxy")
         return super().proxy_manager_for(proxy, **options)
 
     def send(

@@ -41,7 +41,7 @@ from gatekeeper.errors import (
     InvalidURL,
     StorageError,
 )
-from gatekeeper.integrations.refusals import queue_gate
+from gatekeeper.integrations.hops import queue_gate
 from gatekeeper.integrations.scrapy_requests import (
     PoliteMiddleware,
     RequestDeferred,

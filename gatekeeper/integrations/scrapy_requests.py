@@ -35,8 +35,15 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate import Gatekeeper, internals
-from gatekeeper.integrations.hops import GuardedNames, HopErrors, by_system, name_to_send
-from gatekeeper.integrations.refusals import MAX_WAIT, RefusedTurn
+from gatekeeper.gate.leases import refuse
+from gatekeeper.integrations.hops import (
+    MAX_WAIT,
+    GuardedNames,
+    HopErrors,
+    RefusedTurn,
+    by_system,
+    name_to_send,
+)
 from gatekeeper.library_internals import scrapy_stops, wake_scrapy
 from gatekeeper.middleware import unnamed
 from gatekeeper.queue import Turn
@@ -353,9 +360,7 @@ class PoliteMiddleware:
         agent = self._crawl.agent_of(request)
         if agent is None or request.meta.get("dont_obey_robotstxt"):
             return
-        decision = await gate.check(request.url, user_agent=agent)
-        if decision.verdict is not Verdict.ALLOW:
-            raise (Deferred if decision.verdict is Verdict.DEFER else Denied)(decision)
+        refuse(await gate.check(request.url, user_agent=agent))
 
     def _left(self, request: Request) -> None:
         """Its connection is free. Who asked for it may have been cancelled: Scrapy downloads it to

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from aiohttp.abc import AbstractResolver
 
-from gatekeeper.config import Config, as_config
 from gatekeeper.errors import AddressRefused, Denied, GateClosed, GatekeeperError
 from gatekeeper.integrations.hops import (
     Attempts,
@@ -25,6 +24,7 @@ from gatekeeper.integrations.hops import (
     accept_unguarded,
     begin,
     begin_sync,
+    config_of,
 )
 from gatekeeper.middleware import Gate
 from gatekeeper.sync import SyncGatekeeper
@@ -108,8 +108,7 @@ class _Library(Generic[_Asked]):
         **options: Any,
     ) -> None:
         self._gate = gate
-        config = getattr(gate, "config", None)
-        config = config if isinstance(config, Config) else as_config(None)
+        config = config_of(gate)
         self.guarded = transport is None
         if transport is not None:
             accept_unguarded(config, guarded, "a transport of your own")
