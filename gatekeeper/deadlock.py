@@ -25,6 +25,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from gatekeeper.clock import Clock, Deadline, SingleTimer
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.waiting import Need
@@ -187,64 +189,37 @@ Obstacles = list[tuple[int, list[H]]]
 """Leases that may keep a wait from a turn, and of how many of each it takes to do so."""
 
 
-class TurnWait(Generic[H]):
+class TurnWait(msgspec.Struct, Generic[H], eq=False):
     """One task's wait for the turn of a host, or for a robots.txt that needs such a turn; or
     for any of several turns, where it has `several`."""
 
-    __slots__ = (
-        "_before",
-        "_limit",
-        "_runner",
-        "began",
-        "host",
-        "in_the_way",
-        "inherited",
-        "near",
-        "origin",
-        "over",
-        "own",
-        "refusal",
-        "several",
-        "since",
-        "task",
-        "url",
-        "warned",
-    )
+    task: Task
+    _runner: Task
+    """The questions of a batch are asked by tasks of its own, for the one that awaits it."""
+    url: str
+    host: str
+    near: tuple[str, ...]
+    """Scopes that the host shares beside those known of it."""
+    own: tuple[H, ...]
+    inherited: tuple[H, ...]
+    """Leases that were open, and another task's, when this task was started."""
+    began: float
+    several: Choices | None = None
+    origin: str | None = None
+    """It waits for the robots.txt of that origin now."""
+    in_the_way: H | None = None
+    """The lease that stood in its way when it was looked at last ..."""
+    since: float = 0.0
+    """... and since when."""
+    warned: bool = False
+    over: bool = False
+    refusal: WaitsForItself | None = None
+    _before: int = 0
+    _limit: Deadline | None = None
 
-    def __init__(
-        self,
-        task: Task,
-        url: str,
-        host: str,
-        near: tuple[str, ...],
-        own: Iterable[H],
-        inherited: Iterable[H],
-        began: float,
-        several: Choices | None = None,
-    ) -> None:
-        self.task: Task = task
-        self.several: Choices | None = several
-        self.url: str = url
-        self.host: str = host
-        self.near: tuple[str, ...] = near
-        """Scopes that the host shares beside those known of it."""
-        self.own: tuple[H, ...] = tuple(own)
-        self.inherited: tuple[H, ...] = tuple(inherited)
-        """Leases that were open, and another task's, when this task was started."""
-        self.origin: str | None = None
-        """It waits for the robots.txt of that origin now."""
-        self.began: float = began
-        self.in_the_way: H | None = None
-        """The lease that stood in its way when it was looked at last ..."""
-        self.since: float = began
-        """... and since when."""
-        self.warned: bool = False
-        self.over: bool = False
-        self.refusal: WaitsForItself | None = None
-        # The questions of a batch are asked by tasks of its own, for the one that awaits it.
-        self._runner = asyncio.current_task() or task
+    def __post_init__(self) -> None:
+        self.since = self.began
         self._before = self._runner.cancelling()
-        self._limit: Deadline | None = None
 
     def choices(self) -> Iterable[Choice | None]:
         """The turns of which any one would end it."""
@@ -336,7 +311,13 @@ class WaitGraph(Generic[H]):
         own = self.holdings.of(task)
         if not own and not inherited:
             return None
-        return self._begin(TurnWait(task, url, host, near, own, inherited, self._clock.monotonic()))
+        wait = TurnWait(
+            *(task, asyncio.current_task() or task, url, host, near),
+            own=tuple(own),
+            inherited=tuple(inherited),
+            began=self._clock.monotonic(),
+        )
+        return self._begin(wait)
 
     def begin_any(
         self, wait: TurnWait[H] | None, open_leases: Iterable[Any], several: Choices
@@ -357,7 +338,9 @@ class WaitGraph(Generic[H]):
             own = holdings.of(task)
             if task is None or not (own or under):
                 return None
-            wait = self._begin(TurnWait(task, "", "", (), own, under, now, several))
+            wait = self._begin(
+                TurnWait(task, task, "", "", (), tuple(own), tuple(under), now, several)
+            )
         self._note(wait, now)
         return wait
 

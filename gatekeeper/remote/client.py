@@ -467,22 +467,15 @@ class RemoteGatekeeper:
             origin, _ = urls.split(raw)
         except InvalidURL as error:
             self._admit(agent)
-            return self._decision(
-                Verdict.DENY, Reason.INVALID_URL, raw, "", agent, note=error.problem
-            )
+            return self._decision(Verdict.DENY, Reason.INVALID_URL, raw, "", agent, error.problem)
         except Exception as error:
             if not isinstance(raw, str):
                 raise
             # One URL's error is not its batch's.
             _log.exception("%s can't be asked about", urls.mask(raw, query=False))
+            note = f"an error of this client's ({type(error).__name__}); its log says more"
             return self._decision(
-                Verdict.DEFER,
-                Reason.INTERNAL,
-                raw,
-                "",
-                agent,
-                note=f"an error of this client's ({type(error).__name__}); its log says more",
-                retry_at=utc(self._clock.wall() + _AFTER_AN_ERROR),
+                Verdict.DEFER, Reason.INTERNAL, raw, "", agent, note, _AFTER_AN_ERROR
             )
         return self._ask(raw, origin, agent)
 
@@ -500,29 +493,16 @@ class RemoteGatekeeper:
     def _unanswered_question(self, question: Question, detail: str) -> Decision:
         """The fail mode: DEFER, or ALLOW where the word for it was given."""
         url, agent = question.key
-        if self._fail == "open":
-            self._unanswered += 1
-            return self._decision(
-                Verdict.ALLOW,
-                Reason.GATE_UNREACHABLE,
-                url,
-                question.origin,
-                agent,
-                note=f"let through unasked (fail open): {detail}",
-            )
-        return self._deferral(url, question.origin, agent, detail)
+        if self._fail != "open":
+            return self._deferral(url, question.origin, agent, detail)
+        self._unanswered += 1
+        reason, note = Reason.GATE_UNREACHABLE, f"let through unasked (fail open): {detail}"
+        return self._decision(Verdict.ALLOW, reason, url, question.origin, agent, note)
 
     def _deferral(self, url: str, origin: str, agent: str | None, detail: str) -> Decision:
         self._unanswered += 1
-        return self._decision(
-            Verdict.DEFER,
-            Reason.GATE_UNREACHABLE,
-            url,
-            origin,
-            agent,
-            note=f"the sidecar can't be asked: {detail}",
-            retry_at=utc(self._clock.wall() + _ASK_AGAIN),
-        )
+        reason, note = Reason.GATE_UNREACHABLE, f"the sidecar can't be asked: {detail}"
+        return self._decision(Verdict.DEFER, reason, url, origin, agent, note, _ASK_AGAIN)
 
     def _decision(
         self,
@@ -531,10 +511,10 @@ class RemoteGatekeeper:
         url: str,
         origin: str,
         agent: str | None,
-        *,
         note: str,
-        retry_at: datetime | None = None,
+        wait: float | None = None,
     ) -> Decision:
+        """One of this client's own; `wait`: seconds after which to ask again."""
         return Decision(
             verdict=verdict,
             reason=reason,
@@ -542,7 +522,7 @@ class RemoteGatekeeper:
             origin=origin,
             user_agent=check_agent(named) if (named := agent or self.user_agent) else "",
             note=note,
-            retry_at=retry_at,
+            retry_at=None if wait is None else utc(self._clock.wall() + wait),
             id=f"{self._prefix}{next(self._counter):x}",
         )
 

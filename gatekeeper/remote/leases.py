@@ -15,7 +15,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import msgspec
@@ -69,7 +69,7 @@ _REPORTABLE = 600.0
 _COMPLAINTS = (429, 503)
 
 
-class RemoteLease:
+class RemoteLease(msgspec.Struct, eq=False):
     """The right to send one request to `url`: `gatekeeper.Lease`, held through a sidecar.
 
     The slot is the sidecar's, so what is told here travels: a 429 or 503 at once, as the
@@ -77,58 +77,28 @@ class RemoteLease:
     taken until then. No method waits for the sidecar.
     """
 
-    __slots__ = (
-        "_claimed",
-        "_clock",
-        "_ended",
-        "_granted_at",
-        "_head_at",
-        "_held",
-        "_held_by",
-        "_left",
-        "_settled",
-        "_told",
-        "data",
-        "decision",
-        "host",
-        "id",
-        "lasts_until",
-        "owner",
-        "url",
-        "user_agent",
-    )
-
-    def __init__(
-        self,
-        given: LeaseBody,
-        host: str,
-        held: HeldRemoteLeases,
-        clock: Clock,
-        user_agent: str | None = None,
-        owner: asyncio.Task[object] | None = None,
-    ) -> None:
-        self.id: str = given.id
-        self.url: str = given.url
-        self.host: str = host
-        self.user_agent: str | None = user_agent
-        """The name that it was asked for under, as it was given; None: the sidecar's own."""
-        self.decision: Decision = given.decision
-        self.owner: asyncio.Task[object] | None = owner
-        self.data: Any = None
-        """The payload of a URL that came out of a `PoliteQueue`; yours to use otherwise."""
-        self._held = held
-        self._clock = clock
-        self._granted_at = clock.monotonic()
-        self.lasts_until: float = self._granted_at + _LONGEST
-        """Monotonic: it is renewed until then."""
-        self._settled = False
-        self._head_at: float | None = None
-        self._told: LeaseReport | None = None
-        self._held_by: Callable[[], ConnectionInUse | None] | None = None
-        self._claimed = False
-        self._ended = False
-        self._left = False
-        """Its block was left while the connection was in use."""
+    _held: HeldRemoteLeases
+    _clock: Clock
+    _granted_at: float
+    lasts_until: float
+    """Monotonic: it is renewed until then."""
+    id: str
+    url: str
+    host: str
+    decision: Decision
+    user_agent: str | None
+    """The name that it was asked for under, as it was given; None: the sidecar's own."""
+    owner: asyncio.Task[object] | None
+    data: Any = None
+    """The payload of a URL that came out of a `PoliteQueue`; yours to use otherwise."""
+    _settled: bool = False
+    _head_at: float | None = None
+    _told: LeaseReport | None = None
+    _held_by: Callable[[], ConnectionInUse | None] | None = None
+    _claimed: bool = False
+    _ended: bool = False
+    _left: bool = False
+    """Its block was left while the connection was in use."""
 
     def disown(self) -> None:
         """No task holds it any more."""
@@ -365,8 +335,16 @@ class HeldRemoteLeases:
         self, given: LeaseBody, host: str, user_agent: str | None, *, owned: bool
     ) -> RemoteLease:
         """A lease that just arrived, and was asked for under that name."""
-        owner = asyncio.current_task() if owned else None
-        lease = RemoteLease(given, host, self, self._clock, user_agent, owner)
+        now = self._clock.monotonic()
+        lease = RemoteLease(
+            *(self, self._clock, now, now + _LONGEST),
+            id=given.id,
+            url=given.url,
+            host=host,
+            decision=given.decision,
+            user_agent=user_agent,
+            owner=asyncio.current_task() if owned else None,
+        )
         self._held[lease.id] = lease
         self.holdings.add(lease)
         self._renew_later(lease.id)
@@ -546,14 +524,19 @@ class RemoteLeases:
         the turn that it brings.
         """
         asked = _WantedLease(url, urls.parse(url), priority, user_agent, _INFINITE)
+        given = await self._at_once(asked)
+        self.granted += 1
+        return self.held.take(given, asked.target.host, user_agent, owned=False)
+
+    async def _at_once(self, asked: _WantedLease) -> LeaseBody:
+        """The lease, in one round trip. Raises what refuses it, or its turn that is not now."""
         try:
             answer = await self._asking(asked, 0.0)
         except SidecarUnreachable as error:
             raise self._deferred(asked, str(error)) from None
         if answer.status != 201:
             raise self._refusal(asked, answer)
-        self.granted += 1
-        return self.held.take(read(answer, LeaseBody), asked.target.host, user_agent, owned=False)
+        return read(answer, LeaseBody)
 
     async def attempt(
         self, url: str, *, priority: int, user_agent: str | None, owned: bool
@@ -590,13 +573,9 @@ class RemoteLeases:
         would wait for a task that waits.
         """
         try:
-            answer = await self._asking(asked, 0.0)
-        except SidecarUnreachable as error:
-            raise self._deferred(asked, str(error)) from None
-        if answer.status == 201:
-            return read(answer, LeaseBody)
-        refusal = self._refusal(asked, answer)
-        raise stuck if isinstance(refusal, LeaseTimeout) else refusal
+            return await self._at_once(asked)
+        except LeaseTimeout:
+            raise stuck from None
 
     async def _given(self, asked: _WantedLease) -> LeaseBody:
         """Poll until the turn comes, it is refused, or the time is over."""
@@ -701,16 +680,12 @@ def _needs(host: str, _near: tuple[str, ...]) -> tuple[Need, ...]:
     return (Need(host, 1, False),)
 
 
-class _WantedLease:
+class _WantedLease(NamedTuple):
     """What one caller wants."""
 
-    __slots__ = ("end", "priority", "target", "url", "user_agent")
-
-    def __init__(
-        self, url: str, target: Target, priority: int, user_agent: str | None, end: float
-    ) -> None:
-        self.url = url
-        self.target = target
-        self.priority = priority
-        self.user_agent = user_agent
-        self.end = end
+    url: str
+    target: Target
+    priority: int
+    user_agent: str | None
+    end: float
+    """Monotonic: nobody waits any more then."""
