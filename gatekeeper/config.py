@@ -46,6 +46,10 @@ __all__ = [
     "values_of",
 ]
 
+# A library says where it logs; whether anybody listens is the application's choice. It stands here,
+# since all who log read settings: without it a parser, and the command's start, need no logging.
+logging.getLogger("gatekeeper").addHandler(logging.NullHandler())
+
 _LONGEST = 10 * 366 * 86_400.0
 """Ten years: a calendar can still say what lies so far ahead. It keeps `inf` and `nan` out, too."""
 _SECONDS = {"unit": "seconds"}
@@ -53,10 +57,6 @@ _SECONDS = {"unit": "seconds"}
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST, extra=_SECONDS)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST, extra=_SECONDS)]
 Number = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST)]
-# A library says where it logs; whether anybody listens is the application's choice. It stands here,
-# since all who log read settings: without it a parser, and the command's start, need no logging.
-logging.getLogger("gatekeeper").addHandler(logging.NullHandler())
-
 Rate = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST)]
 Place = Annotated[str, msgspec.Meta(min_length=1)]
 """A file's path: empty text is none, and None says that there is none."""

@@ -11,11 +11,13 @@ from gatekeeper.storage.base import (
     pack_body,
     unpack_body,
 )
+from gatekeeper.storage.memory import MemoryStorage
 from gatekeeper.storage.sqlite import SqliteStorage
 
 __all__ = [
     "ClockRecord",
     "HistoryEntry",
+    "MemoryStorage",
     "OriginRecord",
     "SqliteStorage",
     "Storage",

@@ -15,8 +15,8 @@ from gatekeeper.fetching import cache as cache_module
 from gatekeeper.fetching.cache import RecordCache, SoftExpiry
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
 from gatekeeper.fetching.records import OriginAnswer, Record, deflate, inflate
+from gatekeeper.storage.memory import MemoryStorage
 from tests.fetching.directories import DAY, OLD, House, file, house
-from tests.memory_storage import MemoryStorage
 
 DOWN = Retrieval(outcome=Outcome.SERVER_ERROR, status=503)
 

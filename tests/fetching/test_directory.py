@@ -15,6 +15,7 @@ from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import GateClosed
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
 from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.storage.memory import MemoryStorage
 from tests.fetching.directories import (
     DAY,
     HOUR,
@@ -26,7 +27,6 @@ from tests.fetching.directories import (
     house,
     lasting,
 )
-from tests.memory_storage import MemoryStorage
 
 DOWN = Retrieval(outcome=Outcome.SERVER_ERROR, status=503)
 GONE = Retrieval(outcome=Outcome.NO_FILE, status=404)

@@ -10,8 +10,8 @@ from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import StorageError
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
 from gatekeeper.storage.base import OriginRecord
+from gatekeeper.storage.memory import MemoryStorage
 from tests.fetching.directories import DAY, HOUR, NEW, OLD, ORIGIN, Source, file, house, lasting
-from tests.memory_storage import MemoryStorage
 
 DOWN = Retrieval(outcome=Outcome.SERVER_ERROR, status=503)
 

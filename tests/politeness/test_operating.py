@@ -20,8 +20,8 @@ from gatekeeper import (
 from gatekeeper.clock import VirtualClock
 from gatekeeper.gate import internals
 from gatekeeper.gate.robots_pacing import PARKED
+from gatekeeper.storage.memory import MemoryStorage
 from tests.internet import CloseSilently, Fail, FakeInternet, Hold, Page
-from tests.memory_storage import MemoryStorage
 from tests.politeness.conftest import MakeGate
 from tests.politeness.crawling import visit
 

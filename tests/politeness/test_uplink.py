@@ -13,8 +13,8 @@ from gatekeeper import Deferred, Gatekeeper, polite_session
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Verdict
 from gatekeeper.session import session_gate
+from gatekeeper.storage.memory import MemoryStorage
 from tests.internet import Behaviour, Custom, FakeInternet, NeverAnswer, Page, Request
-from tests.memory_storage import MemoryStorage
 from tests.politeness.dead import Dials
 from tests.politeness.world import AGENT, config
 

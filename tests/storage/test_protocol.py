@@ -19,8 +19,8 @@ from gatekeeper.storage import (
     pack_body,
     unpack_body,
 )
+from gatekeeper.storage.memory import MemoryStorage
 from gatekeeper.storage.schema import entry_at
-from tests.memory_storage import MemoryStorage
 
 ORIGIN = "https://a.example"
 SMALL = StorageConfig(history_versions=3, history_bytes=4000, flush_interval=60.0)

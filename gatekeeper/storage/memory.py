@@ -21,7 +21,7 @@ __all__ = ["MemoryStorage"]
 
 
 class MemoryStorage:
-    """A `Storage` for the tests of what puts and loads records.
+    """A `Storage` for a gate that need not remember, and for tests of what puts and loads records.
 
     Bounded like the file: `config.max_origins` origins, `config.history_versions` versions
     an origin, `config.history_bytes` bytes of history in all. Clocks are bounded by the
