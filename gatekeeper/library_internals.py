@@ -50,6 +50,7 @@ __all__ = [
     "MOST_OCTETS",
     "DialConnector",
     "InlineReader",
+    "Octets",
     "body_read",
     "close_pooled",
     "default_proxy",
@@ -62,6 +63,7 @@ __all__ = [
     "wake_scrapy",
     "whole_request",
     "wrap_requests",
+    "write_octets",
 ]
 
 # --- aiohttp's client -----------------------------------------------------------------------
@@ -231,13 +233,26 @@ class _Limited(ResponseHandler):
 # --- aiohttp's server -----------------------------------------------------------------------
 
 
+Octets = bytes | list[bytes]
+"""An answer: in pieces where it is a large one."""
+
+
+def write_octets(transport: asyncio.WriteTransport, answer: Octets) -> None:
+    """Write an answer."""
+    if isinstance(answer, bytes):
+        transport.write(answer)
+    else:  # not by `writelines`, which makes one piece of them before Python 3.12
+        for piece in answer:
+            transport.write(piece)
+
+
 class InlineReader(Protocol):
     """What answers the requests of a connection where they are read."""
 
-    def answer(self, message: Any, payload: Any, transport: asyncio.Transport) -> bytes | None:
+    def answer(self, message: Any, payload: Any, transport: asyncio.Transport) -> Octets | None:
         """The response to a request that aiohttp has read; None sends it the usual way."""
 
-    def answer_octets(self, data: bytes, transport: asyncio.Transport) -> bytes | None:
+    def answer_octets(self, data: bytes, transport: asyncio.Transport) -> Octets | None:
         """The response to octets that are a whole request, if they are told to be one without
         aiohttp's parser; None: it has to read them."""
 
@@ -319,8 +334,8 @@ class _InlineParser:
             return None
         return None if transport is None or transport.is_closing() else transport
 
-    def _write(self, transport: asyncio.Transport, answer: bytes) -> None:
-        transport.write(answer)
+    def _write(self, transport: asyncio.Transport, answer: Octets) -> None:
+        write_octets(transport, answer)
         # The rest is what aiohttp's own loop does after an answer.
         connection = self._connection
         connection._request_count += 1

@@ -32,7 +32,6 @@ __all__ = [
     "MAX_URL",
     "SURELY_SHORT",
     "Target",
-    "all_plain",
     "host_of",
     "is_sent_as_written",
     "join",
@@ -40,6 +39,7 @@ __all__ = [
     "not_text",
     "parse",
     "path_of",
+    "plain_octets",
     "printable",
     "redirected",
     "sendable",
@@ -290,18 +290,25 @@ def is_sent_as_written(path: str) -> bool:
     )
 
 
-def all_plain(raws: Sequence[str]) -> bool:
-    """Whether `split_ordinary` gives the path of each as it stands, if it knows the authority.
+def plain_octets(raws: Sequence[str]) -> list[bytes] | None:
+    """Each of the texts as octets, where `split_ordinary` gives the path of each as it stands, if
+    it knows the authority. None: it may be so, or not.
 
-    One look at many texts: a look at each costs several times as much. False: it may be so, or not.
+    One look at many texts: a look at each costs several times as much.
+
+    >>> plain_octets(["https://example.com/a", "https://example.com/b?c"])
+    [b'https://example.com/a', b'https://example.com/b?c']
+    >>> plain_octets(["https://example.com/a/../b"]) is None
+    True
     """
-    text = "".join(raws)
-    return (
-        text.isascii()
-        and "/." not in text
-        and not text.encode().translate(None, _PLAIN)
-        and max(map(len, raws), default=0) <= MAX_URL
-    )
+    text = "\n".join(raws)
+    if not text.isascii() or "/." in text:
+        return None
+    if len(text) > MAX_URL and max(map(len, raws)) > MAX_URL:
+        return None
+    octets = text.encode()
+    # What is left are the line feeds between them.
+    return octets.split(b"\n") if len(octets.translate(None, _PLAIN)) == len(raws) - 1 else None
 
 
 def host_of(origin: str) -> str:

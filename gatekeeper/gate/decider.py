@@ -37,8 +37,8 @@ from gatekeeper.fetching.records import (
 from gatekeeper.gate.decision_cache import (
     CachedDecision,
     CachedOrigin,
+    DecisionBatch,
     DecisionCache,
-    WrittenDecision,
 )
 from gatekeeper.http_fields import utc
 from gatekeeper.pacing.rules import HostRules
@@ -577,21 +577,10 @@ class Decider:
             for place, url, number in zip(found, urls, self.numbers, strict=False)
         ]
 
-    def write_many(
-        self,
-        urls: Sequence[str],
-        agent: str,
-        now: float,
-        tally: Counter[CachedDecision] | None = None,
-        written: list[WrittenDecision] | None = None,
-    ) -> list[str | None]:
-        """`recall_many` as the JSON of each decision; `written`, if any, takes what was given,
-        `tally` how often each was.
-
-        None also where the rule that decides was not met before.
-        """
-        tally = Counter() if tally is None else tally
-        return self._cache.write_many(urls, agent, now, self.numbers, written, tally)
+    def write_many(self, urls: Sequence[str], agent: str, now: float) -> DecisionBatch:
+        """`recall_many` to be told as JSON; one is missing also where the rule that decides was
+        not met before. None is counted yet."""
+        return self._cache.write_many(urls, agent, now, self.numbers)
 
     def _keep(
         self, decision: Decision, path: str, record: Record, agent: str, moment: Moment

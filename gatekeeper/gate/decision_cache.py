@@ -13,7 +13,9 @@ the path that is sent.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -27,7 +29,7 @@ from gatekeeper.robots.flat import FlatRules
 from gatekeeper.robots.longest import PlainAnswer, QuickAnswer
 from gatekeeper.robots.patterns import is_robots_txt
 
-__all__ = ["CachedDecision", "CachedOrigin", "DecisionCache", "WrittenDecision"]
+__all__ = ["CachedDecision", "CachedOrigin", "DecisionBatch", "DecisionCache", "WrittenDecision"]
 
 _encode = msgspec.json.Encoder().encode
 _MAX_RULES = 256
@@ -50,7 +52,7 @@ class CachedDecision:
         self.count: list[int] = count
         """One cell for each verdict and reason, shared by all that are kept: to count a decision
         looks nothing up."""
-        self.json: tuple[str, str] | None = None
+        self.json: tuple[bytes, bytes] | None = None
         """The JSON before the URL, and from there to the number of the id; made by `write`."""
         self._prefix = prefix
 
@@ -63,15 +65,15 @@ class CachedDecision:
         """The decision about a URL that the same rule decides; it is not counted here."""
         return replace(self.decision, url=url, id=f"{self._prefix}{number:x}")
 
-    def write(self) -> tuple[str, str]:
+    def write(self) -> tuple[bytes, bytes]:
         """Make `json`. Behind the number `"}` is missing.
 
         Nothing in a plain URL, spelt as its origin, is escaped in JSON.
         """
         bare = replace(self.decision, url="", id=self._prefix)
         # Two words without a quote stand before the URL, and nothing behind the id.
-        head, url, rest = _encode(bare).decode().partition('"url":"')
-        self.json = parts = head + url, rest.removesuffix('"}')
+        head, url, rest = _encode(bare).partition(b'"url":"')
+        self.json = parts = head + url, rest.removesuffix(b'"}')
         return parts
 
 
@@ -91,6 +93,88 @@ class WrittenDecision(msgspec.Struct, frozen=True, gc=False):
     def decision(self) -> Decision:
         """What was given."""
         return self.cached.about(self.url, self.number)
+
+
+class DecisionBatch(Sequence[str]):
+    """Decisions about many URLs, in their order: of most only what is kept of their rule. Their
+    text is made where it is asked for, all of it in one go by `body`; as a sequence they are the
+    JSON of each, once none is missing.
+    """
+
+    __slots__ = ("_first", "_given", "_octets")
+
+    def __init__(self, given: list[CachedDecision | None], octets: list[bytes], first: int) -> None:
+        """`given`: what decides each, None: it is missing; `octets`: each URL, plain where its
+        decision is given; `first` makes the id of the first, the next number that of the next."""
+        self._given = given
+        self._octets = octets
+        self._first = first
+
+    def missing(self) -> list[int]:
+        """The places of those that have to be decided."""
+        if None not in self._given:
+            return []
+        return [place for place, cached in enumerate(self._given) if cached is None]
+
+    def tally(self) -> Counter[CachedDecision]:
+        """Count those that are given; returns how often each was."""
+        tally = Counter(filter(None, self._given))
+        for cached, count in tally.items():
+            cached.count[0] += count
+        return tally
+
+    def add(self, decisions: Iterable[Decision]) -> None:
+        """Put in those that were missing, in their order."""
+        for place, decision in zip(self.missing(), decisions, strict=True):
+            self._octets[place] = _encode(decision)
+
+    def written(self) -> list[WrittenDecision]:
+        """Those that were not missing."""
+        found = zip(
+            self._given, self._octets, range(self._first, self._first + len(self)), strict=True
+        )
+        return [WrittenDecision(one, url.decode(), n) for one, url, n in found if one is not None]
+
+    def body(self) -> list[bytes]:
+        """`{"decisions":[...]}`, in pieces: a single one of half a megabyte would be new memory
+        each time, which costs as much as all its text."""
+        pieces = [self._text(start) for start in range(0, len(self), _PIECE)] or [b","]
+        pieces[0] = b'{"decisions":[' + pieces[0]
+        pieces[-1] = pieces[-1][:-1] + b"]}"
+        return pieces
+
+    def _text(self, start: int) -> bytes:
+        """The JSON of those from `start` on that make a piece, with a comma behind each."""
+        given = self._given[start : start + _PIECE]
+        first, size = self._first + start, len(given)
+        pairs = [_LATE if one is None else one.json or one.write() for one in given]
+        # One look at many numbers: each for itself would cost twice as much.
+        ends = (b'%x"}, ' * size % (*range(first, first + size),)).split()
+        if None in given:
+            ends = [b"," if one is None else end for one, end in zip(given, ends, strict=True)]
+        parts = [b""] * (4 * size)
+        parts[0::4] = [head for head, _ in pairs]
+        parts[1::4] = self._octets[start : start + size]
+        parts[2::4] = [rest for _, rest in pairs]
+        parts[3::4] = ends
+        return b"".join(parts)
+
+    def __len__(self) -> int:
+        return len(self._octets)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[n] for n in range(*place.indices(len(self)))]
+        cached, octets = self._given[place], self._octets[place]
+        if cached is not None:
+            head, rest = cached.json or cached.write()
+            octets = b'%b%b%b%x"}' % (head, octets, rest, self._first + place % len(self))
+        return octets.decode()
+
+
+_LATE: Final = b"", b""
+_PIECE: Final = 128
+"""Decisions whose text is made in one piece: some 60 kB."""
 
 
 class CachedOrigin:
@@ -277,7 +361,7 @@ class DecisionCache:
     ) -> list[tuple[CachedOrigin, str] | None]:
         """`find` for each of the URLs; each authority is looked up once."""
         find, split = self.find, urls.split_ordinary
-        all_plain = urls.all_plain(raws)
+        all_plain = urls.plain_octets(raws) is not None
         known: dict[str, CachedOrigin | None] = {}
         places: list[tuple[CachedOrigin, str] | None] = []
         for url in raws:
@@ -298,27 +382,17 @@ class DecisionCache:
         return places
 
     def write_many(
-        self,
-        raws: Sequence[str],
-        agent: str,
-        now: float,
-        numbers: Iterator[int],
-        written: list[WrittenDecision] | None,
-        tally: Counter[CachedDecision],
-    ) -> list[str | None]:
-        """The JSON of each URL's decision; None where it is not kept, or the authority is not
-        spelt as the origin is.
-
-        `numbers` make the ids; `written`, if any, takes what was given, `tally` how often each was.
-        """
-        split = None if urls.all_plain(raws) else urls.split_ordinary
+        self, raws: Sequence[str], agent: str, now: float, numbers: Iterator[int]
+    ) -> DecisionBatch:
+        """The decision of each URL; it is missing where it is not kept, or the authority is not
+        spelt as the origin is. `numbers` make the ids."""
+        octets = urls.plain_octets(raws)
+        split = None if octets is not None else urls.split_ordinary
         # What finds the rule of a path, and the decision of a rule: to look the two up by their
         # names for each URL costs as much as the dictionary does. No slash, no authority.
         known: dict[str, _Found | None] = {"": None}
-        texts: list[str | None] = []
-        given: list[CachedDecision] = []
-        # A number that no decision takes is left out.
-        for url, number in zip(raws, numbers, strict=False):
+        given: list[CachedDecision | None] = []
+        for url in raws:
             cut = url.find("/", 8) + 1
             try:
                 found = known[url[:cut]]
@@ -327,21 +401,15 @@ class DecisionCache:
                 found = None if origin is None else (origin.rule_of, origin.decisions.get)
                 known[url[:cut]] = found
             if found is None or (split is not None and not split(url)):
-                texts.append(None)
-                continue
-            cached = found[1](found[0](url[cut - 1 :]))
-            if cached is None:
-                texts.append(None)
-                continue
-            given.append(cached)
-            head, rest = cached.json or cached.write()
-            texts.append(f'{head}{url}{rest}{number:x}"}}')
-            if written is not None:
-                written.append(WrittenDecision(cached, url, number))
-        tally.update(given)
-        for cached, count in tally.items():
-            cached.count[0] += count
-        return texts
+                given.append(None)
+            else:
+                given.append(found[1](found[0](url[cut - 1 :])))
+        if octets is None:
+            both = zip(raws, given, strict=True)
+            octets = [b"" if cached is None else url.encode() for url, cached in both]
+        # A number that no decision takes is left out.
+        last = next(islice(numbers, len(given) - 1, None)) if given else 0
+        return DecisionBatch(given, octets, last - len(given) + 1)
 
     def own(self, authority: str) -> CachedOrigin | None:
         """What is kept, for the gate's own agent, of an origin as it is spelt.

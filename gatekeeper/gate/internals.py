@@ -23,7 +23,7 @@ from gatekeeper.fetching.directory import OnRetrieval
 from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.outcomes import OutcomeRow
 from gatekeeper.fetching.records import LARGE, Moment, Record
-from gatekeeper.gate.decision_cache import CachedDecision, WrittenDecision
+from gatekeeper.gate.decision_cache import DecisionBatch
 from gatekeeper.gate.gatekeeper import GateFollower, Gatekeeper
 from gatekeeper.gate.leases import Lease
 from gatekeeper.gate.questions import token_of
@@ -69,35 +69,18 @@ class GateInternals:
         agent = self._gate._agent if user_agent is None else token_of(user_agent)
         return self._decider.recall(url, agent, self.clock)
 
-    def write_many(
-        self,
-        urls: Sequence[str],
-        *,
-        user_agent: str | None = None,
-        tally: Counter[CachedDecision] | None = None,
-        written: list[WrittenDecision] | None = None,
-    ) -> list[str | None]:
-        """`recall` for many URLs, each decision as JSON; `written`, if any, takes what was given,
-        `tally` how often each was.
+    def write_many(self, urls: Sequence[str], *, user_agent: str | None = None) -> DecisionBatch:
+        """`recall` for many URLs, to be told as JSON and counted when it is.
 
-        None also for a URL whose deciding rule was not met before.
+        One is missing also where its deciding rule was not met before.
         """
         agent = self._gate._agent if user_agent is None else token_of(user_agent)
         try:
-            return self._decider.write_many(urls, agent, self._monotonic(), tally, written)
+            return self._decider.write_many(urls, agent, self._monotonic())
         except Exception:  # noqa: BLE001 - one URL's error is its own
             # The error of one URL is not that of its batch: each is looked at by itself then.
             _log.exception("many URLs can't be answered at once")
-            if tally is not None:
-                tally.clear()
-            if written is not None:
-                written.clear()
-            return [None] * len(urls)
-
-    def uncount(self, tally: Counter[CachedDecision]) -> None:
-        """What `write_many` gave was not told to anybody."""
-        for cached, count in tally.items():
-            cached.count[0] -= count
+            return DecisionBatch([None] * len(urls), [b""] * len(urls), 0)
 
     def knows(self, url: str, *, user_agent: str | None = None) -> bool:
         """Whether `decide` answers: the file of the URL's origin is here, and fresh."""

@@ -24,6 +24,7 @@ from aiohttp.abc import AbstractStreamWriter
 
 from gatekeeper import speedups
 from gatekeeper.decision import Decision
+from gatekeeper.library_internals import Octets
 from gatekeeper.wire import ProblemDocument, encode
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ __all__ = [
     "respond_empty",
     "respond_json",
     "response_bytes",
+    "response_pieces",
     "retry_after",
 ]
 
@@ -120,9 +122,9 @@ CRAWL = frozenset({Role.CRAWL})
 CRAWL_OR_ADMIN = frozenset({Role.CRAWL, Role.ADMIN})
 
 Handler = Callable[["Service", Call], Awaitable[web.StreamResponse]]
-InlineHandler = Callable[["Service", InlineCall], bytes | None]
-"""The body of the good answer, where it can be given without waiting, else None. It
-raises, if at all, before it has done anything."""
+InlineHandler = Callable[["Service", InlineCall], Octets | None]
+"""The body of the good answer, perhaps in pieces, where it can be given without waiting, else
+None. It raises, if at all, before it has done anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +454,13 @@ def response_bytes(status: int, body: bytes, request_id: str) -> bytes:
     if status == 204:
         return _NO_CONTENT % (_date(), request_id.encode())
     return _HEADS[status] % (_date(), request_id.encode(), len(body)) + body
+
+
+def response_pieces(status: int, body: list[bytes], request_id: str) -> list[bytes]:
+    """`response_bytes` of a body in pieces."""
+    first, *rest = body
+    head = _HEADS[status] % (_date(), request_id.encode(), sum(map(len, body)))
+    return [head + first, *rest]
 
 
 def add_request_id(response: web.StreamResponse | OnePieceResponse, request_id: str) -> None:

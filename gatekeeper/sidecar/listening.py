@@ -21,7 +21,7 @@ from aiohttp import HttpVersion11, web
 
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.library_internals import body_read, fail_broken_body, read_inline
+from gatekeeper.library_internals import Octets, body_read, fail_broken_body, read_inline
 from gatekeeper.sidecar.exchange import FORWARD_AUTH, Problem
 from gatekeeper.sidecar.security import UNIX
 
@@ -378,7 +378,9 @@ _BEGINNING = 100
 _FOR_A_PROXY = re.compile(rb"\s*[A-Z]+ " + re.escape(FORWARD_AUTH.encode()) + rb"[ /?]")
 _data_received = web.RequestHandler.data_received
 
-Inline = Callable[[str, str, Mapping[str, str], bytes, str | None, asyncio.Transport], bytes | None]
+Inline = Callable[
+    [str, str, Mapping[str, str], bytes, str | None, asyncio.Transport], Octets | None
+]
 """The response to a whole request: its method and target, headers, body, the address that it came
 from, and its connection; None: it goes the usual way. See `Service.inline`."""
 PassOn = Callable[[int, bytes, int], bool]
@@ -605,14 +607,14 @@ class _Protocol(web.RequestHandler):
             self._first.cancel()
             self._first = None
 
-    def answer(self, message: Any, payload: Any, transport: asyncio.Transport) -> bytes | None:
+    def answer(self, message: Any, payload: Any, transport: asyncio.Transport) -> Octets | None:
         """The response to a request that needs no waiting; see `InlineReader`."""
         body = body_read(payload) if payload.is_eof() and usual(message) else None
         if body is None:
             return None
         return self._answer(message.method, message.path, message.headers, body, transport)
 
-    def answer_octets(self, data: bytes, transport: asyncio.Transport) -> bytes | None:
+    def answer_octets(self, data: bytes, transport: asyncio.Transport) -> Octets | None:
         """The response to a request whose head is known; see `InlineReader`."""
         found = self._server.heads.read(data)
         if found is None:
@@ -632,7 +634,7 @@ class _Protocol(web.RequestHandler):
         headers: Mapping[str, str],
         body: bytes,
         transport: asyncio.Transport,
-    ) -> bytes | None:
+    ) -> Octets | None:
         inline = self._server.inline
         if inline is None:
             return None

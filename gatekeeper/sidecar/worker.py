@@ -29,7 +29,7 @@ from gatekeeper import speedups
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Replica
-from gatekeeper.library_internals import request_parser, whole_request
+from gatekeeper.library_internals import Octets, request_parser, whole_request, write_octets
 from gatekeeper.sidecar.channel import (
     Adopt,
     BatchNote,
@@ -210,7 +210,7 @@ class _WorkerConnection(BaseProtocol):
         answer = self._worker.answer(method, target, headers, body, self._remote, transport)
         if answer is None:
             return False
-        transport.write(answer)
+        write_octets(transport, answer)
         self._raw, self._message, self._payload = b"", None, None
         self._stop_timer()
         self._answered += 1
@@ -261,7 +261,7 @@ class _WorkerProcess:
         self.most_octets: int = 0
         """... octets of a request that is read here; the owner gets others."""
         self.header: int = 8190
-        self.answer: Callable[..., bytes | None] = _nothing
+        self.answer: Callable[..., Octets | None] = _nothing
         self.heads: KnownHeads | None = None
         self._begin: Begin | None = None
         self._replica: Replica | None = None
@@ -402,7 +402,7 @@ class _WorkerProcess:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _answer(self, *request: Any) -> bytes | None:
+    def _answer(self, *request: Any) -> Octets | None:
         service = self._service
         answer = None if service is None else service.answer_at_once(*request)
         if answer is not None and self._telling is None:
@@ -481,7 +481,7 @@ class _WorkerProcess:
         )
 
 
-def _nothing(*_request: Any) -> bytes | None:
+def _nothing(*_request: Any) -> Octets | None:
     return None
 
 

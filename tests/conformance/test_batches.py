@@ -56,7 +56,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urls, "_read", fail)
     monkeypatch.setattr(urls, "is_sent_as_written", fail_as_well)
     monkeypatch.setattr(urls, "split_ordinary", fail_too)
-    monkeypatch.setattr(urls, "all_plain", lambda _: False)
+    monkeypatch.setattr(urls, "plain_octets", lambda _: None)
 
 
 async def test_text_that_is_no_url_is_denied_among_the_others(

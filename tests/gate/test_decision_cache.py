@@ -16,9 +16,9 @@ from gatekeeper.config import CacheConfig, Config, GuardConfig
 from gatekeeper.decision import Decision
 from gatekeeper.fetching.records import Moment
 from gatekeeper.gate import decision_cache, internals
-from gatekeeper.gate.decision_cache import WrittenDecision
 from gatekeeper.robots import RobotsTxt
 from gatekeeper.robots.flat import FlatRules
+from gatekeeper.wire import Decisions
 from tests.internet import FakeInternet
 
 pytestmark = pytest.mark.usefixtures("speedups_on", "kept_at_once")
@@ -294,15 +294,22 @@ def test_what_is_written_are_the_octets_of_the_decision(raws: list[str]) -> None
             async with Gatekeeper("testbot/1.0", config=config, resolver=net.resolver) as gate:
                 for path in ("/", "/b", '/ß"', '/"id":"'):
                     await gate.check(f"http://a.test{path}")
-                assert all(
-                    internals(gate).write_many(["http://a.test/%C3%9F%22", "http://a.test/b"])
-                )
-                for raw, text in zip(raws, internals(gate).write_many(raws), strict=True):
-                    if text is not None:
-                        told = internals(gate).recall(raw)
+                both = ["http://a.test/%C3%9F%22", "http://a.test/b"]
+                assert internals(gate).write_many(both).missing() == []
+                written = internals(gate).write_many(raws)
+                missing = written.missing()
+                for place, raw in enumerate(raws):
+                    if place not in missing:
+                        told, text = internals(gate).recall(raw), written[place]
                         assert told is not None
                         told = msgspec.structs.replace(told, id=msgspec.json.decode(text)["id"])
                         assert text.encode() == msgspec.json.encode(told)
+                written.add(await gate.check_all([raws[place] for place in missing]))
+                body = b"".join(written.body())
+                assert body == f'{{"decisions":[{",".join(written)}]}}'.encode()
+                assert [one.url for one in msgspec.json.decode(body, type=Decisions).decisions] == [
+                    one.url for one in await gate.check_all(raws)
+                ]
 
     asyncio.run(main())
 
@@ -316,10 +323,9 @@ async def test_ordinary_urls_are_written_whatever_stands_beside_them(
     odd = ["nonsense", "http://a.test/ä", "http://a.test/x/../private", "http://A.test/b"]
     late = ["http://c.test/", "http://a.test/robots.txt", "http://a.test/new.pdf", ""]
 
-    assert all(internals(gate).write_many(ordinary))
+    assert internals(gate).write_many(ordinary).missing() == []
     written = internals(gate).write_many([*ordinary, *odd, *late])
-    assert all(written[:2])
-    assert written[2:] == [None] * 8
+    assert written.missing() == list(range(2, 10))
 
 
 async def test_what_is_written_is_counted_told_and_numbered(
@@ -327,10 +333,12 @@ async def test_what_is_written_is_counted_told_and_numbered(
 ) -> None:
     for path in ("/a", "/private"):
         await asked(virtual_internet, gate, path)
-    given: list[WrittenDecision] = []
     raws = ["http://a.test/b", "nonsense", "http://a.test/private/c"] * 2
-    written = [text for text in internals(gate).write_many(raws, written=given) if text is not None]
+    batch = internals(gate).write_many(raws)
+    given, written = batch.written(), [batch[place] for place in (0, 2, 3, -1)]
 
+    assert gate.stats().decisions[Verdict.DENY, Reason.RULE] == 1
+    assert sorted(batch.tally().values()) == [2, 2]
     assert gate.stats().decisions[Verdict.DENY, Reason.RULE] == 1 + 2
     assert [one.decision for one in given] == [
         msgspec.json.decode(text, type=Decision) for text in written
@@ -346,7 +354,7 @@ async def test_nothing_is_written_of_an_expired_record(
     assert isinstance(clock, VirtualClock)
     clock.advance(86_400.0)
 
-    assert internals(gate).write_many(["http://a.test/a"]) == [None]
+    assert internals(gate).write_many(["http://a.test/a"]).missing() == [0]
 
 
 async def test_what_is_written_is_the_agents_own(
@@ -356,7 +364,7 @@ async def test_what_is_written_is_the_agents_own(
     await gate.check("http://a.test/private", user_agent="otherbot")
     [text] = internals(gate).write_many(["http://a.test/private/x"], user_agent="otherbot/1.0")
 
-    assert msgspec.json.decode(text or "")["user_agent"] == "otherbot"
+    assert msgspec.json.decode(text)["user_agent"] == "otherbot"
 
 
 async def test_leases_of_a_file_with_two_readings_have_each_its_own_decision(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gatekeeper import Config, Decision, Denied, Gatekeeper, VirtualClock, speedups
 from gatekeeper.gate import internals
 from gatekeeper.robots import RobotsTxt
+from gatekeeper.wire import Decisions
 from tests.internet import FakeInternet
 
 FILES = st.lists(
@@ -89,8 +90,8 @@ async def every_way(gate: Gatekeeper, url: str, *, resting: bool) -> list[dict[s
     at_rest()
     if (recalled := inside.recall(url)) is not None:
         found.append(recalled)
-    if (text := inside.write_many([url])[0]) is not None:
-        found.append(msgspec.json.decode(text, type=Decision))
+    if not (written := inside.write_many([url])).missing():
+        found += msgspec.json.decode(b"".join(written.body()), type=Decisions).decisions
     named = await leased(at_rest(), url)
     assert (named.verdict, named.reason, named.rule) == (first.verdict, first.reason, first.rule)
     return [common(decision) for decision in found]

@@ -14,6 +14,7 @@ from aiohttp.test_utils import RawTestServer
 from gatekeeper.config import Config, ServerConfig
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import GateClosed, InvalidURL
+from gatekeeper.gate.decision_cache import DecisionBatch
 from gatekeeper.robots import Rule
 from gatekeeper.sidecar.security import ANY_LITERAL
 from gatekeeper.sidecar.service import Service
@@ -67,8 +68,8 @@ class ScriptedGate:
             return decision(url, Verdict.DENY, reason=Reason.RULE, rule=rule, user_agent=user_agent)
         return decision(url, user_agent=user_agent)
 
-    def write_many(self, urls: Sequence[str], **_: object) -> list[str | None]:
-        return [None] * len(urls)
+    def write_many(self, urls: Sequence[str], **_: object) -> DecisionBatch:
+        return DecisionBatch([None] * len(urls), [b""] * len(urls), 0)
 
     async def check_all(
         self, urls: Iterable[str], *, user_agent: str | None = None

@@ -404,3 +404,59 @@ async def test_without_speedups_all_go_the_usual_way(
 
     assert (await connection.ask(CHECK)).split()[1] == b"200"
     assert both.inline == []
+
+
+@pytest.mark.parametrize("odd", [False, True])
+async def test_a_batch_of_every_kind_is_what_is_decided_without_speedups(
+    door: Any, internet: FakeInternet, monkeypatch: pytest.MonkeyPatch, odd: bool
+) -> None:
+    """Kept text, several pieces of it, and decisions that are made for the occasion."""
+    rules = "User-agent: *\nDisallow: /private\nDisallow: /*.pdf$\nCrawl-delay: 2\n"
+    internet.site("a.test").robots(f"{rules}\nUser-agent: other\nDisallow: /page\nAllow: /private")
+    internet.site("b.test").robots("User-agent: *\nVisit-time: 0000-2400\nDisallow: /x?y\n")
+    internet.site("c.test").robots("", status=503)
+    internet.site("d.test").robots('Disallow: \\\\"/\nUser-agent: *\nDisallow: /\\\\" \n')
+    internet.site("e.test").robots("", status=404)
+    hosts = [{"match": "f.test", "robots": "deny", "reason": 'of "ours"'}]
+    kinds = ["page", "page?q=1&r='", "private/1", "x.pdf", "x.pdf#y", "robots.txt", "%C3%A9", "é"]
+    kinds += ["a/../private", 'quote"\\', "%", "x?y", "private/%20", "page~(1)", ""]
+    urls = [
+        f"http://{letter}.test/{kind}" for letter in ("abcdef" if odd else "abde") for kind in kinds
+    ]
+    urls += ["http://A.test/page", "http://a.test"]
+    if odd:  # of which no record is kept
+        urls += [
+            "http://u:p@a.test/",
+            "nonsense",
+            "",
+            "http://10.0.0.1/",
+            "http://a.test/line\nfeed",
+        ]
+
+    urls *= 3  # more than one piece of text
+
+    async def told(*, on: bool) -> list[list[dict[str, Any]]]:
+        monkeypatch.setattr(speedups, "ON", on)
+        both = Doors(await door(host=hosts))
+        connection, found = await both.connect(), []
+        for round_ in range(3):
+            batch = urls[round_:] + urls[:round_]  # other neighbours, other pieces
+            for agent in (None, "other", "third/1.0"):
+                body = {"urls": batch, **({"user_agent": agent} if agent else {})}
+                answer = await connection.ask(post("/v1/check", body))
+                decisions = json.loads(answer.partition(b"\r\n\r\n")[2])["decisions"]
+                found.append(decisions[len(urls) - round_ :] + decisions[: len(urls) - round_])
+                feed = both.service.operators.feed.since(0, len(urls))
+                assert [one.decision.id for one in feed] == [one["id"] for one in decisions]
+        await both.close()
+        assert [one is not None for one in both.inline[-3:]] == ([not odd] * 3 if on else [])
+        assert len({one["id"] for batch in found for one in batch}) == 9 * len(urls)
+        for one in (one for batch in found for one in batch):
+            for name in ("id", "fetched_at", "expires_at", "retry_at"):
+                one.pop(name)
+        return found
+
+    fast, plain = await told(on=True), await told(on=False)
+    assert {one["reason"] for one in plain[0]} >= {"rule", "robots_file", "no_file"}
+    for batch, expected in zip(fast, plain, strict=True):
+        assert batch == expected

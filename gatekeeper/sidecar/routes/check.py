@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from aiohttp import web
@@ -15,7 +14,7 @@ from gatekeeper import urls
 from gatekeeper.clock import utc
 from gatekeeper.decision import Decision, Reason, State
 from gatekeeper.fetching.outcomes import Outcome, is_binary, judge, readable
-from gatekeeper.gate.decision_cache import CachedDecision, WrittenDecision
+from gatekeeper.gate.decision_cache import DecisionBatch
 from gatekeeper.robots import Finding, Group, Policy, RobotsTxt
 from gatekeeper.sidecar.exchange import (
     CHECK,
@@ -87,71 +86,49 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
     most = service.config.server.max_batch
     if len(batch.urls) > most:
         raise Problem(413, "too-large", f"a batch may have {most} URLs at most", most=most)
-    kept = _recalled(service, batch)
+    kept = service.internals.write_many(batch.urls, user_agent=batch.user_agent)
     rest: list[Decision] = []
-    if missing := kept.missing(batch):
-        rest = await service.gate.check_all(missing, user_agent=batch.user_agent)
-    return respond_json(call.request, kept.told(service, call, rest))
+    if missing := kept.missing():
+        asked = [batch.urls[place] for place in missing]
+        rest = await service.gate.check_all(asked, user_agent=batch.user_agent)
+    return respond_json(call.request, b"".join(_batch_told(service, call, kept, rest)))
 
 
-def check_batch_inline(service: Service, call: InlineCall) -> bytes | None:
+def check_batch_inline(service: Service, call: InlineCall) -> list[bytes] | None:
     """`check_batch`, where every file is known; else None."""
     batch = read_inline_body(call, _batch, limit=service.config.server.max_body)
     if batch is None or len(batch.urls) > service.config.server.max_batch:
         return None
-    kept, inside, agent = _recalled(service, batch), service.internals, batch.user_agent
+    inside, agent = service.internals, batch.user_agent
+    kept = inside.write_many(batch.urls, user_agent=agent)
     rest: list[Decision] = []
-    if missing := kept.missing(batch):
+    if missing := kept.missing():
+        asked = [batch.urls[place] for place in missing]
         # Before the first is decided, since each one is counted.
-        if not all(inside.knows(url, user_agent=agent) for url in missing):
-            inside.uncount(kept.tally)
+        if not all(inside.knows(url, user_agent=agent) for url in asked):
             return None
-        rest = [one for url in missing if (one := inside.decide(url, user_agent=agent)) is not None]
-    return kept.told(service, call, rest)
+        rest = [one for url in asked if (one := inside.decide(url, user_agent=agent)) is not None]
+    return _batch_told(service, call, kept, rest)
 
 
 _batch: Final = msgspec.json.Decoder(Batch)
 
 
-class _Recalled(NamedTuple):
-    """What of a batch was answered from the decision cache."""
-
-    texts: list[str | None]
-    """The JSON of each decision; None: it is missing."""
-    tally: Counter[CachedDecision]
-    written: list[WrittenDecision] | None
-
-    def missing(self, batch: Batch) -> list[str]:
-        """The URLs that have to be decided."""
-        if None not in self.texts:
-            return []
-        return [url for url, text in zip(batch.urls, self.texts, strict=True) if text is None]
-
-    def told(self, service: Service, call: Call | InlineCall, rest: Sequence[Decision]) -> bytes:
-        """The answer, counted and logged; `rest` are the decisions that were missing."""
-        feed = service.operators.feed
-        for cached, count in self.tally.items():
-            feed.count_of(cached.decision.origin).add(cached.decision.verdict, count)
-        if self.written:
-            service.log.add_many(self.written, call.id, call.client)
-        texts = cast("list[str]", self.texts)  # where nothing is missing
-        if rest:
-            for decision in rest:
-                feed.count_of(decision.origin).add(decision.verdict)
-            service.log.add_many(rest, call.id, call.client)
-            late = (encode(decision).decode() for decision in rest)
-            texts = [next(late) if text is None else text for text in self.texts]
-        feed.add_batch(texts, call.id, call.client)
-        return f'{{"decisions":[{",".join(texts)}]}}'.encode()
-
-
-def _recalled(service: Service, batch: Batch) -> _Recalled:
-    written: list[WrittenDecision] | None = [] if service.log.enabled else None
-    tally: Counter[CachedDecision] = Counter()
-    texts = service.internals.write_many(
-        batch.urls, tally=tally, user_agent=batch.user_agent, written=written
-    )
-    return _Recalled(texts, tally, written)
+def _batch_told(
+    service: Service, call: Call | InlineCall, kept: DecisionBatch, rest: Sequence[Decision]
+) -> list[bytes]:
+    """The answer, counted and logged, in pieces; `rest` are the decisions that were missing."""
+    feed = service.operators.feed
+    for cached, count in kept.tally().items():
+        feed.count_of(cached.decision.origin).add(cached.decision.verdict, count)
+    for decision in rest:
+        feed.count_of(decision.origin).add(decision.verdict)
+    if service.log.enabled:
+        service.log.add_many(kept.written(), call.id, call.client)
+        service.log.add_many(rest, call.id, call.client)
+    kept.add(rest)
+    feed.add_batch(kept, call.id, call.client)
+    return kept.body()
 
 
 _CHECK_ROUTES = (
