@@ -63,7 +63,7 @@ from gatekeeper.pacing.scopes import (
 
 __all__ = ["Engine"]
 
-HELD = QueuePlace.HELD
+HELD, SERVING = QueuePlace.HELD, QueuePlace.SERVING
 
 _log = logging.getLogger(__name__)
 
@@ -391,14 +391,18 @@ class Engine:
         self._running = True
         self.behind = False
         try:
-            pop_due, unproven = self.queues.pop_due, self.unproven
+            self.queues.fall_due(now)
+            ready, unproven = self.queues.ready, self.unproven
             while self.granted < self.grant_limit:
                 # Who was held for the want of room fell due before all that are due now.
                 queue = None
                 if unproven.held and unproven.room > 0:
                     queue = unproven.next_held()
-                if queue is None and (queue := pop_due(now)) is None:
-                    return
+                if queue is None:
+                    if not ready:
+                        return
+                    queue = ready.popleft()
+                    queue.place = SERVING
                 self._serve(queue, now)
             self.behind = True
         finally:

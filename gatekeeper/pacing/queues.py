@@ -5,12 +5,12 @@ exists only while somebody waits. `Queues` holds them all, and gives them out as
 who gets what then is for the engine to say.
 
 What holds between any two calls: a queue with a waiter is in exactly one place, READY (in the
-deque), TIMED (one live entry in the heap), PARKED (in the deque of one shared scope's queue),
-SERVING (given out by `pop_due`), or HELD, and then the event it waits for puts it back: the head
-or the end of a lease, a resume, the end of a robots fetch, an answer of the ledger.
+deque), TIMED (one live entry among the moments), PARKED (in the deque of one shared scope's
+queue), SERVING (taken out by the engine), or HELD, and then the event it waits for puts it back:
+the head or the end of a lease, a resume, the end of a robots fetch, an answer of the ledger.
 
-An entry of the heap is only a hint, a packed integer of microseconds and a queue's number: when
-it comes up the clocks are read anew. So a new delay or block never touches the heap.
+The moment at which a queue falls due is only a hint: when it comes the clocks are read anew. So a
+new delay or block moves no entry. Queues that fall due at one moment share one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
-from math import floor
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -144,10 +143,10 @@ class ScopeQueue:
     def __init__(self, scope: Scope, number: int) -> None:
         self.scope: Scope = scope
         self.id: int = number
-        """The low bits of its entries in the heap of `Queues`."""
+        """Its place in the list of all queues."""
         self.place: QueuePlace = _HELD
-        self.due: int = -1
-        """The one entry in the heap that counts; others are stale."""
+        self.due: float = -INF
+        """The one moment that counts while it is TIMED; other entries are stale."""
         self.only: Waiter | None = None
         self.heap: list[tuple[float, int, Waiter]] | None = None
         self.alive: int = 0
@@ -270,10 +269,6 @@ class Remote(Protocol):
         """Nobody waits in the queue any more."""
 
 
-_ID_BITS = 24
-_ID_MASK = (1 << _ID_BITS) - 1
-_NEAR = -2
-"""A queue's `due` while its exact moment stands in `_near`."""
 _ALL_UNPROVEN = 16
 """Where `pacing.max_in_flight` is no more, unproven hosts may have all of it."""
 _MAX_SPARE = 4096
@@ -285,8 +280,8 @@ class Queues:
     """Every queue, in the order in which they fall due. `timer` is set for the next one."""
 
     __slots__ = (
-        *("_crowded", "_free", "_heap", "_limit", "_limit_of", "_near", "_outlasted"),
-        *("_queues", "_spare", "ready", "remote", "timer", "waiting"),
+        *("_at", "_crowded", "_free", "_moments", "_outlasted", "_queues", "_spare", "_stale"),
+        *("ready", "remote", "timer", "waiting"),
     )
 
     def __init__(self, timer: SingleTimer) -> None:
@@ -296,16 +291,18 @@ class Queues:
         self.remote: Remote | None = None
         self.ready: deque[ScopeQueue] = deque()
         """Due by now, in the order in which they became so."""
-        self._heap: list[int] = []
+        self._moments: list[float] = []
+        """A heap of the keys of `_at`."""
+        self._at: dict[float, ScopeQueue | list[ScopeQueue]] = {}
+        """Who falls due at a moment; mostly it is one."""
+        self._stale = 0
+        """Entries in there that count no more ..."""
+        self._crowded = 1024
+        """... and how many of them are swept out."""
         self._queues: list[ScopeQueue | None] = []
         self._free: list[int] = []
         self._spare: list[ScopeQueue] = []
-        self._limit, self._limit_of = 0, -INF
-        self._crowded = 1024
-        """Entries at which stale ones are swept out."""
         self._outlasted: dict[Waiter, None] = {}
-        self._near: list[tuple[float, int]] = []
-        """Exact moments of queues whose hint came up, less than a microsecond early."""
 
     # --- waiters ------------------------------------------------------------------------
 
@@ -431,31 +428,34 @@ class Queues:
         if place is not _HELD and place is not _TIMED:
             return
         due = queue.due_at() if queue.special else scope.due_at()
-        if due > now and due != INF:
-            entry = floor(due * 1e6) << _ID_BITS | queue.id
-            if place is _TIMED:
-                if queue.due == entry:
+        if due <= now:
+            if self._moments and self._moments[0] <= now:
+                self.fall_due(now)  # they go first, and it may be one of them
+                if queue.place is _READY:
                     return
+            if place is _TIMED:
                 self._left_behind()
-            queue.place = _TIMED
-            if due - now < 2e-6 and entry < self._limit_at(now):
-                # A hint is rounded down, a clock is not: wait for its exact moment.
-                queue.due = _NEAR
-                heappush(self._near, (due, queue.id))
-            else:
-                queue.due = entry
-                heappush(self._heap, entry)
-            if due < self.timer.when:
-                self.timer.set(due)
+            queue.place = _READY
+            self.ready.append(queue)
             return
         if place is _TIMED:
+            if due == queue.due:
+                return
             self._left_behind()
-        if due > now:
+        if due == INF:
             queue.place = _HELD
+            return
+        queue.place = _TIMED
+        queue.due = due
+        others = self._at.setdefault(due, queue)
+        if others is queue:
+            heappush(self._moments, due)
+            if due < self.timer.when:
+                self.timer.set(due)
+        elif isinstance(others, list):
+            others.append(queue)
         else:
-            queue.place = _READY
-            queue.due = floor(now * 1e6) << _ID_BITS
-            self.ready.append(queue)
+            self._at[due] = [others, queue]
 
     def look_at_all(self, now: float) -> None:
         """Something about every scope changed. `Engine.run` must follow."""
@@ -463,43 +463,26 @@ class Queues:
             if queue is not None:
                 self.look_again(queue.scope, now)
 
-    def pop_due(self, now: float) -> ScopeQueue | None:
-        """The next queue that is due, in order, SERVING from then on; None: there is none.
+    def fall_due(self, now: float) -> None:
+        """Whose moment has come is ready, in that order.
 
         It may turn out not to be due, where something changed since: it is HELD and looked at
         again then.
         """
-        ready, heap = self.ready, self._heap
-        if self._limit_of != now:
-            self._limit_at(now)
-        while True:
-            if ready and (not heap or ready[0].due <= heap[0]):
-                found = ready.popleft()
-                found.place = _SERVING
-                return found
-            if heap and heap[0] < self._limit:
-                entry = heappop(heap)
-                queue = self._queues[entry & _ID_MASK]
-            elif self._near and self._near[0][0] <= now:
-                entry = _NEAR
-                queue = self._queues[heappop(self._near)[1]]
-            else:
-                return None
-            if queue is not None and queue.due == entry and queue.place is _TIMED:
-                queue.place = _SERVING
-                return queue
+        moments = self._moments
+        while moments and moments[0] <= now:
+            moment = heappop(moments)
+            found = self._at.pop(moment, ())
+            for queue in (found,) if isinstance(found, ScopeQueue) else found:
+                if queue.place is _TIMED and queue.due == moment:
+                    queue.place = _READY
+                    self.ready.append(queue)
+                else:
+                    self._stale -= 1
 
     def next_due(self) -> float:
         """The moment of the next hint, inf if there is none."""
-        first = INF
-        if self._heap:
-            # A hint is rounded down: the queue itself knows the exact moment.
-            entry = self._heap[0]
-            hint = (entry >> _ID_BITS) / 1_000_000
-            queue = self._queues[entry & _ID_MASK]
-            exact = hint if queue is None else queue.due_at()
-            first = min(max(hint, exact), hint + 1e-6)
-        return min(first, self._near[0][0]) if self._near else first
+        return self._moments[0] if self._moments else INF
 
     def retire(self, queue: ScopeQueue) -> None:
         """Nobody waits in it, and no place holds it (a stale heap entry is harmless)."""
@@ -532,22 +515,20 @@ class Queues:
         scope.queue = queue
         return queue
 
-    def _limit_at(self, now: float) -> int:
-        """Hints below this have come up by then."""
-        self._limit_of = now
-        self._limit = floor(now * 1e6 + 1.5) << _ID_BITS
-        return self._limit
-
     def _left_behind(self) -> None:
         """A hint became stale: its queue moved before its moment. Too many are swept out."""
-        if len(self._heap) > self._crowded:
-            self._heap[:] = [
-                queue.due
-                for queue in self._queues
-                if queue is not None and queue.place is _TIMED and queue.due != _NEAR
-            ]
-            heapify(self._heap)
-            self._crowded = 2 * len(self._heap) + 1024
+        self._stale += 1
+        if self._stale <= self._crowded:
+            return
+        before, self._at = self._at, {}
+        for moment, found in before.items():
+            queues = found if isinstance(found, list) else [found]
+            left = [one for one in queues if one.place is _TIMED and one.due == moment]
+            if left:
+                self._at[moment] = left[0] if len(left) == 1 else left
+        self._moments = list(self._at)
+        heapify(self._moments)
+        self._stale, self._crowded = 0, len(self._at) + 1024
 
     # --- shared scopes ------------------------------------------------------------------
 
