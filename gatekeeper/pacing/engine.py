@@ -289,7 +289,7 @@ class Engine:
                     return None
         if asked is None:
             offer = None if admit is None else admit()
-            if not isinstance(offer, RobotsInterval):
+            if offer is not scope.asked and not isinstance(offer, RobotsInterval):
                 return None
             asked = offer
         return self.grant(scope, asked, now, url, ttl)
@@ -319,7 +319,6 @@ class Engine:
         `asked` None: the clocks are the caller's own affair. It starts whatever they say, by the
         interval in force, and they are not kept. `counts`: a page of the host's budget.
         """
-        keeper = None if asked is None else self.keeper
         history = scope.history
         # Mostly what is asked for is what was asked for before, and is in force.
         if (
@@ -328,10 +327,11 @@ class Engine:
             or history is not None
         ) and not (asked is None or self._put_in_force(scope, asked, now)):
             return None
-        if keeper is not None and keeper.unwritten and not keeper.marked:
+        keeper = self.keeper
+        if keeper is not None and keeper.unwritten and not (asked is None or keeper.marked):
             keeper.mark()
-        expires = now + (self._ttl if ttl is None else ttl)
         to_prove, shared = scope.to_prove, scope.shared
+        expires = now + (self._ttl if ttl is None else ttl)
         grant = Grant(self, scope, url, now, expires, scope.basis, shared, to_prove)
         scope.basis = now
         scope.in_flight += 1
@@ -352,7 +352,7 @@ class Engine:
             self.leases.add_alone(grant)
         if expires < self.timer.when:
             self.timer.set(expires)
-        if keeper is not None:
+        if keeper is not None and asked is not None:
             try:
                 self.keep(grant, now, keeper.promise)
             except BaseException:
@@ -391,8 +391,9 @@ class Engine:
         self._running = True
         self.behind = False
         try:
-            self.queues.fall_due(now)
-            ready, unproven = self.queues.ready, self.unproven
+            ready, moments, unproven = self.queues.ready, self.queues.moments, self.unproven
+            if moments and moments[0] <= now:
+                self.queues.fall_due(now)
             while self.granted < self.grant_limit:
                 # Who was held for the want of room fell due before all that are due now.
                 queue = None
@@ -461,7 +462,6 @@ class Engine:
             self._serve_shared(queue, now)
             return
         queues, scope = self.queues, queue.scope
-        shared = scope.shared
         while True:
             waiter = queue.only
             if (waiter is None or waiter.gone) and (waiter := queue.first()) is None:
@@ -471,18 +471,27 @@ class Engine:
                 queue.place = HELD
                 queues.look_again(scope, now)
                 break
-            if self.unproven.room <= 0 and scope.to_prove and waiter.priority != ROBOTS:
+            if scope.to_prove and self.unproven.room <= 0 and waiter.priority != ROBOTS:
                 self.unproven.hold(queue)
                 break
-            if (shared or self.frozen) and self._hindered(queue, waiter, now):
+            if (scope.shared or self.frozen) and self._hindered(queue, waiter, now):
                 break
-            if self._offer(queue, scope, waiter, now) and queue.alive:
+            if (grant := self._offer(queue, scope, waiter, now)) is None:
+                continue
+            if not waiter.stays:
+                queues.served(queue, waiter)
+            elif queue.heap is not None:
+                queue.to_the_end(waiter)
+            waiter.deliver(grant)
+            if not queue.alive:
+                queues.retire(queue)
+            else:
                 queue.place = HELD
                 if scope.in_flight < scope.settings.limit:  # else it is not due
                     queues.look_again(scope, now)
-                break  # one lease at a time: other hosts are due as well
-        if shared:
-            for other in shared:
+            break  # one lease at a time: other hosts are due as well
+        if scope.shared:
+            for other in scope.shared:
                 queues.look_again(other, now)
 
     def _hindered(self, queue: ScopeQueue, waiter: Waiter, now: float) -> bool:
@@ -506,40 +515,35 @@ class Engine:
         else:
             self.queues.retire(queue)
 
-    def _offer(self, queue: ScopeQueue, scope: Scope, waiter: Waiter, now: float) -> bool:
-        """Offer a lease to one waiter; True if it was taken."""
-        queues, budget = self.queues, None
+    def _offer(self, queue: ScopeQueue, scope: Scope, waiter: Waiter, now: float) -> Grant | None:
+        """The lease for one waiter, if it wants it and may have it now."""
+        budget = remote = None
         try:
             asked = waiter.offer()
-            if not isinstance(asked, RobotsInterval):
+            # Mostly it is what it was, and that needs no look at its type.
+            if asked is not scope.asked and not isinstance(asked, RobotsInterval):
                 if asked == REFETCH:
                     self.counters.refetches += 1
-                    queues.away(queue, waiter)
+                    self.queues.away(queue, waiter)
                 else:  # it only wanted to know
-                    queues.served(queue, waiter)
-                return False
-            if self.budgeted and waiter.priority != ROBOTS:
-                budget = scope.budget_left(now)
-            if (remote := self.remote) is not None:
-                seconds = self.derive(scope, asked, now)
-                if not remote.holds(queue, seconds, asked is UNKNOWN, now, budget):
-                    return False
+                    self.queues.served(queue, waiter)
+                return None
+            if self._closer:
+                if self.budgeted and waiter.priority != ROBOTS:
+                    budget = scope.budget_left(now)
+                if (remote := self.remote) is not None:
+                    seconds = self.derive(scope, asked, now)
+                    if not remote.holds(queue, seconds, asked is UNKNOWN, now, budget):
+                        return None
             grant = self.grant(scope, asked, now, waiter.url, waiter.ttl, budget is not None)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the waiter's
             self.counters.refused += 1
-            queues.served(queue, waiter)
+            self.queues.served(queue, waiter)
             waiter.refuse(error)
-            return False
-        if grant is None:
-            return False
-        if remote is not None:
+            return None
+        if remote is not None and grant is not None:
             grant.book(remote.granted(queue))
-        if not waiter.stays:
-            queues.served(queue, waiter)
-        elif queue.heap is not None:
-            queue.to_the_end(waiter)
-        waiter.deliver(grant)
-        return True
+        return grant
 
     # --- what came of a lease -----------------------------------------------------------
 

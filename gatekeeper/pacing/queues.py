@@ -280,7 +280,7 @@ class Queues:
     """Every queue, in the order in which they fall due. `timer` is set for the next one."""
 
     __slots__ = (
-        *("_at", "_crowded", "_free", "_moments", "_outlasted", "_queues", "_spare", "_stale"),
+        *("_at", "_crowded", "_free", "_outlasted", "_queues", "_spare", "_stale", "moments"),
         *("ready", "remote", "timer", "waiting"),
     )
 
@@ -291,8 +291,8 @@ class Queues:
         self.remote: Remote | None = None
         self.ready: deque[ScopeQueue] = deque()
         """Due by now, in the order in which they became so."""
-        self._moments: list[float] = []
-        """A heap of the keys of `_at`."""
+        self.moments: list[float] = []
+        """A heap: when queues fall due; see `fall_due`."""
         self._at: dict[float, ScopeQueue | list[ScopeQueue]] = {}
         """Who falls due at a moment; mostly it is one."""
         self._stale = 0
@@ -429,7 +429,7 @@ class Queues:
             return
         due = queue.due_at() if queue.special else scope.due_at()
         if due <= now:
-            if self._moments and self._moments[0] <= now:
+            if self.moments and self.moments[0] <= now:
                 self.fall_due(now)  # they go first, and it may be one of them
                 if queue.place is _READY:
                     return
@@ -449,7 +449,7 @@ class Queues:
         queue.due = due
         others = self._at.setdefault(due, queue)
         if others is queue:
-            heappush(self._moments, due)
+            heappush(self.moments, due)
             if due < self.timer.when:
                 self.timer.set(due)
         elif isinstance(others, list):
@@ -469,7 +469,7 @@ class Queues:
         It may turn out not to be due, where something changed since: it is HELD and looked at
         again then.
         """
-        moments = self._moments
+        moments = self.moments
         while moments and moments[0] <= now:
             moment = heappop(moments)
             found = self._at.pop(moment, ())
@@ -482,7 +482,7 @@ class Queues:
 
     def next_due(self) -> float:
         """The moment of the next hint, inf if there is none."""
-        return self._moments[0] if self._moments else INF
+        return self.moments[0] if self.moments else INF
 
     def retire(self, queue: ScopeQueue) -> None:
         """Nobody waits in it, and no place holds it (a stale heap entry is harmless)."""
@@ -526,8 +526,8 @@ class Queues:
             left = [one for one in queues if one.place is _TIMED and one.due == moment]
             if left:
                 self._at[moment] = left[0] if len(left) == 1 else left
-        self._moments = list(self._at)
-        heapify(self._moments)
+        self.moments = list(self._at)
+        heapify(self.moments)
         self._stale, self._crowded = 0, len(self._at) + 1024
 
     # --- shared scopes ------------------------------------------------------------------
