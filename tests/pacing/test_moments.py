@@ -1,0 +1,89 @@
+"""Queues fall due at exact moments, in order, and moments that count no more are swept out."""
+
+from __future__ import annotations
+
+import pytest
+
+from gatekeeper.clock import SingleTimer, VirtualClock
+from gatekeeper.pacing.queues import QueuePlace, Queues, Waiter
+from gatekeeper.pacing.rules import ScopeSettings
+from gatekeeper.pacing.scopes import INF, Scope
+
+
+@pytest.fixture
+def queues() -> Queues:
+    timer = SingleTimer(VirtualClock(), bool)
+    timer.hold()
+    return Queues(timer)
+
+
+def _waited_for(queues: Queues, name: str, due: float, now: float = 0.0) -> Scope:
+    scope = Scope(name, ScopeSettings())
+    scope.basis, scope.interval = 0.0, due
+    queues.join(scope, Waiter(f"http://{name}/"), now)
+    return scope
+
+
+def _ready(queues: Queues) -> list[str]:
+    return [queue.scope.name for queue in queues.ready]
+
+
+def test_in_the_order_of_their_moments_and_who_was_first_at_one_moment(queues: Queues) -> None:
+    for name, due in (("c", 3.0), ("a", 1.0), ("d", 3.0), ("b", 2.0), ("e", 3.0), ("f", 4.0)):
+        _waited_for(queues, name, due)
+    assert queues.next_due() == 1.0
+    queues.fall_due(3.0)
+    assert _ready(queues) == ["a", "b", "c", "d", "e"]
+    assert queues.next_due() == 4.0
+    queues.fall_due(3.9999999)
+    assert "f" not in _ready(queues)
+
+
+def test_what_fell_due_unnoticed_goes_before_what_becomes_ready_now(queues: Queues) -> None:
+    _waited_for(queues, "late", 1.0)
+    _waited_for(queues, "now", 0.0, now=5.0)
+    assert _ready(queues) == ["late", "now"]
+
+
+def test_one_that_fell_due_unnoticed_is_ready_once(queues: Queues) -> None:
+    scope = _waited_for(queues, "a", 1.0)
+    queues.look_again(scope, 5.0)
+    queues.fall_due(5.0)
+    assert _ready(queues) == ["a"]
+
+
+def test_one_that_comes_back_to_a_moment_falls_due_once(queues: Queues) -> None:
+    scope = _waited_for(queues, "a", 1.0)
+    for due in (2.0, 1.0, 3.0, 1.0):
+        scope.interval = due
+        queues.look_again(scope, 0.0)
+    queues.fall_due(10.0)
+    assert _ready(queues) == ["a"]
+    assert queues.next_due() == INF
+
+
+def test_moments_that_count_no_more_are_swept_out(queues: Queues) -> None:
+    scopes = [_waited_for(queues, f"h{number}", 1.0 + number % 50) for number in range(500)]
+    for step in range(40):
+        for scope in scopes:
+            scope.interval += 0.25  # slower with each look: every entry is left behind
+            queues.look_again(scope, 0.0)
+        entries = sum(len(found) if isinstance(found, list) else 1 for found in queues._at.values())
+        assert entries <= 500 + 1024 + 500, step
+        assert len(queues.moments) <= entries + 1
+    queues.fall_due(INF)
+    assert sorted(_ready(queues)) == sorted(scope.name for scope in scopes)
+    due = [scope.due_at() for name in _ready(queues) for scope in scopes if scope.name == name]
+    assert due == sorted(due)
+
+
+def test_a_queue_that_waits_for_an_event_has_no_moment(queues: Queues) -> None:
+    scope = _waited_for(queues, "a", 1.0)
+    scope.past().paused = True
+    queues.look_again(scope, 0.0)
+    assert scope.queue.place is QueuePlace.HELD
+    queues.fall_due(10.0)
+    assert _ready(queues) == []
+    scope.past().paused = False
+    queues.look_again(scope, 10.0)
+    assert _ready(queues) == ["a"]
