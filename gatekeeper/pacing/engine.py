@@ -478,10 +478,8 @@ class Engine:
                 break
             if (grant := self._offer(queue, scope, waiter, now)) is None:
                 continue
-            if not waiter.stays:
-                queues.served(queue, waiter)
-            elif queue.heap is not None:
-                queue.to_the_end(waiter)
+            if not waiter.stays or queue.heap is not None:
+                queues.took(queue, waiter)
             waiter.deliver(grant)
             if not queue.alive:
                 queues.retire(queue)
@@ -490,9 +488,8 @@ class Engine:
                 if scope.in_flight < scope.settings.limit:  # else it is not due
                     queues.look_again(scope, now)
             break  # one lease at a time: other hosts are due as well
-        if scope.shared:
-            for other in scope.shared:
-                queues.look_again(other, now)
+        for other in scope.shared:
+            queues.look_again(other, now)
 
     def _hindered(self, queue: ScopeQueue, waiter: Waiter, now: float) -> bool:
         """Does something other than the host's own clock forbid it? Then the queue waits there."""

@@ -395,6 +395,13 @@ class Queues:
             queue.alive -= 1
         queue.drop(waiter)
 
+    def took(self, queue: ScopeQueue, waiter: Waiter) -> None:
+        """It got a lease; if it stays for another one, it does so behind the others."""
+        if waiter.stays:
+            queue.to_the_end(waiter)
+        else:
+            self.served(queue, waiter)
+
     def refuse_all(self, error: Callable[[], Exception]) -> None:
         """Nobody will get a lease any more. Each is told with an error of its own: one that many
         tasks raise would keep a traceback of all of them.
@@ -429,14 +436,7 @@ class Queues:
             return
         due = queue.due_at() if queue.special else scope.due_at()
         if due <= now:
-            if self.moments and self.moments[0] <= now:
-                self.fall_due(now)  # they go first, and it may be one of them
-                if queue.place is _READY:
-                    return
-            if place is _TIMED:
-                self._left_behind()
-            queue.place = _READY
-            self.ready.append(queue)
+            self._make_ready(queue, now)
             return
         if place is _TIMED:
             if due == queue.due:
@@ -456,6 +456,16 @@ class Queues:
             others.append(queue)
         else:
             self._at[due] = [others, queue]
+
+    def _make_ready(self, queue: ScopeQueue, now: float) -> None:
+        if self.moments and self.moments[0] <= now:
+            self.fall_due(now)  # they go first, and it may be one of them
+            if queue.place is _READY:
+                return
+        if queue.place is _TIMED:
+            self._left_behind()
+        queue.place = _READY
+        self.ready.append(queue)
 
     def look_at_all(self, now: float) -> None:
         """Something about every scope changed. `Engine.run` must follow."""
