@@ -682,6 +682,7 @@ class _Redirects:
             reply = await fetcher._sender.ask(
                 target, self._own_headers(url), self._watch, first_hop=not self._hops
             )
+            fetcher._slots.ended(answered=reply.status is not None)
             headers = reply.headers
             told = RETRY_AFTER in headers or _RATE_LIMIT in headers
             self._wait = fetcher._wait_of(headers) if told else None

@@ -7,6 +7,7 @@ Nearly every limit on time is over long before its moment, so none has a timer o
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -174,9 +175,9 @@ class RetrievalDeadline:
 
 
 _PATIENCE: Final = 0.25
-_IN_ONE_ITERATION: Final = 4
-"""Retrievals that begin, and that go on the network, during one iteration of the loop; those of
-origins that answered before are not counted."""
+_FEWEST, _MOST = 4, 8
+"""Retrievals that begin, and that go on the network, during one iteration of the loop, where they
+fail and where they are answered; those of origins that answered before are not counted."""
 SLOW_FACTOR: Final = 19
 """Places in the slow lane for each in the fast one."""
 
@@ -188,13 +189,13 @@ class PlaceQueue:
     (`precedence`); of the unknown by turns the latest and the first, since many dead ones may have
     come before one that answers.
 
-    With `per_iteration` only so many of the latter two go in during one iteration of the event
-    loop, and everybody else has the loop in between.
+    Only `per_iteration` of the latter two go in during one iteration of the event loop, and
+    everybody else has the loop in between.
     """
 
-    def __init__(self, most: int, *, per_iteration: int | None = None) -> None:
+    def __init__(self, most: int, *, per_iteration: int = sys.maxsize) -> None:
         self.free: int = most
-        self._per_iteration = per_iteration
+        self.per_iteration: int = per_iteration
         self._went_in = 0
         """During this iteration."""
         self._waiting: tuple[deque[asyncio.Future[None]], ...] = (deque(), deque(), deque())
@@ -233,9 +234,9 @@ class PlaceQueue:
 
     def _may(self, rank: int) -> bool:
         """Whether one of that rank may be given a place now; it is given if so."""
-        if rank == ANSWERED or self._per_iteration is None:
+        if rank == ANSWERED or self.per_iteration == sys.maxsize:
             return True
-        if self._went_in >= self._per_iteration:
+        if self._went_in >= self.per_iteration:
             return False
         self._went_in += 1
         if self._went_in == 1:
@@ -283,14 +284,22 @@ class Slots(PlaceQueue):
     ) -> None:
         self._most = most
         self._in_flight = max_in_flight
-        super().__init__(min(most, _half(max_in_flight)), per_iteration=_IN_ONE_ITERATION)
+        super().__init__(min(most, _half(max_in_flight)), per_iteration=_FEWEST)
         self.free: int
         self.slow_free: int = self._slow(max_in_flight)
-        self._entries = PlaceQueue(_quarter(max_in_flight), per_iteration=_IN_ONE_ITERATION)
+        self._entries = PlaceQueue(_quarter(max_in_flight), per_iteration=_FEWEST)
         self.alarm: SharedTimer = SharedTimer(clock)
         self.patience = patience
         self.taken = 0
         """Retrievals on the network now, in both lanes."""
+
+    def ended(self, *, answered: bool) -> None:
+        """A request came to its end: more may begin at once where they are answered, since who
+        waits for those files takes the connections of hosts that are known; fewer where they fail,
+        which costs as much and is good for nothing."""
+        each = self.per_iteration
+        each = min(_MOST, each + 1) if answered else max(_FEWEST, each // 2)
+        self.per_iteration = self._entries.per_iteration = each
 
     def __call__(self) -> Slot:
         """Wait for a slot, hold it for the block."""

@@ -149,3 +149,34 @@ async def test_few_begin_in_one_iteration_of_the_loop_but_those_that_answered_be
     assert began[-60:] == [FAILED] * 60, "who failed goes last"
     done.set()
     await asyncio.gather(*tasks)
+
+
+async def test_more_begin_at_once_while_they_are_answered_and_as_few_as_ever_once_they_fail() -> (
+    None
+):
+    slots = Slots(VirtualClock(), 200)
+
+    async def most_at_once() -> int:
+        most = 0
+        for _ in range(5):
+            before = slots.taken
+            tasks = [asyncio.create_task(_hold(slots, done)) for _ in range(20)]
+            await asyncio.sleep(0)
+            most = max(most, slots.taken - before)
+            done.set()
+            await asyncio.gather(*tasks)
+            done.clear()
+        return most
+
+    done = asyncio.Event()
+    few = await most_at_once()
+    for _ in range(100):
+        slots.ended(answered=True)
+    many = await most_at_once()
+    for _ in range(3):  # half of those that are asked are dead: no more than one more begins
+        slots.ended(answered=False)
+        slots.ended(answered=True)
+    again = await most_at_once()
+
+    assert few < many <= 2 * few
+    assert few <= again <= few + 1
