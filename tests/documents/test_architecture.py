@@ -1,0 +1,40 @@
+"""The map names every module once, and draws the layers that are held."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+
+
+def block(first: str) -> list[str]:
+    """The lines of the indented block that begins with that one."""
+    found = re.search(rf"^    {re.escape(first)}.*\n(?:    .*\n)*", PAGE, re.MULTILINE)
+    assert found is not None
+    return [line[4:] for line in found[0].splitlines()]
+
+
+def test_every_module_stands_once_on_the_map() -> None:
+    named: list[str] = []
+    folders: list[str] = []
+    for line in block("gatekeeper/"):
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        folders[depth:] = [name] if name.endswith("/") else []
+        named.append("".join(folders) + ("" if name.endswith("/") else name))
+    there = {
+        path.relative_to(ROOT).as_posix().removesuffix("__init__.py")
+        for path in (ROOT / "gatekeeper").rglob("*.py")
+    }
+    assert sorted(named) == sorted(there)
+
+
+def test_the_layers_are_those_that_are_held() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (layers,) = (one["layers"] for one in contracts if one["type"] == "layers")
+    held = [re.findall(r"\w+", layer) for layer in layers if layer != "__main__"]
+    assert [re.findall(r"\w+", line.partition("  ")[0]) for line in block("cli")] == held
