@@ -425,8 +425,10 @@ def _held_against(name: str, history: ScopeHistory, now: float, wall: float) -> 
     if history.paused:
         yield ClockView(name, "pause", "operator")
     if failed_at is not None:
-        text = f"{history.failures} blocks in a row, the last at {failed_at:%H:%M:%S}"
-        yield ClockView(name, "back-off", text)
+        drawn = f"blocked at {failed_at:%H:%M:%S}"
+        if history.failures > 1:
+            drawn = f"{history.failures} blocks in a row, the last at {failed_at:%H:%M:%S}"
+        yield ClockView(name, "back-off", drawn)
     if history.probing:
         yield ClockView(name, "probe", "after a block: one request at a time until one succeeds")
 
