@@ -218,7 +218,9 @@ class Writer:
 
     def _in_trouble(self, error: OSError) -> None:
         """Under the lock: the journal does not take what it should."""
-        self._trouble, before = error.strerror or str(error), self._trouble
+        before = self._trouble
+        if before is None or not self._journal.idle:  # without one, why it could not be begun
+            self._trouble = error.strerror or str(error)
         if before is None:
             self._on_trouble()
             _log.error(
@@ -410,8 +412,8 @@ class Writer:
             self._pending.put_later(early)
         if not len(self._pending):
             self._journal.discard(self._journal.retired())
-        self._begin_journal()
         with self._wake:
+            self._begin_journal()
             self._committer = committer
             self._running = not self._stopping
             if len(self._pending):
@@ -534,6 +536,7 @@ class Writer:
         return batch, flushes
 
     def _begin_journal(self) -> None:
+        """Under the lock."""
         try:
             self._journal.begin()
         except OSError as error:

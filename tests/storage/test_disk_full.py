@@ -19,7 +19,7 @@ import pytest
 
 from gatekeeper.config import StorageConfig
 from gatekeeper.errors import StorageError
-from gatekeeper.storage import ClockRecord, SqliteStorage, schema, writer
+from gatekeeper.storage import ClockRecord, SqliteStorage, journal, schema, writer
 from gatekeeper.storage.journal import read_generation
 
 SLOW = StorageConfig(flush_interval=3600.0)
@@ -250,6 +250,38 @@ def test_a_start_on_a_full_disk_refuses_until_there_is_room(path: Path, earlier:
     if earlier:
         expected["kept.example"] = 5.0
     assert [ast.literal_eval(line) for line in run.stdout.splitlines()] == [expected] * 2
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+async def test_a_start_where_the_database_opens_and_no_journal_can_begin(
+    path: Path, refuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill -9 on a full disk leaves just that: a database without a transaction to undo."""
+    config = StorageConfig(on_failure="refuse" if refuses else "continue")
+    monkeypatch.setattr(writer, "MEND_INTERVAL", 0.02)
+    async with SqliteStorage(path) as storage:
+        storage.promise(promised("before.example"))
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "_take_room", broken(errno.ENOSPC))
+        storage = SqliteStorage(path, config=config)
+        await storage.open()
+        assert ("No space" in (storage.failing or "")) is refuses
+        assert [record.scope for record in await storage.load_clocks()] == ["before.example"]
+        if refuses:
+            with pytest.raises(StorageError, match="No space"):
+                storage.promise(promised("meanwhile.example"))
+        else:
+            storage.promise(promised("meanwhile.example"))
+    async with asyncio.timeout(30.0):
+        while storage.failing:
+            await storage.flush()
+    storage.promise(promised("after.example"))
+    await storage.close()
+    async with SqliteStorage(path) as storage:
+        kept = {record.scope for record in await storage.load_clocks()}
+    assert {"before.example", "after.example"} | set(
+        () if refuses else ["meanwhile.example"]
+    ) <= kept
 
 
 # --- the journal ----------------------------------------------------------------------------
