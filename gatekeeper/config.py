@@ -50,6 +50,8 @@ __all__ = [
 # since all who log read settings: without it a parser, and the command's start, need no logging.
 logging.getLogger("gatekeeper").addHandler(logging.NullHandler())
 
+MEMORY = "memory"
+"""The `storage.path` that is none."""
 _LONGEST = 10 * 366 * 86_400.0
 """Ten years: a calendar can still say what lies so far ahead. It keeps `inf` and `nan` out, too."""
 _SECONDS = {"unit": "seconds"}
@@ -186,8 +188,8 @@ class StorageConfig(_Section, frozen=True):
     """What outlives the process (`[storage]`)."""
 
     path: Place | None = None
-    """The SQLite file; None: nothing is kept (the sidecar has a default place), nor with
-    the word "memory", which is for the sidecar."""
+    """The SQLite file; None: nothing is kept, but by the sidecar and `fetch -o`, which have a
+    place of their own; `MEMORY`: nothing is kept by them either."""
     on_failure: Literal["refuse", "continue"] = "refuse"
     """While nothing can be written: no turn of a host whose clock or block would have to
     outlive the process, or on without that, with a warning."""

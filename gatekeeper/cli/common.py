@@ -153,8 +153,10 @@ def check_place(settings: Settings) -> None:
 
     If it were made, a sidecar with a misspelt path would start without its state.
     """
+    from gatekeeper.config import MEMORY  # noqa: PLC0415
+
     path = settings.config.storage.path
-    if path is None or path == "memory" or Path(path).absolute().parent.is_dir():
+    if path is None or path == MEMORY or Path(path).absolute().parent.is_dir():
         return
     folder = Path(path).absolute().parent
     raise ConfigError(f"storage.path: {path}: there is no directory {folder}; make it first")

@@ -425,10 +425,9 @@ def _held_against(name: str, history: ScopeHistory, now: float, wall: float) -> 
     if history.paused:
         yield ClockView(name, "pause", "operator")
     if failed_at is not None:
-        drawn = f"blocked at {failed_at:%H:%M:%S}"
-        if history.failures > 1:
-            drawn = f"{history.failures} blocks in a row, the last at {failed_at:%H:%M:%S}"
-        yield ClockView(name, "back-off", drawn)
+        one = history.failures == 1
+        often = "blocked" if one else f"{history.failures} blocks in a row, the last"
+        yield ClockView(name, "back-off", f"{often} at {failed_at:%H:%M:%S}")
     if history.probing:
         yield ClockView(name, "probe", "after a block: one request at a time until one succeeds")
 

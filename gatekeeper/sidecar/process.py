@@ -27,7 +27,7 @@ from aiohttp import web
 
 from gatekeeper import __version__
 from gatekeeper.clock import Clock, SingleTimer, SystemClock
-from gatekeeper.config import Config
+from gatekeeper.config import MEMORY, Config
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.sidecar.leases import LeaseBook
@@ -76,9 +76,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-
-
-MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)

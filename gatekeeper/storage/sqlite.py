@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gatekeeper.clock import Clock, SystemClock
-from gatekeeper.config import StorageConfig
+from gatekeeper.config import MEMORY, StorageConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import schema
 from gatekeeper.storage.base import (
@@ -76,7 +76,9 @@ class SqliteStorage:
     @classmethod
     def configured(cls, config: StorageConfig, clock: Clock) -> SqliteStorage | None:
         """The one that the settings name; None where they name none."""
-        return None if config.path is None else cls(config.path, config=config, clock=clock)
+        if config.path is None or config.path == MEMORY:
+            return None
+        return cls(config.path, config=config, clock=clock)
 
     async def open(self) -> None:
         """Open or create. Raises StorageError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from datetime import UTC, datetime
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -53,6 +54,17 @@ def gate_on(internet: FakeInternet, **settings: object) -> Gatekeeper:
 async def gate(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
     async with gate_on(internet) as gate:
         yield gate
+
+
+async def test_a_storage_that_is_called_memory_is_none(
+    internet: FakeInternet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the sidecar: it was a file of that name in whatever directory one was."""
+    monkeypatch.chdir(tmp_path)
+    internet.site("a.test").robots("")
+    async with gate_on(internet, storage={"path": "memory"}) as gate:
+        assert await gate.allowed("http://a.test/")
+    assert not any(tmp_path.iterdir())
 
 
 async def test_a_rule_decides_and_is_named(internet: FakeInternet, gate: Gatekeeper) -> None:
