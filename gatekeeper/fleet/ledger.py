@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import re
 import secrets
@@ -30,6 +29,7 @@ from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.fetching.directory import RobotsSource
+from gatekeeper.fleet.members import MemberList
 from gatekeeper.fleet.operations import (
     Operation,
     batches,
@@ -61,9 +61,6 @@ __all__ = ["BEAT_EVERY", "FleetStats", "RedisLedger"]
 
 BEAT_EVERY = 2.0
 """Seconds between two signs of life of a member."""
-_SILENT = 2 * BEAT_EVERY
-"""Seconds without a sign of life after which a newcomer does not wait for a member to know of it,
-and a member can't be sure any more that it knows of all."""
 _GRACE = 1.0
 """Seconds without an answer after which the store counts as lost."""
 _STEP = 0.05
@@ -80,6 +77,8 @@ _FAREWELL = 0.2
 """Seconds for which `close` waits for what is under way."""
 _POLL = 1.0
 """Seconds after which to ask again while nobody could tell us that a scope came free."""
+_UNKNOWN = 0.25
+"""Seconds after which to look again while not everybody knows of us."""
 _AT_ONCE = 500
 """Clocks told in one script call after a loss."""
 _OUTCOMES = {"sent": 0, "given back": 1, "undone": 2}
@@ -156,7 +155,8 @@ class RedisLedger:
         self._texts: Store | None = None
         self._shared: SharedFetcher | None = None
         self._prefix = f"{{{namespace}}}:"
-        self._epoch_keys = [self._key(name) for name in ("epoch", "known", "pushed")]
+        names = ("epoch", "known", "pushed", "members", "read")
+        self._epoch_keys = [self._key(name) for name in names]
         self.member: str = member or f"{_machine()}-{secrets.token_hex(4)}"
         """Our own name: the machine's, and a number that is made up."""
         self._listeners: dict[str, LedgerListener] = {}
@@ -177,12 +177,7 @@ class RedisLedger:
         """The one that we may speak in; empty: to be found out."""
         self._lived_in = ""
         """The last one in which we may have been granted something."""
-        self._members: dict[str, float] = {}
-        """Seconds since each one's sign of life, at our last one ..."""
-        self._listed_at = 0.0
-        """... and when that was."""
-        self._lived_on = StoreIdentity("", "")
-        """The server of the epoch in which we lived."""
+        self._members = MemberList(self.member, self._clock, config.hold)
         self._offset: tuple[float, float, float] | None = None
         """The store's clock minus ours: at least, at most, and when that was seen."""
         self._complaint = ""
@@ -283,7 +278,8 @@ class RedisLedger:
         """connected, lost or recovering."""
         if self._lost_at is not None or not self._epoch:
             return "lost" if self._lost_at is not None else "recovering"
-        return "recovering" if self._clock.monotonic() < self._quarantine_until else "connected"
+        waits = not self._members.known or self._clock.monotonic() < self._quarantine_until
+        return "recovering" if waits else "connected"
 
     @property
     def ready(self) -> bool:
@@ -299,7 +295,7 @@ class RedisLedger:
         """What it does and did."""
         return FleetStats(
             state=self.state,
-            members=max(1, len(self._members)),
+            members=max(1, len(self._members.ages)),
             member=self.member,
             calls=self._calls,
             requests=self._requests,
@@ -317,6 +313,8 @@ class RedisLedger:
         for token, scopes in requests:
             if token not in self._held:
                 self._held[token] = _Held(tuple(one.scope for one in scopes))
+        if not self._members.known:
+            return [NotBefore(_UNKNOWN)] * len(requests)
         operations = [("t", token, scopes) for token, scopes in requests]
         answers = await self._call(3, operations, len(requests))
         return [
@@ -499,7 +497,7 @@ class RedisLedger:
             epoch = await self._agree(identity)
             if epoch != self._lived_in:
                 await self._tell_all(epoch)
-            self._lived_in, self._lived_on = epoch, identity
+            self._lived_in = epoch
             await self._sign(epoch)
             self._epoch = epoch
         except LedgerLost as error:
@@ -532,7 +530,7 @@ class RedisLedger:
 
     async def _tell_all(self, epoch: str) -> None:
         """Every clock, block and hold that we know of."""
-        word, self._offset = self._word(), None
+        word, self._offset = self._members.word(epoch, bool(self._lived_in)), None
         if word:
             clocks = [one for listener in self._listeners.values() for one in listener.clocks()]
             operations = [
@@ -542,24 +540,11 @@ class RedisLedger:
             for first in range(0, len(operations), _AT_ONCE):
                 await self._turn(operations[first : first + _AT_ONCE], epoch)
         await self.overrides.tell_again(epoch)
-        arguments = [epoch, self.member, str(word), self._key("all"), str(micros(_SILENT))]
-        await self._store.script(
-            PUSHED, self._epoch_keys, [*arguments, *{*self._members, self.member}]
+        arguments = [epoch, self.member, str(word), self._key("all")]
+        over = await self._store.script(
+            PUSHED, self._epoch_keys, [*arguments, *self._members.tells(epoch, word)]
         )
-
-    def _word(self) -> int:
-        """What our list of members is worth where the store has lost its own: see `PUSHED`.
-
-        A newcomer is granted nothing before we know of it, unless we were silent for `_SILENT`: so
-        a list that is no older than that names everybody. An older one does not. Where the very
-        same server lost its memory, it was we who were cut off, and others may have gone on.
-        Another server may be why nobody could give a sign of life; then all come back at once.
-        """
-        if not self._lived_in:
-            return 0
-        if self._clock.monotonic() - self._listed_at <= _SILENT:
-            return 3
-        return 1 if self._store.identity == self._lived_on else 2
+        self._members.told(too_late=over == 2)
 
     async def _check_time(self, server: float, sent: float, received: float, epoch: str) -> None:
         """Did the store's clock run away from ours? Then what it says of the past is wrong."""
@@ -607,39 +592,33 @@ class RedisLedger:
 
     # --- members ------------------------------------------------------------------------------
 
-    async def _sign(self, epoch: str = "", *, greeting: bool = False) -> None:
+    async def _sign(self, epoch: str = "") -> None:
         """Give a sign of life, and see who else does. `epoch`: see `_turn`."""
         epoch = epoch or self._epoch
         forget = str(micros(max(60.0, 3 * self.config.hold)))
-        channel = self._key("all") if greeting else ""
-        keys = [self._epoch_keys[0], self._key("members"), self._key("overrides")]
+        channel = self._key("all") if self._members.greets else ""
+        names = ("epoch", "members", "overrides", "read")
         sent = self._clock.monotonic()
-        found_in, left, now, found, words = await self._store.script(
-            BEAT, keys, [self.member, forget, channel]
+        answer = await self._store.script(
+            BEAT,
+            [self._key(name) for name in names],
+            [self.member, forget, channel, epoch, str(self._members.read)],
         )
-        if _text(found_in) != epoch:
+        found_in, left, now, _, words, *_ = answer
+        if not epoch or _text(found_in) != epoch:  # empty in both: lost on both sides
             self._epoch = ""
             raise LedgerLost("the store's memory is another one than it was")
         received = self._clock.monotonic()
-        since, self._listed_at = sent - self._listed_at, sent
         self._quarantine_until = received + int(left) / 1e6
-        now = float(now)
         self._air.nearest = [received - sent, self._air.nearest[0]]
-        await self._check_time(now / 1e6, sent, received, epoch)
-        before = {}
-        if int(left) > 0:
-            # The store's list began anew with the epoch: whoever stood on it before is waited for,
-            # also if the store forgets once more.
-            before = {name: age + since for name, age in self._members.items()}
-        self._members = before | {
-            _text(name): (now - float(score)) / 1e6
-            for name, score in zip(found[::2], found[1::2], strict=True)
-        }
+        await self._check_time(int(now) / 1e6, sent, received, epoch)
+        if self._members.note(epoch, sent, answer):
+            self._beat_now.set()
         await self.overrides.catch_up(int(words))
 
     async def _beat(self) -> None:
         while True:
-            wait = BEAT_EVERY if self._failing_since is None else 0.25
+            wait = BEAT_EVERY if self._failing_since is None and self._members.known else _UNKNOWN
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._beat_now.wait()
@@ -667,24 +646,16 @@ class RedisLedger:
                 self._failed(error)
 
     async def _join(self) -> None:
-        """Let the others know of us before anything is granted: who of them survives a loss of the
-        store must know whom to wait for."""
-        end = self._clock.monotonic() + 1.25 * _SILENT
-        begun = self._clock.monotonic()
-        greeting = True
-        while True:
-            try:
-                async with self._using:
-                    await self._sign(greeting=greeting)
-            except LedgerLost:
-                return  # who comes back tells what it knows
-            greeting = False
-            now = self._clock.monotonic()
-            others = [age for name, age in self._members.items() if name != self.member]
-            # Whoever has been silent for longer is gone, or will look for itself.
-            if now >= end or all(age < now - begun or age > _SILENT for age in others):
+        """Let the others know of us, for a while; nothing is granted before they do."""
+        wait = 0.025
+        for _ in range(5):
+            if self._members.known or not self._epoch:
                 return
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(wait)
+            wait *= 2
+            with contextlib.suppress(LedgerLost):
+                async with self._using:
+                    await self._sign()
 
     async def _hear(self) -> None:
         """What others tell: openings of scopes, reports, pauses, newcomers."""
@@ -750,8 +721,7 @@ class RedisLedger:
         """Go on with a host that is ours, once what others had begun before the loss is over."""
         # What hosts share has one owner, so the scope that most hosts share decides.
         name = request.scopes[-1].scope
-        members = self._members or {self.member: 0.0}
-        if max(members, key=lambda member: _weight(member, name)) != self.member:
+        if not self._members.owns(name):
             return NotBefore(_POLL)
         longest = max(one.interval for one in request.scopes)
         left = (self._lost_at or 0.0) + 2 * BEAT_EVERY + longest - self._clock.monotonic()
@@ -764,11 +734,6 @@ class RedisLedger:
 def _machine() -> str:
     """The machine's name, as far as it can stand in that of a member."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:32] or "member"
-
-
-def _weight(member: str, name: str) -> bytes:
-    """Rendezvous hashing: the member with the greatest weight has the name."""
-    return hashlib.blake2b(f"{member}\0{name}".encode(), digest_size=8).digest()
 
 
 def _fail(told: list[_Told], error: Exception) -> None:

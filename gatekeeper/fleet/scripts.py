@@ -410,7 +410,7 @@ if (current or '') ~= ARGV[1] then
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
+redis.call('DEL', unpack(KEYS))
 redis.call('HSET', KEYS[1], 'id', ARGV[2], 'server', ARGV[3], 'format', ARGV[5],
   'at', string.format('%.0f', now), 'hold', ARGV[4],
   'until', string.format('%.0f', now + 1.5 * ARGV[4]),
@@ -418,27 +418,29 @@ redis.call('HSET', KEYS[1], 'id', ARGV[2], 'server', ARGV[3], 'format', ARGV[5],
 return {ARGV[2], ARGV[3]}
 """
 """Begin an epoch, if the one expected is still in force: compare-and-set. KEYS: the epoch, the
-members known to somebody, those that have told what they know. ARGV: the epoch expected (empty:
-none), the new one, the server's identity, the longest hold, the format."""
+members known to somebody, those that have told what they know, the list of members, and of when
+each one read that list. ARGV: the epoch expected (empty: none), the new one, the server's identity,
+the longest hold, the format."""
 
 PUSHED: Final = """
 local E = redis.call('HMGET', KEYS[1], 'id', 'told', 'at', 'hold', 'until')
 if E[1] ~= ARGV[1] then return 0 end
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
 redis.call('SADD', KEYS[3], ARGV[2])
+-- Before the quarantine can end: who reads the list after it must find everybody on it.
+redis.call('ZADD', KEYS[4], string.format('%.0f', now), ARGV[2])
 local word, told = tonumber(ARGV[3]), tonumber(E[2]) or 0
 if word > 0 then
   told = math.max(told, word)
   redis.call('HSET', KEYS[1], 'told', told)
-  for i = 6, #ARGV do redis.call('SADD', KEYS[2], ARGV[i]) end
+  for i = 5, #ARGV do redis.call('SADD', KEYS[2], ARGV[i]) end
 end
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-if (tonumber(E[5]) or 0) <= now then return 1 end
-if told >= 2 and #redis.call('SDIFF', KEYS[2], KEYS[3]) == 0 then
-  local left = told == 2 and math.max(0, E[3] + ARGV[5] - now) or 0
-  redis.call('HSET', KEYS[1], 'until', string.format('%.0f', now + left))
+if (tonumber(E[5]) or 0) <= now then return 2 end
+if told >= 3 and #redis.call('SDIFF', KEYS[2], KEYS[3]) == 0 then
+  redis.call('HSET', KEYS[1], 'until', string.format('%.0f', now))
   redis.call('HDEL', KEYS[1], 'floor')
-  redis.call('PUBLISH', ARGV[4], cmsgpack.pack({'g', left}))
+  redis.call('PUBLISH', ARGV[4], cmsgpack.pack({'g', 0}))
 else
   redis.call('HSET', KEYS[1], 'until', string.format('%.0f', E[3] + 1.5 * E[4]),
     'floor', string.format('%.0f', E[3] + E[4]))
@@ -447,23 +449,28 @@ return 1
 """
 """A member has told all that it knows; once all that anybody knew have, the quarantine is over.
 KEYS: those of `DECLARE`. ARGV: the epoch, the member, what its word is worth (0: it lived in no
-earlier epoch; 1: there may be members of which it never heard; 2: they get a while to come by
-themselves; 3: there are none), the channel for all, that while, the members that it knows of."""
+earlier epoch; 1: there may be members of which it never heard; 3: there are none), the channel for
+all, the members that it knows of. 2: the quarantine had been over before."""
 
 BEAT: Final = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
+local old = string.format('%.0f', now - ARGV[2])
 redis.call('PEXPIRE', KEYS[3], string.format('%.0f', ARGV[2] / 1000))
-redis.call('ZADD', KEYS[2], string.format('%.0f', now), ARGV[1])
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now - ARGV[2]))
-if ARGV[3] ~= '' then redis.call('PUBLISH', ARGV[3], cmsgpack.pack({'j', ARGV[1]})) end
+local added = redis.call('ZADD', KEYS[2], string.format('%.0f', now), ARGV[1])
 local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'words')
+if E[1] == ARGV[4] and ARGV[5] ~= '0' then redis.call('ZADD', KEYS[4], ARGV[5], ARGV[1]) end
+for i = 2, 4, 2 do redis.call('ZREMRANGEBYSCORE', KEYS[i], '-inf', old) end
+if ARGV[3] ~= '' then redis.call('PUBLISH', ARGV[3], cmsgpack.pack({'j', ARGV[1]})) end
 return {E[1] or '', math.max(0, (tonumber(E[2]) or 0) - now), string.format('%.0f', now),
-  redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), tonumber(E[3]) or 0}
+  redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), tonumber(E[3]) or 0,
+  redis.call('ZRANGE', KEYS[4], 0, -1, 'WITHSCORES'), added}
 """
-"""A member lives. KEYS: the epoch, the members, the overrides, which end with the last member.
-ARGV: the member, how long one that says nothing is remembered, the channel for a newcomer's
-greeting (empty: it is none). The last part of the answer: how many overrides were said."""
+"""A member lives. KEYS: the epoch, the members, the overrides, which end with the last member, and
+when each member read the list of members. ARGV: the member, how long one that says nothing is
+remembered, the channel for a newcomer's greeting (empty: it is none), the epoch, the moment of the
+last list in it that the member has read (0: none). Of the answer, behind the members: how many
+overrides were said, when each one read the list, 1 for a member that was not on it."""
 
 CLAIM: Final = """
 local owner = redis.call('GET', KEYS[1])

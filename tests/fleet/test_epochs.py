@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import pytest
 
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger
-from gatekeeper.fleet.store import StoreIdentity
 from gatekeeper.pacing.ledger import End, Granted, NotBefore, Report, ScopeClock
 from tests.fleet.conftest import FleetTime, Join
 from tests.fleet.server import Server
@@ -300,13 +300,14 @@ async def cut_off(ledger: RedisLedger) -> None:
 async def test_who_was_cut_off_does_not_end_a_quarantine_for_those_it_never_heard_of(
     join: Join, server: Server, time: FleetTime
 ) -> None:
-    """A was alone, and is cut off. C comes (A is silent, so C does not wait for it), is granted a
-    start and stops. The store is emptied. A is the first that comes back, and knows of itself."""
+    """A was alone, and is cut off. C comes, does not wait for one that is silent for so long, is
+    granted a start and stops. The store is emptied. A is the first that comes back, and knows of
+    itself."""
     a = await join()
     await a._sign()
     assert await granted(a, "a:1", "other")
     await cut_off(a)
-    await time.tick(10.0)
+    await time.tick(1.5 * HOLD)
     c = await join()
     assert await granted(c, "c:1", "h")
     await cut_off(c)
@@ -317,48 +318,94 @@ async def test_who_was_cut_off_does_not_end_a_quarantine_for_those_it_never_hear
     assert await granted(a, "a:2", "h", interval=0.0)  # what C was granted has run out
 
 
-async def test_after_another_server_came_up_all_get_a_while_to_come_back(
-    join: Join, server: Server, time: FleetTime, monkeypatch: pytest.MonkeyPatch
+async def test_a_newcomer_is_granted_nothing_while_a_member_may_end_a_quarantine_without_it(
+    join: Join, server: Server, time: FleetTime
 ) -> None:
-    """Nobody could give a sign of life for long: it is enough that those who live come back."""
-    one, other = await join(), await join()
-    await one._sign()
-    for ledger in (one, other):
-        await cut_off(ledger)
-    await time.tick(60.0)
-    server.ask("FLUSHALL")
-    for ledger in (one, other):
-        ledger._lived_on = StoreIdentity("an earlier one", "")
-    assert (await again(one, "a:1", "h")).seconds > HOLD  # the other is known, and not here yet
-    left = (await again(other, "b:1", "h")).seconds
-    assert 0.0 < left <= 4.0
-    await time.tick(left)
-    assert await granted(other, "b:1", "h")
-
-
-@pytest.mark.parametrize("comes_back", [True, False])
-async def test_a_member_of_which_nobody_heard_counts_if_it_comes_back_in_time(
-    join: Join, server: Server, time: FleetTime, comes_back: bool
-) -> None:
-    """A was cut off when C came, and the server is another one: A can't know of C. That is the gap
-    which docs/fleet.md names: C's hold counts if C is back within two beats, else it does not."""
+    """A is cut off for less long: its list counts, so C, which is not on it, had to wait."""
     a = await join()
     await a._sign()
     await cut_off(a)
-    await time.tick(10.0)
+    await time.tick(0.5 * HOLD)
     c = await join()
-    assert await granted(c, "c:1", "h")
+    assert c.state == "recovering"
+    assert not await granted(c, "c:1", "h")
     await cut_off(c)
-    await time.tick(5.0)
     server.ask("FLUSHALL")
-    for ledger in (a, c):
-        ledger._lived_on = StoreIdentity("an earlier one", "")
-    left = (await again(a, "a:1", "h")).seconds
-    assert 0.0 < left <= 4.0
-    if comes_back:
-        await again(c, "c:2", "other")
-    await time.tick(left)
-    assert await granted(a, "a:1", "h") is not comes_back
+    with contextlib.suppress(LedgerLost):
+        await take(a, "a:1", "h")
+    assert await granted(a, "a:1", "h")  # at once: of all that A knows, which is itself
+
+
+async def test_a_newcomer_waits_until_each_member_has_read_a_list_with_it(
+    join: Join, server: Server
+) -> None:
+    """That the other gave a sign of life since is not enough: the answer may get lost."""
+    one = await join()
+    await cut_off(one)
+    await one._store.connect()
+    one._epoch = one._lived_in
+    newcomer = await join()
+    assert not newcomer._members.known
+    await one._sign()
+    await newcomer._sign()
+    assert not newcomer._members.known
+    await one._sign()  # it says by that that it has read the last one
+    await newcomer._sign()
+    assert newcomer._members.known
+    assert await granted(newcomer, "n:1", "h")
+
+
+async def test_a_store_without_an_epoch_lists_nobody(join: Join, server: Server) -> None:
+    """One that lost it, asked by a member that knows of that: nothing is to be read there."""
+    one, _ = await join(), await join()
+    await one._sign()
+    for task in (one._beating, one._hearing):
+        assert task is not None
+        task.cancel()
+    server.ask("FLUSHALL")
+    one._epoch = ""
+    with pytest.raises(LedgerLost):
+        await one._sign()
+    assert len(one._members.ages) == 2
+
+
+@pytest.mark.parametrize("away", [0.5 * HOLD, 3 * HOLD])
+async def test_after_a_long_outage_no_list_counts_any_more(
+    join: Join, server: Server, time: FleetTime, away: float
+) -> None:
+    """Nobody could read one for longer than newcomers wait: some may have come, and gone. After a
+    shorter one it is enough that those who were there come back."""
+    one, other = await join(), await join()
+    await one._sign()
+    await other._sign()
+    for ledger in (one, other):
+        await cut_off(ledger)
+    await time.tick(away)
+    server.ask("FLUSHALL")
+    assert (await again(one, "a:1", "h")).seconds > HOLD  # the other is known, and not here yet
+    if away > HOLD:
+        assert (await again(other, "b:1", "h")).seconds > HOLD
+    else:
+        with contextlib.suppress(LedgerLost):
+            await take(other, "b:1", "h")
+        assert await granted(other, "b:1", "h")
+
+
+async def test_a_member_that_has_spoken_in_an_epoch_must_read_its_list_before_the_next(
+    join: Join, server: Server
+) -> None:
+    """A told what it knows, which ended the quarantine, and read no list since: a newcomer that
+    was there already may have been granted something."""
+    one = await join()
+    for task in (one._beating, one._hearing):
+        assert task is not None
+        task.cancel()
+    server.ask("FLUSHALL")
+    await one._store.connect()
+    await one._tell_all(await one._agree(one._store.identity))
+    server.ask("FLUSHALL")
+    one._epoch = ""
+    assert (await again(one, "a:1", "h")).seconds > HOLD
 
 
 async def test_a_member_that_meets_what_nobody_foresaw_goes_on_beating(

@@ -1,0 +1,122 @@
+"""Who belongs to a fleet, as one member knows it: whom to wait for where the store has forgotten.
+
+The members stand on a list in the store, with the moment of each one's latest sign of life. Where
+the store loses its memory, those who are left end the quarantine once everybody on their lists has
+told what it knows. So nobody may be granted anything who is missing on such a list:
+
+* a newcomer waits until each member has *read* a list on which it stands, which the next sign of
+  life of that member shows; or until that member's own list is too old to count;
+* a list counts as complete for as long as newcomers wait, and only in the epoch in which it was
+  read, or, for whom it named before that, in the one after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gatekeeper.clock import Clock
+
+__all__ = ["ALL", "NOTHING", "NOT_ALL", "MemberList"]
+
+NOTHING, NOT_ALL, ALL = 0, 1, 3
+"""What a member's word is worth in a new epoch: it lived in no earlier one; there may be members of
+which it never heard; there are none."""
+_REMEMBERED = 4.0
+"""Seconds for which a list counts as complete: at least, and as long as a hold lasts."""
+_MARGIN = 1.0
+"""Seconds for which newcomers wait beyond that."""
+
+
+class MemberList:
+    """The members of whom `own` knows, and whether they know of it."""
+
+    def __init__(self, own: str, clock: Clock, hold: float) -> None:
+        """`hold`: seconds that a hold lasts."""
+        self._own = own
+        self._clock = clock
+        self._remembered = max(hold, _REMEMBERED)
+        self.ages: dict[str, float] = {}
+        """Seconds since each one's sign of life, when we read the list ..."""
+        self._asked_at = 0.0
+        """... for which we had asked then."""
+        self.read: int = 0
+        """Its moment by the store's clock, 0: none was read in this epoch."""
+        self._complete = False
+        """It names everybody who may have been granted something."""
+        self._told = ("", NOTHING)
+        """What our word was worth in which epoch."""
+        self.known: bool = False
+        """Everybody whose list may count as complete has us on it."""
+        self._came_at: int | None = None
+        """While that is not so: since when we are on the list, by the store's clock."""
+
+    @property
+    def greets(self) -> bool:
+        """Is our next sign of life one of which everybody should hear at once?"""
+        return not self.known and self._came_at is None
+
+    def word(self, epoch: str, lived: bool) -> int:
+        """What our list is worth in that epoch. `lived`: we were a member in an earlier one."""
+        if not lived:
+            return NOTHING
+        if self._told[0] == epoch:
+            return self._told[1]
+        young = self._clock.monotonic() - self._asked_at <= self._remembered
+        return ALL if self._complete and young else NOT_ALL
+
+    def tells(self, epoch: str, word: int) -> list[str]:
+        """We tell our word now: everybody whom it concerns. Others may come in that epoch of whom
+        only its next list says something."""
+        self._told, self._complete, self.read, self._came_at = (epoch, word), False, 0, None
+        return list({*self.ages, self._own})
+
+    def told(self, *, too_late: bool) -> None:
+        """Our word is known. `too_late`: the quarantine had been over before."""
+        if self._told[1] < ALL or too_late:
+            self.known = False
+
+    def note(self, epoch: str, asked_at: float, answer: Sequence[Any]) -> bool:
+        """Take in what a sign of life brought, see `BEAT`. Is somebody on the list whom we had not
+        known, and who waits for us to have read it?"""
+        _, left, moment, found, _, read, added = answer
+        now, since, self._asked_at = int(moment), asked_at - self._asked_at, asked_at
+        ages = {name: (now - one) / 1e6 for name, one in _scores(found).items()}
+        news = bool(ages.keys() - self.ages.keys())
+        before = {}
+        if int(left) > 0:
+            # The store's list began anew with the epoch: whoever stood on it before is waited for,
+            # also if the store forgets once more.
+            before = {name: age + since for name, age in self.ages.items()}
+        self.ages, self.read = before | ages, now
+        self._complete = self._complete or int(left) == 0 or self._told == (epoch, ALL)
+        if added and self.known:  # we had been silent for long
+            self.known, self._came_at = False, None
+        if not self.known:
+            self._came_at = now if self._came_at is None else self._came_at
+            self.known = self._all_read((now - self._came_at) / 1e6, ages, _scores(read))
+        return news
+
+    def _all_read(self, waited: float, ages: Mapping[str, float], read: Mapping[str, int]) -> bool:
+        """Has everybody read a list with us, or none for so long that it will not rely on one?"""
+        longest, came_at = self._remembered + _MARGIN, self._came_at or 0
+        return waited > longest or all(
+            name == self._own or age > longest or read.get(name, 0) > came_at
+            for name, age in ages.items()
+        )
+
+    def owns(self, name: str) -> bool:
+        """Rendezvous hashing: is the name ours, if the members divide all among themselves?"""
+        members = self.ages or {self._own: 0.0}
+        return max(members, key=lambda member: _weight(member, name)) == self._own
+
+
+def _weight(member: str, name: str) -> bytes:
+    """The member with the greatest weight has the name."""
+    return hashlib.blake2b(f"{member}\0{name}".encode(), digest_size=8).digest()
+
+
+def _scores(found: Sequence[Any]) -> dict[str, int]:
+    """Names and their scores."""
+    return {name.decode(): int(score) for name, score in zip(found[::2], found[1::2], strict=True)}

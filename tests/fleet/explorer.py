@@ -1,0 +1,590 @@
+"""Whole fleets in virtual time over the store's real scripts, judged by the sites' log alone.
+
+The members are real schedulers and ledgers. Between them and a real server lies a simulated wire:
+each message takes as long as its seed says, or is lost, and the store may die, forget, or come
+back with what it knew a while ago, before or after any message. Nothing here waits for the real
+clock, and the same seed brings the same run.
+
+`python -m tests.fleet.explorer 0 1999` explores those seeds and prints what breaks a promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import selectors
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import redis
+
+from gatekeeper.clock import Timer
+from gatekeeper.config import Config, FleetConfig, PacingConfig
+from gatekeeper.errors import LedgerLost
+from gatekeeper.fleet import RedisLedger
+from gatekeeper.fleet import ledger as ledger_module
+from gatekeeper.fleet.scripts import FORMAT
+from gatekeeper.fleet.store import CALL_DEADLINE, StoreIdentity
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import RobotsInterval
+
+HOLD = 2.0
+INTERVALS = (0.4, 0.4, 0.4, 3.0)
+"""Seconds that each site asks for."""
+TOLERANCE = 1e-6
+BEGIN = 1_000_000.0
+SPEEDS = (
+    *((0.001,), (0.001, 0.02), (0.001, 0.002, 0.02), (0.0005, 0.002, 0.01)),
+    *((0.001, 0.01, 0.05), (0.005, 0.03, 0.1), (0.001, 0.05, 0.3)),
+)
+"""Of messages: seconds one way, one of these for each."""
+KINDS = ("die", "die", "die and keep", "forget", "cut")
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+class _Selector(selectors.DefaultSelector):
+    """Where a loop would wait, its time moves on."""
+
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> Any:
+        assert timeout is not None, "everybody waits for ever"
+        self.loop.now += max(0.0, timeout)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop that never waits."""
+
+    def __init__(self) -> None:
+        selector = _Selector()
+        selector.loop = self
+        self.now = BEGIN
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now
+
+
+class LoopClock:
+    """That loop's time."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+
+    def monotonic(self) -> float:
+        return self.loop.now
+
+    def wall(self) -> float:
+        return self.loop.now
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
+        return self.loop.call_at(when, callback, *args)
+
+
+# --- sites --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Visit:
+    """One request, as its site saw it."""
+
+    who: str
+    arrived: float
+    head: float = float("inf")
+    end: float = float("inf")
+    block: float = 0.0
+
+
+def violations(log: dict[str, list[Visit]], intervals: dict[str, float]) -> list[str]:
+    """What the sites' log says against the fleet."""
+    found = []
+    for name, visits in log.items():
+        for number, after in enumerate(visits):
+            for before in visits[:number]:
+                if after.arrived < before.end - TOLERANCE:
+                    kind = "overlap"
+                elif after.arrived < before.head + intervals[name] - TOLERANCE:
+                    kind = "early"
+                elif after.arrived < before.head + before.block - TOLERANCE:
+                    kind = "in a block"
+                else:
+                    continue
+                found.append(f"{kind}: {name} {before} {after}")
+    return found
+
+
+# --- the store ----------------------------------------------------------------------------------
+
+
+def _simulated(text: str) -> str:
+    """A script whose time and messages are ours."""
+    text = text.replace("redis.call('TIME')", "{0, tonumber(redis.call('GET', '{now}'))}")
+    return text.replace("redis.call('PUBLISH',", "redis.call('RPUSH', '{published}',")
+
+
+@dataclass
+class World:
+    """The store, the wires, and what happens to them."""
+
+    loop: VirtualLoop
+    client: Any
+    rng: random.Random
+    speeds: tuple[float, ...] = (0.001,)
+    """Seconds one way, one of these for each message."""
+    losing: float = 0.0
+    """The share of messages with which a wire goes dead."""
+    faults: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """What happens at which message, and for how long the store is away then."""
+    generation: int = 0
+    alive: bool = True
+    messages: int = 0
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    wires: list[Wire] = field(default_factory=list)
+    hearers: list[tuple[Wire, list[str], Callable[[str, bytes], None]]] = field(
+        default_factory=list
+    )
+    told: list[str] = field(default_factory=list)
+    origin: Callable[[], object] | None = None
+    """Has the store know what it did at the beginning."""
+
+    @property
+    def identity(self) -> StoreIdentity:
+        return StoreIdentity(f"run{self.generation}", "")
+
+    def note(self, what: str) -> None:
+        self.told.append(f"{self.loop.now - BEGIN:8.4f} {what}")
+
+    def delay(self) -> float:
+        return self.rng.choice(self.speeds)
+
+    def passed(self) -> bool:
+        """A message is sent: what is to happen at it happens; False: its wire goes dead."""
+        self.messages += 1
+        if (fault := self.faults.get(self.messages)) is not None:
+            self.breaks(*fault)
+        return self.rng.random() >= self.losing
+
+    def breaks(self, kind: str, seconds: float) -> None:
+        self.note(f"{kind} {seconds:g}")
+        if kind == "forget":
+            self._forget(0)
+        elif kind == "cut":
+            self._cut()
+        elif kind in ("die", "die and keep"):
+            self.generation += 1
+            self.alive = False
+            self._cut()
+            kept = len(self.calls) - self.rng.randrange(30) if kind != "die" else 0
+            self.loop.call_later(seconds, self._back, kept)
+
+    def _back(self, kept: int) -> None:
+        self._forget(max(0, kept))
+        self.alive = True
+        self.note("back")
+
+    def _forget(self, kept: int) -> None:
+        """The store knows nothing any more but the effect of the first calls."""
+        self.client.flushall()
+        calls, self.calls = self.calls[:kept], []
+        if kept and self.origin is not None:
+            self.origin()
+        for call in calls:
+            self.execute(*call, replayed=True)
+
+    def _cut(self) -> None:
+        wires, self.wires = self.wires, []
+        for wire in wires:
+            self.loop.call_later(self.delay(), wire.broke)
+
+    def execute(
+        self,
+        text: str,
+        keys: Sequence[str],
+        arguments: Sequence[Any],
+        now: int,
+        *,
+        replayed: bool = False,
+    ) -> Any:
+        self.calls.append((text, keys, arguments, now))
+        pipeline = self.client.pipeline(transaction=False)
+        pipeline.set("{now}", now)
+        if text:
+            pipeline.eval(_simulated(text), len(keys), *keys, *arguments)
+        else:
+            pipeline.execute_command(*arguments)
+        pipeline.lrange("{published}", 0, -1)
+        pipeline.delete("{published}")
+        _, result, published, _ = pipeline.execute(raise_on_error=True)
+        if not replayed:
+            for channel, data in zip(published[::2], published[1::2], strict=True):
+                self._publish(channel.decode(), data)
+        return result
+
+    def _publish(self, channel: str, data: bytes) -> None:
+        for wire, channels, heard in self.hearers:
+            if channel in channels and wire.open and self.passed():
+                moment = wire.down = max(wire.down, self.loop.now + self.delay())
+                self.loop.call_at(moment, self._hear, wire, heard, channel, data)
+
+    def _hear(
+        self, wire: Wire, heard: Callable[[str, bytes], None], channel: str, data: bytes
+    ) -> None:
+        if wire.open:
+            heard(channel, data)
+
+
+class Wire:
+    """A connection: first in, first out, both ways."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.generation = world.generation
+        self.up = self.down = 0.0
+        """When the latest message each way arrives."""
+        self.deaf = self.dumb = False
+        self.open = True
+        self.waiting: set[asyncio.Future[Any]] = set()
+        world.wires.append(self)
+
+    def broke(self) -> None:
+        self.open = False
+        for one in self.waiting:
+            if not one.done():
+                one.set_exception(LedgerLost("the connection broke"))
+
+    async def ask(self, act: Callable[[], Any]) -> Any:
+        world, loop = self.world, self.world.loop
+        if not self.open:
+            raise LedgerLost("the connection is broken")
+        answer: asyncio.Future[Any] = loop.create_future()
+        self.waiting.add(answer)
+        answer.add_done_callback(self.waiting.discard)
+
+        def reply(result: Any) -> None:
+            if self.open and not answer.done():
+                answer.set_result(result)
+
+        def arrive() -> None:
+            if self.generation != world.generation or not world.alive:
+                return
+            result = act()
+            self.dumb = self.dumb or not world.passed()
+            if not self.dumb:
+                self.down = max(self.down, loop.now + world.delay())
+                loop.call_at(self.down, reply, result)
+
+        self.deaf = self.deaf or not world.passed()
+        if not self.deaf:
+            self.up = max(self.up, loop.now + world.delay())
+            loop.call_at(self.up, arrive)
+        return await answer
+
+
+class SimulatedStore:
+    """`gatekeeper.fleet.store.Store`, on such a wire."""
+
+    world: World
+
+    def __init__(self, url: str, config: FleetConfig, *, any_memory: bool = False, tag: str = ""):
+        self.where = url
+        self.config = config
+        self.identity = StoreIdentity("", "")
+        self._wire: Wire | None = None
+        self._hears: Wire | None = None
+
+    async def hang_up(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.broke()
+
+    async def close(self) -> None:
+        await self.hang_up()
+        if self._hears is not None:
+            self._hears.broke()
+
+    async def connect(self, *, starting: bool = False) -> StoreIdentity:
+        await self.hang_up()
+        await self._connected()
+        wire = self._wire = Wire(self.world)
+        self.identity = await self._ask(wire, lambda: self.world.identity)
+        return self.identity
+
+    async def _connected(self) -> None:
+        await asyncio.sleep(2 * self.world.delay())
+        if not self.world.alive:
+            raise LedgerLost("connection refused")
+
+    async def _ask(self, wire: Wire | None, act: Callable[[], Any]) -> Any:
+        if wire is None:
+            raise LedgerLost("not connected")
+        try:
+            async with asyncio.timeout(CALL_DEADLINE):
+                return await wire.ask(act)
+        except TimeoutError as error:
+            await self.hang_up()
+            raise LedgerLost("no answer") from error
+        except (LedgerLost, asyncio.CancelledError):
+            await self.hang_up()
+            raise
+
+    def _now(self) -> int:
+        return round(self.world.loop.now * 1e6)
+
+    async def run(self, *command: Any) -> Any:
+        return await self._ask(self._wire, lambda: self.world.execute("", (), command, self._now()))
+
+    async def script(self, text: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        return (await self.scripts(text, [(list(keys), list(arguments))]))[0]
+
+    async def scripts(self, text: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
+        def act() -> list[Any]:
+            return [self.world.execute(text, keys, told, self._now()) for keys, told in calls]
+
+        return list(await self._ask(self._wire, act))
+
+    async def listen(
+        self,
+        channels: Callable[[], list[str]],
+        heard: Callable[[str, bytes], None],
+        subscribed: Callable[[int], None],
+    ) -> None:
+        await self._connected()
+        wire = self._hears = Wire(self.world)
+        await self._ask(wire, lambda: None)
+        names: list[str] = []
+        self.world.hearers.append((wire, names, heard))
+        while wire.open:
+            names[:] = channels()
+            subscribed(len(names))
+            await asyncio.sleep(0.25)
+        self.world.hearers = [one for one in self.world.hearers if one[0] is not wire]
+        raise LedgerLost("the connection broke")
+
+
+def _same(asked: RobotsInterval) -> RobotsInterval:
+    return asked
+
+
+# --- a run --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Plan:
+    """What one run is made of."""
+
+    seed: int
+    members: int = 2
+    seconds: float = 15.0
+    faults: dict[int, tuple[str, float]] = field(default_factory=dict)
+    losing: float = 0.0
+    newcomers: int = 0
+    speeds: tuple[float, ...] = (0.001, 0.002, 0.02)
+    hosts: int = 4
+    leaving: int = 0
+
+
+@dataclass
+class Outcome:
+    """What came of it."""
+
+    violations: list[str]
+    messages: int
+    visits: int
+    told: list[str]
+
+
+class _Run:
+    def __init__(self, plan: Plan, client: Any, loop: VirtualLoop) -> None:
+        self.plan = plan
+        self.loop = loop
+        self.rng = random.Random(plan.seed)
+        self.world = World(loop, client, self.rng, plan.speeds, plan.losing, plan.faults)
+        self.world.origin = self.long_since
+        self.hosts = {f"h{n}": self.rng.choice(INTERVALS) for n in range(plan.hosts)}
+        self.log: dict[str, list[Visit]] = {name: [] for name in self.hosts}
+        self.clock = LoopClock(loop)
+
+    def long_since(self) -> None:
+        """The epoch began long ago."""
+        told = ("id", "old", "server", "run0:", "format", str(FORMAT))
+        self.world.client.hset("{gatekeeper}:epoch", items=told)
+
+    async def member(self, name: str, begin: float, seconds: float) -> None:
+        await asyncio.sleep(begin)
+        config = FleetConfig(hold=HOLD)
+        ledger = RedisLedger("redis://store", clock=self.clock, config=config, member=name)
+        pacing = PacingConfig(max_in_flight=1000, backoff_jitter=0.0)
+        scheduler = Scheduler(
+            Config(pacing=pacing),
+            clock=self.clock,
+            rng=random.Random(self.plan.seed),
+            ledger=ledger,
+        )
+        self.world.note(f"{name} opens")
+        await scheduler.open()
+        self.world.note(f"{name} is open")
+        workers = [
+            self.loop.create_task(self.work(name, scheduler)) for _ in range(self.plan.hosts)
+        ]
+        await asyncio.sleep(seconds)
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        await scheduler.close()
+        self.world.note(f"{name} left")
+
+    async def work(self, name: str, scheduler: Scheduler) -> None:
+        rng = self.rng
+        while True:
+            host = rng.choice(list(self.hosts))
+            asked = RobotsInterval(self.hosts[host], "Crawl-delay")
+            try:
+                grant = await scheduler.acquire("u", host, admit=partial(_same, asked))
+            except LedgerLost:
+                await asyncio.sleep(0.05)
+                continue
+            await asyncio.sleep(rng.choice((0.0, 0.0, 0.01, 0.3)))  # connect
+            if grant.stale:
+                grant.give_back()
+                continue
+            visit = Visit(name, self.loop.now)
+            self.log[host].append(visit)
+            self.world.note(f"{name} asks {host}")
+            try:
+                await asyncio.sleep(rng.choice((0.0, 0.01, 0.1, 0.7)))
+                refused = rng.random() < 0.03
+                visit.head = self.loop.now
+                visit.block = 2.0 if refused else 0.0
+                grant.head()
+                await asyncio.sleep(rng.choice((0.0, 0.0, 0.2)))
+                grant.report(*((429, 0.1, 2.0) if refused else (200, 0.1)))
+            finally:
+                visit.head = min(visit.head, self.loop.now)
+                visit.end = self.loop.now
+                grant.release()
+
+    async def run(self) -> Outcome:
+        plan, rng = self.plan, self.rng
+        self.world.client.flushall()
+        self.long_since()
+        self.world.calls.clear()
+        ways: list[Coroutine[Any, Any, None]] = []
+        for number in range(plan.members + plan.newcomers):
+            begin = rng.choice((0.0, 0.0, 0.001, 0.01, 0.05))
+            if number >= plan.members:
+                begin = rng.random() * plan.seconds * 0.7
+            left = plan.seconds - begin
+            if 0 < number <= plan.leaving:
+                left *= rng.random()
+            ways.append(self.member(f"m{number}", begin, left))
+        await asyncio.gather(*ways)
+        return Outcome(
+            violations(self.log, self.hosts),
+            self.world.messages,
+            sum(map(len, self.log.values())),
+            self.world.told,
+        )
+
+
+def explore(plan: Plan, client: Any) -> Outcome:
+    """One run. `client`: of a server that nobody else uses."""
+    loop = VirtualLoop()
+    try:
+        asyncio.set_event_loop(loop)
+        run = _Run(plan, client, loop)
+        store = type("Store", (SimulatedStore,), {"world": run.world})
+        with patch.object(ledger_module, "Store", store):
+            return loop.run_until_complete(run.run())
+    finally:
+        with contextlib.suppress(Exception):
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def plan_of(seed: int) -> Plan:
+    """A plan at random: how many members and messages, what is slow, what breaks when. Every other
+    one is short and breaks while members join."""
+    rng = random.Random(f"plan {seed}")
+    return _joining(seed, rng) if seed % 2 else _crawling(seed, rng)
+
+
+def _joining(seed: int, rng: random.Random) -> Plan:
+    first = rng.randrange(8, 90)
+    faults = {first: (rng.choice(("die", "forget")), 0.0)}
+    if rng.random() < 0.3:
+        later = first + rng.randrange(1, 60)
+        faults[later] = (rng.choice(("die", "forget", "cut")), 0.0)
+    return Plan(
+        seed,
+        members=rng.choice((2, 2, 3)),
+        seconds=3.0,
+        faults=faults,
+        losing=rng.choice((0.0, 0.0, 0.01)),
+        newcomers=rng.choice((0, 0, 1)),
+        speeds=rng.choice(SPEEDS),
+    )
+
+
+def _crawling(seed: int, rng: random.Random) -> Plan:
+    faults = {}
+    for _ in range(rng.choice((1, 1, 2, 2, 3))):
+        begin = rng.choice((20, 60, 200, 600))
+        away = rng.choice((0.0, 0.0, 0.05, 1.0, 5.0))
+        faults[rng.randrange(begin, begin * 3)] = (rng.choice(KINDS), away)
+        if rng.random() < 0.5:  # and once more, soon
+            faults[rng.randrange(begin, begin * 3) + 20] = (rng.choice(KINDS), 0.0)
+    return Plan(
+        seed,
+        members=rng.choice((2, 2, 3)),
+        faults=faults,
+        losing=rng.choice((0.0, 0.0, 0.002, 0.01)),
+        newcomers=rng.choice((0, 0, 1)),
+        speeds=rng.choice(SPEEDS),
+        leaving=rng.choice((0, 0, 0, 1)),
+    )
+
+
+def main() -> None:
+    """Explore the seeds from one to another; one alone is told in full."""
+    from tests.fleet.server import Server
+
+    first, last = int(sys.argv[1]), int(sys.argv[-1])
+    server = Server()
+    server.start()
+    client = redis.Redis(unix_socket_path=str(server.socket))
+    messages = visits = broken = 0
+    begun = time.process_time()
+    try:
+        for seed in range(first, last + 1):
+            outcome = explore(plan_of(seed), client)
+            messages += outcome.messages
+            visits += outcome.visits
+            broken += bool(outcome.violations)
+            if outcome.violations or first == last:
+                print(seed, plan_of(seed), *outcome.violations[:2], flush=True)
+            if first == last:
+                print("\n".join(outcome.told))
+        print(
+            f"{last + 1 - first} runs, {messages} messages, {visits} requests, {broken} runs broke "
+            f"a promise; {time.process_time() - begun:.0f} s of the processor"
+        )
+    finally:
+        client.close()
+        server.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Fleets in virtual time, over the real scripts, with a store that forgets at any message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from gatekeeper.fleet.members import MemberList
+from tests.fleet.explorer import explore, plan_of
+from tests.fleet.server import BINARY, Server
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    """Of a server that nobody else uses."""
+    server = Server()
+    server.start()
+    with redis.Redis(unix_socket_path=str(server.socket)) as one:
+        yield one
+    server.close()
+
+
+@pytest.mark.parametrize("first", [0, 20])
+def test_no_order_of_events_breaks_a_promise(client: Any, first: int) -> None:
+    """`python -m tests.fleet.explorer` goes through thousands, and tells one in full."""
+    visits = 0
+    for seed in range(first, first + 20):
+        outcome = explore(plan_of(seed), client)
+        assert not outcome.violations, plan_of(seed)
+        visits += outcome.visits
+    assert visits > 100
+
+
+def test_who_forgets_a_member_is_found_out(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked for can be found: here each member waits for itself alone."""
+    tells = MemberList.tells
+
+    def alone(self: MemberList, epoch: str, word: int) -> list[str]:
+        tells(self, epoch, word)
+        return [self._own]
+
+    monkeypatch.setattr(MemberList, "tells", alone)
+    assert any(explore(plan_of(seed), client).violations for seed in range(60))
