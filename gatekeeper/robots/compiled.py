@@ -384,19 +384,36 @@ class WildRules:
         """The code of the deciding rule, -1, DENIED or ROBOTS_FILE."""
         if "%" in path or (self._strict and ("*" in path or not is_plain(path))):
             path = rfc_path(path)
-        try:
-            entry = self._entry(path)
-        except TooDear:
-            return DENIED
+        # As `_prefix`, and the first look of `_best`: most paths need no call of either.
+        keys = self._keys
+        place = bisect_right(keys, path) - 1
+        while not path.startswith(keys[place]):
+            place = self._links[place]
+        entry = self._entries[place]
+        if "?" in path or "%" in path or len(path) > self._roomy:
+            try:
+                entry = self._whole(path, entry)
+            except TooDear:
+                return DENIED
+        else:
+            loose, headed = self._loose, self._headed
+            for literal in loose:
+                if literal in path:
+                    entry = self._best(loose, 0, path, entry)
+                    break
+            for literal in headed:
+                if literal in path:
+                    entry = self._best(headed, len(loose), path, entry)
+                    break
         place = entry & (1 << self._shift) - 1
         # The place counts down to 1; the entry of no rule has none.
         return (self._count - place) * 2 + (entry >> self._shift & 1) if place else -1
 
-    def _entry(self, path: str) -> int:
+    def _whole(self, path: str, entry: int) -> int:
+        """The entry of a path, of which `entry` is that of its prefixes. Raises TooDear."""
         # A rule with a `?` is compared with the path as it stands, and as RFC 9309 section 2.2.2
         # (RFC-25) reads it.
         query = query_form(path) if self._twofold and "%" in path else path
-        entry = self._prefix(path)
         if query != path:
             entry = max(entry, self._prefix(query))
         return self._wild(path, query, entry)
