@@ -8,8 +8,8 @@ from __future__ import annotations
 import ssl
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, ClassVar, Generic, TypeVar
 
 from aiohttp.abc import AbstractResolver
@@ -31,23 +31,29 @@ from gatekeeper.sync import SyncGatekeeper
 
 __all__ = ["AsyncHopTransport", "HopTransport", "LeasedAsyncStream", "LeasedStream"]
 
+Mapped = Callable[[], AbstractContextManager[None]]
+
 
 class LeasedAsyncStream:
     """A response's body: its lease ends when it is closed, or dropped."""
 
-    def __init__(self, inner: Any, body: BodyInUse) -> None:
+    def __init__(self, inner: Any, body: BodyInUse, mapped: Mapped) -> None:
+        """`mapped`: as the library's errors what its connections raise."""
         self._inner = inner
         self._body = body
+        self._mapped = mapped
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._inner:
-            self._body.came(len(part))
-            yield part
+        with self._mapped():
+            async for part in self._inner:
+                self._body.came(len(part))
+                yield part
 
     async def aclose(self) -> None:
         """Close it; httpx does so itself where the body was read to its end."""
         try:
-            await self._inner.aclose()
+            if hasattr(self._inner, "aclose"):
+                await self._inner.aclose()
         finally:
             self._body.free()
 
@@ -55,19 +61,22 @@ class LeasedAsyncStream:
 class LeasedStream:
     """`LeasedAsyncStream`, for threads."""
 
-    def __init__(self, inner: Any, body: BodyInUse) -> None:
+    def __init__(self, inner: Any, body: BodyInUse, mapped: Mapped) -> None:
         self._inner = inner
         self._body = body
+        self._mapped = mapped
 
     def __iter__(self) -> Iterator[bytes]:
-        for part in self._inner:
-            self._body.came(len(part))
-            yield part
+        with self._mapped():
+            for part in self._inner:
+                self._body.came(len(part))
+                yield part
 
     def close(self) -> None:
         """Close it; httpx does so itself where the body was read to its end."""
         try:
-            self._inner.close()
+            if hasattr(self._inner, "close"):
+                self._inner.close()
         finally:
             self._body.free()
 
@@ -179,7 +188,7 @@ class _Library(Generic[_Asked]):
             body.free()
             return response
         self._bodies.add(body)
-        response.stream = self.leased(response.stream, body)
+        response.stream = self.leased(response.stream, body, self._mapped)
         return response
 
     def _free(self) -> None:
@@ -286,27 +295,12 @@ class _PoolTransport:
         return outer.httpx.Response(
             status_code=answer.status,
             headers=answer.headers,
-            stream=_MappedAsyncStream(outer, answer.stream),
+            stream=answer.stream,
             extensions=answer.extensions,
         )
 
     async def aclose(self) -> None:
         await self._pool.aclose()
-
-
-class _MappedAsyncStream:
-    def __init__(self, outer: AsyncHopTransport, inner: Any) -> None:
-        self._outer = outer
-        self._inner = inner
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        with self._outer._mapped():
-            async for part in self._inner:
-                yield part
-
-    async def aclose(self) -> None:
-        if hasattr(self._inner, "aclose"):
-            await self._inner.aclose()
 
 
 class _SyncPoolTransport:
@@ -323,26 +317,12 @@ class _SyncPoolTransport:
         return outer.httpx.Response(
             status_code=answer.status,
             headers=answer.headers,
-            stream=_MappedStream(outer, answer.stream),
+            stream=answer.stream,
             extensions=answer.extensions,
         )
 
     def close(self) -> None:
         self._pool.close()
-
-
-class _MappedStream:
-    def __init__(self, outer: HopTransport, inner: Any) -> None:
-        self._outer = outer
-        self._inner = inner
-
-    def __iter__(self) -> Iterator[bytes]:
-        with self._outer._mapped():
-            yield from self._inner
-
-    def close(self) -> None:
-        if hasattr(self._inner, "close"):
-            self._inner.close()
 
 
 class _Dialling:

@@ -233,10 +233,6 @@ class Journal:
         self.abandon()
         self.discard(self.retired())
 
-    def close(self) -> None:
-        """Close; what is not discarded is replayed by the next process. Idempotent."""
-        self.abandon()
-
     def _name(self, generation: int) -> Path:
         return self._path.with_name(f"{self._path.name}.promises-{generation}")
 

@@ -399,7 +399,7 @@ class Writer:
         connection = schema.connect(self._path)
         stack.callback(connection.close)
         committer = Committer(connection, self._config, self._clock)
-        stack.callback(self._journal.close)
+        stack.callback(self._journal.abandon)
         latest = committer.absorbed
         kept = list(self._journal.replay(committer.absorbed))
         with self._wake:

@@ -144,16 +144,16 @@ async def furnish(demo: Demo, rounds: int = 40) -> None:
     rng = random.Random(4)
     series = service.operators.series
     for n in range(360):
-        at, wall = series._next, service.clock.wall()
         series._look()
-        series._times[at] = wall - 3600 + n * 10
+        _, seen = series._points.pop()
         wave = 1 + 0.5 * rng.random() + (0.8 if 120 < n < 200 else 0)
         for key, size in (("allow", 40), ("deny", 9), ("defer", 2)):
-            series._values[key][at] = size * wave * rng.uniform(0.85, 1.15)
-        series._values["wait_p50"][at] = 0.4 * wave * rng.uniform(0.7, 1.3)
-        series._values["wait_p95"][at] = 1.9 * wave * rng.uniform(0.7, 1.3)
-        series._values["robots_ok"][at] = rng.randrange(3, 9)
-        series._values["robots_failed"][at] = rng.random() < 0.1
+            seen[key] = size * wave * rng.uniform(0.85, 1.15)
+        seen["wait_p50"] = 0.4 * wave * rng.uniform(0.7, 1.3)
+        seen["wait_p95"] = 1.9 * wave * rng.uniform(0.7, 1.3)
+        seen["robots_ok"] = float(rng.randrange(3, 9))
+        seen["robots_failed"] = float(rng.random() < 0.1)
+        series._points.append((service.clock.wall() - 3600 + n * 10, seen))
 
 
 def waiter(demo: Demo, path: str = "products/2", wait: float = 60) -> asyncio.Task[int]:

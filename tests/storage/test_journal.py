@@ -26,7 +26,7 @@ def written(path: Path, count: int, limit: int = 1 << 20) -> Path:
     journal.begin()
     for n in range(1, count + 1):
         journal.append(n, clock(n))
-    journal.close()
+    journal.abandon()
     return path.with_name(path.name + ".promises-1")
 
 
@@ -50,7 +50,7 @@ def test_an_endless_block_survives(path: Path) -> None:
     journal.begin()
     endless = ClockRecord(scope="a.example", next_at=0.0, blocked_until=float("inf"))
     journal.append(1, endless)
-    journal.close()
+    journal.abandon()
     assert list(Journal(path, limit=100).replay(0)) == [(1, endless)]
 
 
@@ -150,7 +150,7 @@ def test_a_new_generation_keeps_the_one_before_until_it_is_absorbed(path: Path) 
     assert [sequence for sequence, _ in Journal(path, limit=10).replay(0)] == [1, 2]
     journal.discard(journal.retired())
     assert [sequence for sequence, _ in Journal(path, limit=10).replay(0)] == [2]
-    journal.close()
+    journal.abandon()
 
 
 def test_it_stops_growing_while_the_database_refuses_it(path: Path) -> None:
@@ -163,7 +163,7 @@ def test_it_stops_growing_while_the_database_refuses_it(path: Path) -> None:
     assert journal.size < 4 * 100 + 200
     journal.stall(False)
     journal.append(100, clock(100))
-    journal.close()
+    journal.abandon()
 
 
 def test_a_write_cut_short_leaves_no_torn_frame(
@@ -178,7 +178,7 @@ def test_a_write_cut_short_leaves_no_torn_frame(
         journal.append(2, clock(2))
     monkeypatch.undo()
     journal.append(3, clock(3))
-    journal.close()
+    journal.abandon()
     frames, damaged = read_generation(path.with_name("state.db.promises-1"))
     assert [sequence for sequence, _ in frames] == [1, 3]
     assert damaged == 0
@@ -238,7 +238,7 @@ def test_a_full_disk_has_room_for_what_can_not_be_refused(
     disk.left = 10**6
     journal.append(9999, clock(9))
     assert read_generation(path.with_name("state.db.promises-1"))[1] == 0, "room is no damage"
-    journal.close()
+    journal.abandon()
     found = [sequence for sequence, _ in Journal(path, limit=100).replay(0)]
     assert found[: refusable + 100] == list(range(1, refusable + 101))
     assert found[-1] == 9999

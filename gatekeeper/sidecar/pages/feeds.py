@@ -2,18 +2,17 @@
 
 `DecisionFeed` keeps the latest decisions in a ring of fixed size. On the way of an answer stands
 one append; whoever reads the ring (an open page) does so ten times a second, at his own cost.
-`Series` keeps one number each ten seconds for an hour, in arrays of fixed size.
+`Series` keeps what was counted each ten seconds, for an hour.
 """
 
 from __future__ import annotations
 
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from heapq import merge
 from itertools import islice
-from math import inf, isnan, nan
+from math import inf, isnan
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -293,9 +292,8 @@ class Series:
         self._service = service
         self._clock = clock
         self._follow = follow
-        self._times = array("d", [nan]) * POINTS
-        self._values = {name: array("d", [nan]) * POINTS for name in NAMES}
-        self._next = 0
+        self._points: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=POINTS)
+        """When it looked (wall seconds), and what it saw."""
         self._timer = SingleTimer(clock, self._look)
         self._due = 0.0
         self._before: Mapping[str, float] = {}
@@ -314,22 +312,13 @@ class Series:
 
     def body(self) -> SeriesBody:
         """What was seen."""
-        order = [(self._next + n) % POINTS for n in range(POINTS)]
-        order = [n for n in order if not isnan(self._times[n])]
-        return SeriesBody(
-            STEP,
-            [self._times[n] for n in order],
-            {
-                name: [None if isnan(values[n]) else values[n] for n in order]
-                for name, values in self._values.items()
-            },
-        )
+        points = self._points
+        values = {name: [seen[name] for _, seen in points] for name in NAMES}
+        return SeriesBody(STEP, [at for at, _ in points], values)
 
     def rates(self) -> dict[str, float | None]:
         """The latest point."""
-        last = (self._next - 1) % POINTS
-        found = {name: values[last] for name, values in self._values.items()}
-        return {name: None if isnan(value) else value for name, value in found.items()}
+        return self._points[-1][1] if self._points else dict.fromkeys(NAMES)
 
     def _look(self) -> None:
         self._due = max(self._due, self._clock.monotonic() - STEP) + STEP
@@ -338,17 +327,17 @@ class Series:
         if service.phase == "closed":
             return
         now, waits = self._totals(), service.metrics.queue_wait.counts()
-        at = self._next
-        self._next = (at + 1) % POINTS
-        self._times[at] = self._clock.wall()
+        seen: dict[str, float | None] = {}
         for name, total in now.items():
-            grown = total - self._before.get(name, 0.0)
-            self._values[name][at] = grown if name.startswith("robots") else grown / STEP
+            grown = float(total - self._before.get(name, 0.0))
+            seen[name] = grown if name.startswith("robots") else grown / STEP
         grown_by = [new - old for new, old in zip(waits, self._waits, strict=True)]
-        self._values["wait_p50"][at] = service.metrics.queue_wait.quantile(grown_by, 0.5)
-        self._values["wait_p95"][at] = service.metrics.queue_wait.quantile(grown_by, 0.95)
-        self._values["waiting"][at] = len(service.leases.waiters)
-        self._values["leases"][at] = len(service.leases)
+        for name, share in (("wait_p50", 0.5), ("wait_p95", 0.95)):
+            seconds = service.metrics.queue_wait.quantile(grown_by, share)
+            seen[name] = None if isnan(seconds) else seconds
+        seen["waiting"] = float(len(service.leases.waiters))
+        seen["leases"] = float(len(service.leases))
+        self._points.append((self._clock.wall(), seen))
         self._before, self._waits = now, waits
         self._follow()
 
