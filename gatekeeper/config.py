@@ -10,6 +10,7 @@ import difflib
 import logging
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -43,6 +44,7 @@ __all__ = [
     "match_named",
     "settings_of",
     "takes_list",
+    "token_of",
     "values_of",
 ]
 
@@ -465,6 +467,7 @@ def _kind(value: object) -> str:
 
 # --- names as an operator gives them --------------------------------------------------------
 
+_SAY_WHO = 'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
 _REMEDY = "name it as in a.example, 192.0.2.1 or 2001:db8::1, or give a URL of it"
 
 
@@ -526,10 +529,16 @@ def agent_named(text: str) -> str:
         problem = "holds no product token"
     else:
         return token
-    raise ConfigError(
-        f"user_agent: {printable(text, 120)!r} {problem}; "
-        'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
-    )
+    raise ConfigError(f"user_agent: {printable(text, 120)!r} {problem}; {_SAY_WHO}")
+
+
+@lru_cache(maxsize=4096)  # a process speaks for few agents
+def token_of(user_agent: str) -> str:
+    """The product token that chooses the group in robots.txt. Raises ConfigError for none."""
+    token = product_token(user_agent)
+    if not token:
+        raise ConfigError(f"user agent {user_agent!r} holds no product token; {_SAY_WHO}")
+    return token
 
 
 def agent_doubt(text: str) -> str | None:

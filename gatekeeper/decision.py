@@ -16,6 +16,7 @@ import msgspec
 
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Rule
+from gatekeeper.urls import printable
 
 __all__ = [
     "BLOCKED_NOTE",
@@ -27,6 +28,7 @@ __all__ = [
     "Reason",
     "State",
     "Verdict",
+    "refuse",
 ]
 
 
@@ -248,9 +250,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         agent = f" for {self.user_agent}" if self.user_agent else ""
         text = f"{self.verdict} {self.url}{agent}: {self.reason}"
         if self.rule is not None:
-            text += f" (line {self.rule.line}: {_shown(self.rule.text)})"
+            text += f" (line {self.rule.line}: {printable(self.rule.text, _SHOWN)})"
         if self.note:
-            text += f" ({_shown(self.note)})"
+            text += f" ({printable(self.note, _SHOWN)})"
         if self.retry_at is not None:
             text += f"; ask again at {self.retry_at:%Y-%m-%dT%H:%M:%SZ}"
         return text
@@ -279,13 +281,6 @@ _SHOWN = 200
 """Characters of a line that `explain` shows."""
 
 
-def _shown(text: str) -> str:
-    cut = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-    if cut.isprintable():
-        return cut
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
-
-
 class Denied(GatekeeperError, aiohttp.ClientError):
     """This request may not be sent. `decision` says why."""
 
@@ -304,6 +299,14 @@ class Deferred(Denied):
     def retry_at(self) -> datetime | None:
         """The earliest moment at which asking again can help."""
         return self.decision.retry_at
+
+
+def refuse(decision: Decision) -> None:
+    """Raise Denied or Deferred unless the decision is ALLOW."""
+    if decision.verdict is Verdict.DENY:
+        raise Denied(decision)
+    if decision.verdict is Verdict.DEFER:
+        raise Deferred(decision)
 
 
 class LeaseTimeout(GatekeeperError, aiohttp.ClientError, TimeoutError):

@@ -28,8 +28,8 @@ from aiohttp import (
 from aiohttp.hdrs import AUTHORIZATION, LOCATION, RETRY_AFTER, URI, USER_AGENT
 
 from gatekeeper.clock import Deadline, SharedTimer
-from gatekeeper.decision import Decision, NotYet, Verdict
-from gatekeeper.errors import Deferred, Denied, HoldLapsed
+from gatekeeper.decision import Decision, NotYet, refuse
+from gatekeeper.errors import Denied, HoldLapsed
 from gatekeeper.fetching.guard import before_send
 from gatekeeper.identity import Signer
 from gatekeeper.robots import PageSignals, page_signals, product_token
@@ -532,9 +532,7 @@ async def judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: str
     if sent is None or unnamed(sent):
         return  # it is sent under the lease's
     if not _same_agent(sent, lease.user_agent or gate.user_agent or lease.decision.user_agent):
-        decision = await gate.check(url, user_agent=sent)
-        if decision.verdict is not Verdict.ALLOW:
-            raise (Deferred if decision.verdict is Verdict.DEFER else Denied)(decision)
+        refuse(await gate.check(url, user_agent=sent))
 
 
 def _identify(

@@ -22,7 +22,7 @@ from aiohttp.abc import AbstractResolver
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock
-from gatekeeper.config import Config, HostRule, agent_named, as_config, host_named
+from gatekeeper.config import Config, HostRule, agent_named, as_config, host_named, token_of
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import GateClosed
@@ -36,7 +36,7 @@ from gatekeeper.fleet import FleetLedger, configured_ledger
 from gatekeeper.gate.decider import Decider, DecisionIds
 from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
-from gatekeeper.gate.questions import GateQuestions, GateStats, token_of
+from gatekeeper.gate.questions import GateQuestions, GateStats
 from gatekeeper.gate.robots_pacing import RobotsPacing
 from gatekeeper.identity import Signer
 from gatekeeper.middleware import UNLIMITED, gate_middleware_with

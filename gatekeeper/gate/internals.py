@@ -14,7 +14,7 @@ from aiohttp.abc import AbstractResolver
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock
-from gatekeeper.config import Config, HostRule
+from gatekeeper.config import Config, HostRule, token_of
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import GateClosed, InvalidURL, LedgerLost
@@ -26,7 +26,6 @@ from gatekeeper.fetching.records import LARGE, Moment, Record
 from gatekeeper.gate.decision_cache import DecisionBatch
 from gatekeeper.gate.gatekeeper import GateFollower, Gatekeeper
 from gatekeeper.gate.leases import Lease
-from gatekeeper.gate.questions import token_of
 from gatekeeper.identity import Signer
 from gatekeeper.middleware import DeadlineMiddleware, gate_middleware_with
 from gatekeeper.pacing.ledger import ScopeView

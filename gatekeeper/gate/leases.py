@@ -19,10 +19,9 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.config import FetchConfig
 from gatekeeper.deadlock import Holdings, WaitGraph
-from gatekeeper.decision import Decision, NotYet, Reason, Verdict
+from gatekeeper.decision import Decision, NotYet, Reason, refuse
 from gatekeeper.errors import (
     Deferred,
-    Denied,
     GatekeeperError,
     LeaseTimeout,
     LedgerLost,
@@ -50,7 +49,7 @@ from gatekeeper.pacing.waiting import EVERYTHING, Entrance, received
 from gatekeeper.url_cache import url_of
 from gatekeeper.urls import Target
 
-__all__ = ["Lease", "LeaseManager", "LeaseRequest", "Uplink", "refuse"]
+__all__ = ["Lease", "LeaseManager", "LeaseRequest", "Uplink"]
 
 _LOOK_UP = 0.5
 """Seconds that the address of a host may take whose lease of an earlier run is held again."""
@@ -66,14 +65,6 @@ _MOST_ASKING: Final = 4_000
 """Origins that are asked for in the background at once: as many as the gate has room for."""
 _log = logging.getLogger(__name__)
 _HELD = frozenset({Reason.HOST_BLOCKED, Reason.HOST_PAUSED})
-
-
-def refuse(decision: Decision) -> None:
-    """Raise Denied or Deferred unless the decision is ALLOW."""
-    if decision.verdict is Verdict.DENY:
-        raise Denied(decision)
-    if decision.verdict is Verdict.DEFER:
-        raise Deferred(decision)
 
 
 class Lease(msgspec.Struct, eq=False):

@@ -7,7 +7,6 @@ on behalf of the task that asks, so that no task waits for what it holds itself 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
@@ -17,9 +16,10 @@ from typing import Any, TypeVar, cast
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, utc
+from gatekeeper.config import token_of
 from gatekeeper.deadlock import TurnWait, WaitGraph, WaitsForItself
 from gatekeeper.decision import Decision, Reason, State, Verdict
-from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL, LeaseTimeout
+from gatekeeper.errors import GatekeeperError, InvalidURL, LeaseTimeout
 from gatekeeper.fetching.directory import Directory, DirectoryStats
 from gatekeeper.fetching.guard import GuardStats, HostAddresses
 from gatekeeper.fetching.outcomes import Outcome
@@ -31,10 +31,10 @@ from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.rules import BudgetSpent
 from gatekeeper.pacing.scheduler import PacingStats
 from gatekeeper.pacing.scopes import NO_RATE
-from gatekeeper.robots import Policy, RobotsTxt, product_token
+from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.urls import Target
 
-__all__ = ["WINDOW", "GateQuestions", "GateStats", "in_order", "token_of"]
+__all__ = ["WINDOW", "GateQuestions", "GateStats", "in_order"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,18 +42,6 @@ WINDOW = 1000
 """URLs of `check_many` that are looked at ahead of the one being answered."""
 
 Known = TypeVar("Known")
-
-
-@functools.lru_cache(maxsize=4096)  # a process speaks for few agents
-def token_of(user_agent: str) -> str:
-    """The product token that chooses the group in robots.txt. Raises ConfigError for none."""
-    token = product_token(user_agent)
-    if not token:
-        raise ConfigError(
-            f"user agent {user_agent!r} holds no product token; "
-            'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
-        )
-    return token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from gatekeeper import urls
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import Config
-from gatekeeper.decision import BLOCKED_NOTE, Decision, Verdict
+from gatekeeper.decision import BLOCKED_NOTE, Decision, Verdict, refuse
 from gatekeeper.errors import (
     AddressRefused,
     ConfigError,
@@ -40,7 +40,6 @@ from gatekeeper.errors import (
 from gatekeeper.fetching.guard import Guard, GuardedResolver
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.gate.decider import refused_request
-from gatekeeper.gate.leases import refuse
 from gatekeeper.identity import Signer
 from gatekeeper.middleware import (
     Gate,

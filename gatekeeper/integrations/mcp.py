@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 
 from gatekeeper import urls
 from gatekeeper.config import Config
-from gatekeeper.decision import Decision, Verdict
+from gatekeeper.decision import Decision, Verdict, refuse
 from gatekeeper.errors import (
     ConfigError,
     Deferred,
@@ -31,7 +31,6 @@ from gatekeeper.errors import (
     LeaseTimeout,
     SidecarError,
 )
-from gatekeeper.gate.leases import refuse
 from gatekeeper.middleware import Gate
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.remote.client import RemoteGatekeeper

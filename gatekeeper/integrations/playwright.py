@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from playwright.async_api import BrowserContext, Error, Page, Request, Response, Route
 
 from gatekeeper import urls
-from gatekeeper.decision import Decision
+from gatekeeper.decision import Decision, refuse
 from gatekeeper.errors import (
     ConfigError,
     Deferred,
@@ -27,7 +27,6 @@ from gatekeeper.errors import (
     LeaseTimeout,
 )
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.gate.leases import refuse
 from gatekeeper.integrations.hops import (
     BodyInUse,
     Hop,

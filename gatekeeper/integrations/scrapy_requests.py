@@ -22,7 +22,7 @@ from twisted.internet.error import DNSLookupError
 
 from gatekeeper import urls
 from gatekeeper.config import Config, as_config
-from gatekeeper.decision import Decision, Verdict
+from gatekeeper.decision import Decision, Verdict, refuse
 from gatekeeper.errors import (
     ConfigError,
     Deferred,
@@ -35,7 +35,6 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate import Gatekeeper, internals
-from gatekeeper.gate.leases import refuse
 from gatekeeper.integrations.hops import (
     MAX_WAIT,
     GuardedNames,
@@ -45,10 +44,9 @@ from gatekeeper.integrations.hops import (
     name_to_send,
 )
 from gatekeeper.library_internals import scrapy_stops, wake_scrapy
-from gatekeeper.middleware import unnamed
+from gatekeeper.middleware import other_agent, unnamed
 from gatekeeper.queue import Turn
 from gatekeeper.remote.client import RemoteGatekeeper
-from gatekeeper.robots import product_token
 
 __all__ = [
     "PoliteMiddleware",
@@ -176,11 +174,8 @@ class ScrapyCrawl:
 
     def agent_of(self, request: Request) -> str | None:
         """The request's own User-Agent, if that is another one than the gate's."""
-        sent = self.sent_by(request)
         own = None if self.gate is None else self.gate.user_agent
-        if sent is None or unnamed(sent) or own is None:
-            return None
-        return None if product_token(sent).lower() == product_token(own).lower() else sent
+        return None if own is None else other_agent(self.sent_by(request), own)
 
     def asked_as(self, request: Request) -> str:
         """The URL to ask the queue for a turn by: that of the host's robots.txt, which anybody may

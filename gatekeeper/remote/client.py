@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from typing import Literal, Self
 from urllib.parse import quote
 
@@ -30,7 +29,7 @@ from aiohttp import ClientMiddlewareType
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, utc
-from gatekeeper.config import Config, RobotsConfig, agent_named, as_config, host_named
+from gatekeeper.config import Config, RobotsConfig, agent_named, as_config, host_named, token_of
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, NotYet, Reason, Verdict
 from gatekeeper.errors import ConfigError, GateClosed, GatekeeperError, InvalidURL, SidecarError
@@ -46,7 +45,7 @@ from gatekeeper.remote.connection import (
 )
 from gatekeeper.remote.leases import RemoteLease, RemoteLeaseRequest, RemoteLeases
 from gatekeeper.remote.questions import BatchSender, Question, Questions, RememberedDecisions
-from gatekeeper.robots import Policy, RobotsTxt, product_token
+from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.wire import Alive, BlockBody, Explanation, HostBody, RefreshBody, encode
 
 __all__ = [
@@ -638,13 +637,10 @@ def policy_of(
 _LONGEST = 512
 
 
-@lru_cache(maxsize=1024)
 def check_agent(user_agent: str) -> str:
     """The product token. Raises ConfigError for a name that holds none, or is too long."""
-    token = product_token(user_agent)
-    if not token or len(user_agent) > _LONGEST:
+    if len(user_agent) > _LONGEST:
         raise ConfigError(
-            f"user agent {user_agent[:_LONGEST]!r} holds no product token, or is too long; "
-            'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
+            f"user agent {user_agent[:_LONGEST]!r} is longer than {_LONGEST} characters"
         )
-    return token
+    return token_of(user_agent)

@@ -23,9 +23,10 @@ import msgspec
 from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import ServerConfig
+from gatekeeper.decision import refuse
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.gate import internals
-from gatekeeper.gate.leases import Lease, refuse
+from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from aiohttp import web
 
 from gatekeeper import urls
 from gatekeeper.clock import deadline
-from gatekeeper.decision import Decision
+from gatekeeper.decision import Decision, refuse
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout, StorageError
-from gatekeeper.gate.leases import Lease, refuse
+from gatekeeper.gate.leases import Lease
 from gatekeeper.middleware import counting_bytes
 from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.sidecar.exchange import CRAWL, OCTETS, SANDBOXED, Call, Problem, Route, read_query
