@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain, compress, repeat
 from operator import not_
 from typing import Protocol
@@ -30,10 +30,12 @@ from gatekeeper.robots.patterns import (
     ROBOTS_TXT,
     Meter,
     TooDear,
+    is_plain,
     is_robots_txt,
     query_form,
     rfc_path,
     rfc_patterns,
+    unescaped,
     wild_match,
 )
 from gatekeeper.robots.rules import Numbered, octets_of, split_url
@@ -112,16 +114,16 @@ class LongestMatch:
 
     The rules are read off the text when the first question comes, and kept as the file lists
     them, in a few tuples of strings, so that a file that is asked a handful of questions costs
-    little more than its text. Most paths begin with no prefix, and hold no piece, that some
-    Disallow needs: they are allowed without a look at any rule. Of the others most are matched by
-    no Allow. For what is left the longest match of either kind is looked for; once that was done
-    `_WORTH` times, the rules are made ready as `Compiled`. Of a large text they are at once.
+    little more than its text. Most paths begin as no Disallow does, and hold no piece that one of
+    those needs that begin with a star: they are allowed without a look at any rule. For what is
+    left the longest match of either kind is looked for; once that was done `_WORTH` times, the
+    rules are made ready as `Compiled`. Of a large text they are at once.
     """
 
     __slots__ = (
-        *("_allowed", "_asked", "_authority", "_clues", "_few", "_forbids", "_headed", "_heads"),
-        *("_left", "_loose", "_many", "_opened", "_ordered", "_pieces", "_plain", "_prefixes"),
-        *("_queries", "_ready", "_roomy", "_source", "_starts", "_strict", "_values", "spans"),
+        *("_allowed", "_authority", "_clues", "_forbids", "_left", "_many", "_opened", "_patterns"),
+        *("_plain", "_prefixes", "_queries", "_quick", "_ready", "_roomy", "_source", "_strict"),
+        *("_sure", "_values", "spans"),
     )
 
     dialect = Dialect.RFC9309
@@ -135,6 +137,8 @@ class LongestMatch:
         """That of the last URL that had to be read whole: of the next one the path is left."""
         self._roomy = -1
         """Characters of a text that is answered about at once, none before the rules are read."""
+        self._quick = -1
+        """Of one that is answered about by `allows_url` itself."""
         self._ready: Compiled | None = None
         eager = source.size > _EAGER_OCTETS and sum([b - a + 64 for a, b in spans]) > _EAGER_OCTETS
         self._begin()
@@ -147,36 +151,23 @@ class LongestMatch:
 
     def _begin(self) -> None:
         """What holds where every path is left to the rules made ready."""
-        self._prefixes: tuple[str, ...] = ("",)
+        self._prefixes: tuple[str, ...] = ("/",)
         """A path that begins with one of them is matched by a Disallow."""
-        self._few = True
-        """A path that begins with none of them is matched by none."""
+        self._many = False
+        """They are in order, and none begins with another one: the one just before a path is the
+        only one that it may begin with."""
+        self._sure = False
+        """No rule allows."""
+        self._clues: tuple[str, ...] = ()
+        """What stands in each path that another Disallow matches, ..."""
+        self._patterns: tuple[str, ...] = ()
+        """... these, one by one; behind them those whose only star is the last octet."""
         self._values: tuple[str, ...] = ()
         """In normal form, in the order of the file."""
         self._forbids: tuple[str, ...] = ()
         """Of each the empty text if it allows; empty where none does."""
-        # Of the values that forbid:
         self._plain: tuple[str, ...] = ()
-        """Those without a star and a final `$`."""
-        self._starts: tuple[str, ...] = ()
-        """What a path begins with that is matched: these, and what stands before a lone star."""
-        self._many = False
-        """They are more than `_FEW`, and not in `_prefixes`."""
-        self._ordered: tuple[str, ...] | None = None
-        """Of many those that begin with no other one, in order. None: not put in order yet."""
-        self._asked = 0
-        """Questions about many."""
-        self._headed: tuple[str, ...] = ()
-        """Those that begin with more than a slash before the first star, or before the final `$`
-        without one; last those that nothing follows."""
-        self._heads: tuple[str, ...] = ()
-        """What stands there, but for the last ones."""
-        self._loose: tuple[str, ...] = ()
-        """All others."""
-        self._pieces: tuple[str, ...] = ()
-        """Of the first ones what stands in every path that they match, and in no other, ..."""
-        self._clues: tuple[str, ...] = ()
-        """... and of those behind them what stands in every path that they match."""
+        """Those that forbid, without a star and a final `$`."""
         self._opened: tuple[str, ...] | None = None
         """The values that allow. None: not listed yet."""
         self._allowed: tuple[str, ...] = ("",)
@@ -212,78 +203,73 @@ class LongestMatch:
                 plain = tuple(compress(values, forbids))
             else:
                 self._allowed = (ROBOTS_TXT,)
-            starts = plain
+                self._sure = True
+            self._plain = self._prefixes = plain
             if "*" in joined or "$" in joined:
                 flat = joined.count("*") + joined.count("$") <= compiled.FLAT_RULES
                 roomy = min(roomy, compiled.PAIRS // len(joined)) if flat else 0
                 strict = strict or LIKE_AN_ESCAPE(joined) is not None
-                plain, starts = self._take_wild(plain)
-            self._plain, self._starts = plain, starts
-            self._many = len(starts) > _FEW
-            self._few = not (self._many or self._headed or self._loose)
-            self._prefixes = () if self._many else starts
+                self._take_wild(plain)
         self._strict = strict
         self._roomy = roomy
+        self._quick = -1 if strict or len(self._prefixes) > _FEW else roomy
         self._source = None
 
-    def _take_wild(self, values: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Take the values of rules that forbid; gives those without a star and a final `$`, and
-        what a path begins with that is matched."""
-        headed: list[str] = []
-        heads: list[str] = []
+    def _take_wild(self, values: tuple[str, ...]) -> None:
+        """Take the values of rules that forbid."""
+        starts: list[str] = []
         starred: list[str] = []
-        sure: list[str] = []
-        pieces: list[str] = []
-        loose: list[str] = []
+        patterns: list[str] = []
         clues: list[str] = []
         for value in [value for value in values if "*" in value or value[-1] == "$"]:
             head, star, rest = value.partition("*")
-            if not star:
-                headed.append(value)
-                heads.append(head[:-1])
-            elif not rest.strip("*"):
+            rest = rest.rstrip("*")
+            if star and not rest:
                 starred.append(value)
-            elif head and head != "/":
-                headed.append(value)
-                heads.append(head)
-            elif "*" in rest or rest[-1] == "$" or (head and rest[0] == "/"):
-                loose.append(value)
-                clues.append(rest.rstrip("*").removesuffix("$").rpartition("*")[2])
+                starts.append(head or "/")
             else:
-                sure.append(value)
-                pieces.append(rest)
-        self._headed, self._heads = (*headed, *starred), tuple(heads)
-        self._loose, self._pieces, self._clues = (*sure, *loose), tuple(pieces), tuple(clues)
-        plain = tuple([value for value in values if "*" not in value and value[-1] != "$"])
-        if not starred:
-            return plain, plain
-        return plain, (*plain, *[value.rstrip("*") for value in starred])
+                patterns.append(value)
+                if len(head) < 2:
+                    head = rest.removesuffix("$").rpartition("*")[2]
+                clues.append(head if star else head[:-1])
+        self._plain = tuple([value for value in values if "*" not in value and value[-1] != "$"])
+        self._prefixes = (*self._plain, *starts) if starts else self._plain
+        self._patterns, self._clues = (*patterns, *starred), tuple(clues)
 
     def allows_url(self, url: str) -> bool:
         """The verdict for a URL, or a path. Raises InvalidURL for text that is neither."""
         path = url.removeprefix(self._authority)
-        if path[:1] != "/":
-            origin, path = split_url(url)
-            if origin and url.startswith(origin + "/"):
-                self._authority = origin
-            return self.allows(path)
         # `answer` gives the same; most URLs need no call of it.
         if (
             "%" not in path
             and " " not in path
             and "/." not in path
             and path.isprintable()
-            and len(path) <= self._roomy
-            and (not self._strict or rfc_path(path) == path)
+            and len(path) <= self._quick
         ):
-            if not path.startswith(self._prefixes):
-                verdict = True if self._few else self._beyond(path)
-            elif "#" not in path:
-                return path.startswith(self._allowed) and self._compare(path)
-            else:
-                verdict = None
-        else:
-            verdict = self.answer(path)
+            some = self._prefixes
+            if path.startswith(some[bisect_right(some, path) - 1] if self._many else some):
+                if "#" not in path:
+                    if self._sure:
+                        return path == ROBOTS_TXT
+                    return path.startswith(self._allowed) and self._compare(path)
+            elif path and path[0] == "/":
+                clues = self._clues
+                if not clues:
+                    return True
+                for clue in clues:
+                    if clue in path:
+                        break
+                else:
+                    return True
+                if "#" not in path:
+                    return self._closer(path)
+        if path[:1] != "/":
+            origin, path = split_url(url)
+            if origin and url.startswith(origin + "/"):
+                self._authority = origin
+            return self.allows(path)
+        verdict = self.answer(path)
         return self.allows(split_url(url)[1]) if verdict is None else verdict
 
     @property
@@ -306,68 +292,71 @@ class LongestMatch:
             or len(path) > self._roomy
         ):
             return None
-        if "%" in path or self._strict:
+        if "%" in path:
             if "/%2" in path or "/." in path:
                 return None
-            path = rfc_path(path)
+            # Where no rule holds an escape, one of a plain octet alone can make a difference.
+            if self._strict or not unescaped(path):
+                path = rfc_path(path)
             if self._queries and "?" in path and "%" in path:
                 return None
-        if not path.startswith(self._prefixes):
-            return True if self._few else self._beyond(path)
-        return None if "#" in path else path.startswith(self._allowed) and self._compare(path)
-
-    def _beyond(self, path: str) -> bool | None:
-        """`answer` for a path that begins with none of a few prefixes."""
-        # To see whether a piece stands in a path is faster than any call.
-        for piece in self._pieces:
-            if piece in path:
-                break
-        else:
-            if not (self._many and self._begins(path)) and not (
-                (self._clues or self._heads) and self._matched(path)
-            ):
-                return True
-        # What was found may stand in the fragment.
-        return None if "#" in path else path.startswith(self._allowed) and self._compare(path)
-
-    def _matched(self, path: str) -> bool:
-        """A Disallow matches that takes a closer look, or may match what precedes a fragment."""
+        elif self._strict and ("*" in path or not is_plain(path)):
+            path = rfc_path(path)
+        if not self._many and len(self._prefixes) > _FEW:
+            self._order()
+        some = self._prefixes
+        if path.startswith(some[bisect_right(some, path) - 1] if self._many else some):
+            # What was found may stand in the fragment.
+            return None if "#" in path else path.startswith(self._allowed) and self._compare(path)
         for clue in self._clues:
             if clue in path:
-                places = range(len(self._pieces), len(self._loose))
-                for place, each in zip(places, self._clues, strict=True):
-                    if each in path and ("#" in path or wild_match(self._loose[place], path)):
-                        return True
-                break
-        if path.startswith(self._heads):
-            for place, head in enumerate(self._heads):
-                if head in path and ("#" in path or wild_match(self._headed[place], path)):
-                    return True
-        return False
+                return None if "#" in path else self._closer(path)
+        return True
 
-    def _candidates(self, path: str) -> Iterator[str]:
-        """The Disallows with a star or a final `$` that may match."""
-        literals = chain(self._pieces, self._clues)
-        for pattern, literal in zip(self._loose, literals, strict=True):
-            if literal in path:
-                yield pattern
-        yield from self._headed
-
-    def _begins(self, path: str) -> bool:
-        """The path begins with one of many prefixes."""
-        ordered = self._ordered
-        if ordered is not None:
-            return path.startswith(ordered[bisect_right(ordered, path) - 1])
-        self._asked += 1
-        if self._asked > _FEW:
-            # Without those that begin with another one the one just before a path is the only
-            # one that it may begin with.
+    def _order(self) -> None:
+        """Put many prefixes in order, once that pays."""
+        self._left -= 1
+        if self._left < 0:
             kept: list[str] = []
-            for prefix in sorted(self._starts):
+            for prefix in sorted(self._prefixes):
                 if not kept or not prefix.startswith(kept[-1]):
                     kept.append(prefix)
-            self._ordered = tuple(kept)
-        return path.startswith(self._starts)
+            self._prefixes = tuple(kept)
+            self._many = True  # after: another thread may be here
+            self._left = _WORTH
+            if not self._strict:
+                self._quick = self._roomy
+
+    def _closer(self, path: str) -> bool:
+        """`answer` for a path that holds what some pattern needs, and has no fragment."""
+        for pattern, clue in zip(self._patterns, self._clues, strict=False):
+            if clue in path and wild_match(pattern, path):
+                return path.startswith(self._allowed) and self._compare(path)
+        return True
+
+    def _compare(self, path: str) -> bool:
+        """The verdict about a path that some Disallow matches, and maybe an Allow; in its normal
+        form, or one in which that makes no difference."""
+        ready = self._ready or self._if_ready(path)
+        if ready is not None:
+            return ready.decide(path) & 1 == 1
+        longest = max(map(len, self._allowing(path)), default=0) if self._forbids else 0
+        return (longest > 0 and not self._longer(path, longest)) or is_robots_txt(path)
+
+    def _longer(self, path: str, longest: int) -> bool:
+        """A Disallow matches that is longer."""
+        for prefix in self._plain:
+            if prefix in path and len(prefix) > longest and path.startswith(prefix):
+                return True
+        for pattern in self._candidates(path):
+            if len(pattern) > longest and wild_match(pattern, path):
+                return True
+        return False
+
+    def _candidates(self, path: str) -> list[str]:
+        """The Disallows with a star or a final `$` that may match."""
+        found = [*compress(self._patterns, map(path.__contains__, self._clues))]
+        return [*found, *self._patterns[len(self._clues) :]]
 
     def allows(self, path: str) -> bool:
         """The verdict alone, about a path with its query as `split_url` gives it."""
@@ -400,32 +389,11 @@ class LongestMatch:
         found = []
         if path.startswith(self._plain):
             found = [each for each in self._plain if each in path and path.startswith(each)]
-        if self._loose or self._headed:
-            found += [each for each in self._candidates(path) if wild_match(each, path)]
+        found += [each for each in self._candidates(path) if wild_match(each, path)]
         denied = self._longest(found, 0)
         if len(denied) > len(allowed):
             return self._place(denied, 0) * 2
         return self._place(allowed, 1) * 2 + 1 if allowed else -1
-
-    def _compare(self, path: str) -> bool:
-        """The verdict about a path that some Disallow matches, and maybe an Allow; in its normal
-        form, or one in which that makes no difference."""
-        ready = self._ready or self._if_ready(path)
-        if ready is not None:
-            return ready.decide(path) & 1 == 1
-        longest = max(map(len, self._allowing(path)), default=0) if self._forbids else 0
-        return (longest > 0 and not self._longer(path, longest)) or is_robots_txt(path)
-
-    def _longer(self, path: str, longest: int) -> bool:
-        """A Disallow matches that is longer."""
-        for prefix in self._plain:
-            if prefix in path and len(prefix) > longest and path.startswith(prefix):
-                return True
-        if self._loose or self._headed:
-            for pattern in self._candidates(path):
-                if len(pattern) > longest and wild_match(pattern, path):
-                    return True
-        return False
 
     def _allowing(self, path: str) -> list[str]:
         """The Allows that match."""

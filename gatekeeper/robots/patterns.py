@@ -250,6 +250,9 @@ def wild_match(pattern: str, path: str) -> bool:
     if not path.startswith(head):
         return False
     position, end = len(head), len(path)
+    piece, star, more = rest.partition("*")
+    if not more and (star or piece[-1:] != "$"):  # most have one piece
+        return path.find(piece, position) >= 0
     if rest[-1:] == "$":
         rest, _, last = rest[:-1].rpartition("*")
         end -= len(last)
