@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import http
+import json
 import math
 import re
 import time
@@ -492,6 +493,10 @@ def _in_one_piece(request: web.BaseRequest) -> bool:
     return speedups.ON and request.version == HttpVersion11 and request.keep_alive
 
 
+_HALF_PAIR: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Half of a surrogate pair, as JSON writes it; of a whole pair the first half is found, too."""
+
+
 async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> _T:
     """A JSON body as a struct. Raises Problem 413, 415 or 400.
 
@@ -513,7 +518,30 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        try:
+            found = _with_half_pairs(body)
+            if found is not None:
+                return msgspec.convert(found, type=kind)
+        except (ValueError, RecursionError):  # a DecodeError is a ValueError
+            pass
         raise Problem(400, "bad-request", f"body: {error}") from None
+
+
+def _with_half_pairs(body: bytes) -> dict[str, object] | None:
+    r"""A body whose URLs hold `\ud800` and the like without the other half; None: it has none.
+
+    JSON can write what is no text (RFC 8259 section 8.2), as json.dumps and JSON.stringify do with
+    what a page held. Such a URL is refused by itself and not with its whole batch; anywhere else
+    it is a mistake. Raises ValueError or RecursionError for what is no JSON.
+    """
+    if not _HALF_PAIR.search(body):
+        return None
+    found = json.loads(body, parse_constant=int)  # NaN is a mistake, and no int
+    if not isinstance(found, dict):
+        return None
+    others = {key: value for key, value in found.items() if key not in ("url", "urls")}
+    json.dumps(others, ensure_ascii=False).encode()
+    return found
 
 
 def read_inline_body(

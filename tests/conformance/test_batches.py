@@ -101,15 +101,36 @@ async def test_an_error_of_ours_defers_its_url_alone_within_a_lease(
 async def test_a_posted_batch_is_answered_whole(world: FakeInternet, sidecar_on: Any) -> None:
     """As a client in another language posts it: nothing is looked at before it is sent."""
     sidecar = await sidecar_on(world)
-    odd = [text for text in ODD if text != "\ud800"]  # no JSON may hold it
-    given = ["http://a.test/", FAULTY, *odd, "http://b.test/x"]
+    given = ["http://a.test/", FAULTY, *ODD, "http://a.test/\udcff", "http://b.test/x"]
     async with aiohttp.ClientSession() as session:
         for _ in range(2):
             async with session.post(f"{sidecar.where}/v1/check", json={"urls": given}) as response:
                 assert response.status == 200
                 told = (await response.json())["decisions"]
             reasons = [decision["reason"] for decision in told]
-            assert reasons == ["no_rule", "internal", *["invalid_url"] * len(odd), "empty_file"]
-        for one in odd:
+            assert reasons == [
+                "no_rule",
+                "internal",
+                *["invalid_url"] * (len(ODD) + 1),
+                "empty_file",
+            ]
+        for body in (
+            b'{"urls": ["\\ud800"], "user_agent": "\\udcff"}',
+            b'{"urls": ["\\ud800", 5]}',
+            b'{"urls": ["\\ud800"], "wait": NaN}',
+            b'["\\ud800"]',
+            b'{"urls": ["\\ud800"' + b"[" * 200_000,
+        ):
+            async with session.post(
+                f"{sidecar.where}/v1/check",
+                data=body,
+                headers={"Content-Type": "application/json"},
+            ) as response:
+                assert response.status == 400
+        for one in ODD:
+            async with session.post(f"{sidecar.where}/v1/leases", json={"url": one}) as response:
+                assert response.status == 400
+            if one == "\ud800":  # no query can hold it
+                continue
             async with session.get(f"{sidecar.where}/v1/check", params={"url": one}) as response:
                 assert response.status == 400
