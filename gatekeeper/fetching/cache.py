@@ -229,6 +229,10 @@ class RecordCache:
         """The record, made hot; None if there is none."""
         record = self._hot.get(origin)
         if record is not None:
+            current = record.current
+            if current.wall <= self._void_until and current.outcome in OURS:
+                self.drop(origin)
+                return None
             record.asked += 1
         elif origin in self._cold or origin in self._promises:
             record = self._thaw(origin)
@@ -298,11 +302,12 @@ class RecordCache:
         self._take_cold(origin)
 
     def void_refusals(self, wall: float) -> None:
-        """Forget every file that our guard refused to fetch until then: it may think otherwise."""
+        """Forget every file that our guard refused to fetch until then: it may think otherwise.
+
+        Each is looked at when it is asked about: to look at hundreds of thousands now would stop
+        the loop. None of them is warm.
+        """
         self._void_until = wall
-        for origin, record in list(self._hot.items()):
-            if record.current.outcome in OURS:
-                self.drop(origin)
 
     def _chill(self, origin: str) -> None:
         record = self.warm.pop(origin, None)

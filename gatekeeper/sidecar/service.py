@@ -137,13 +137,11 @@ class Service:
         """The TLS of the listeners."""
         self.exposed = exposed
         """A listener that other machines can reach; None where there is none (T5)."""
-        self._grace, self._entrance = True, Entrance(_AT_ONCE)
+        self._grace = True
         self._hosts, self._addresses = hosts, addresses
         self._workers = workers
         self._tasks: set[asyncio.Task[Any]] = set()
         self._session: aiohttp.ClientSession | None = None
-        self._prefix = f"{secrets.token_hex(4)}-"
-        self._counter = itertools.count(1)
         self.log: DecisionLog = DecisionLog(config.server, self.clock)
         on_full = None if workers is None else workers.client_full
         self.clients: ClientLimits = ClientLimits(config.server, self.clock, on_full)
@@ -157,6 +155,9 @@ class Service:
         self.internals.on_retrieval(self._retrieved)
 
     def _take_requests(self) -> None:
+        self._prefix = f"{secrets.token_hex(4)}-"
+        self._counter = itertools.count(1)
+        self._entrance = Entrance(_AT_ONCE)
         self._tracing = tracing(self.version)
         self.handle: RequestHandler = self._answer
         """Answers one request; every error becomes a problem document."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import tracemalloc
+from typing import NoReturn
 
 import pytest
 
@@ -13,7 +14,7 @@ from gatekeeper.config import Config
 from gatekeeper.decision import Verdict
 from gatekeeper.fetching import cache as cache_module
 from gatekeeper.fetching.cache import RecordCache, SoftExpiry
-from gatekeeper.fetching.outcomes import Outcome, Retrieval
+from gatekeeper.fetching.outcomes import OURS, Outcome, Retrieval
 from gatekeeper.fetching.records import OriginAnswer, Record, deflate, inflate
 from gatekeeper.storage.memory import MemoryStorage
 from tests.fetching.directories import DAY, OLD, House, file, house
@@ -175,6 +176,41 @@ def lasting_until(moment: float, number: int) -> Record:
     return Record(
         origin(number), Config().fetch, current=answer, good=answer, fresh_until=moment, expires=DAY
     )
+
+
+async def test_what_the_guard_refused_is_forgotten_without_a_look_at_every_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 300,000 hot records a look at each would stop the loop for a tenth of a second."""
+
+    class Unlisted(dict[str, Record]):
+        def __iter__(self) -> NoReturn:
+            raise AssertionError("every record is looked at")
+
+        items = values = keys = __iter__  # type: ignore[assignment]
+
+    async with house(cache={"hot_records": 5}) as it:
+        await fill(it, 3)
+        for number in range(3, 9):
+            it.source.answer = Retrieval(outcome=list(OURS)[number % 2])
+            await it.get(origin(number))
+        it.source.asked.clear()
+        for _ in range(2):
+            await it.get(origin(4))  # from the cold, and hot
+        it.clock.advance(1.0)
+        cache = it.directory._cache
+        with monkeypatch.context() as patched:
+            patched.setattr(cache, "_hot", Unlisted(cache._hot))
+            it.directory.void_refusals()
+        assert it.source.asked == []
+        it.source.answer = file(OLD)
+        it.clock.advance(1.0)
+        for number in (3, 4, 8):  # cold, made hot, and hot
+            assert it.allows(await it.get(origin(number)), "/new")
+            assert it.allows(await it.get(origin(number)), "/new")
+        assert len(it.source.asked) == 3
+        await it.get(origin(0))
+        assert len(it.source.asked) == 3  # no refusal was forgotten but those of the guard
 
 
 async def test_expired_records_leave_in_steps_and_at_their_time(
