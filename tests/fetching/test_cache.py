@@ -187,7 +187,7 @@ async def test_what_the_guard_refused_is_forgotten_without_a_look_at_every_recor
         def __iter__(self) -> NoReturn:
             raise AssertionError("every record is looked at")
 
-        items = values = keys = __iter__  # type: ignore[assignment]
+        items = values = keys = __iter__
 
     async with house(cache={"hot_records": 5}) as it:
         await fill(it, 3)
