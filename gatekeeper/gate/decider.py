@@ -39,6 +39,7 @@ from gatekeeper.gate.decision_cache import (
     CachedOrigin,
     DecisionBatch,
     DecisionCache,
+    WrittenDecision,
 )
 from gatekeeper.http_fields import utc
 from gatekeeper.pacing.rules import HostRules
@@ -543,12 +544,17 @@ class Decider:
     def of_cached(self, origin: CachedOrigin, path: str, url: str, number: int) -> Decision:
         """The decision about a URL of an origin that was in the cache when it was asked for;
         `number` makes its id."""
+        cached = self._cached(origin, path)
+        return replace(cached.decision, url=url, id=f"{self._prefix}{number:x}")
+
+    def _cached(self, origin: CachedOrigin, path: str) -> CachedDecision:
+        """The decision about a path as it is kept, counted."""
         code = origin.rule_of(path)
         cached = origin.decisions.get(code)
         if cached is None:
             cached = self._keep_rule(origin, code, path)
         cached.count[0] += 1
-        return replace(cached.decision, url=url, id=f"{self._prefix}{number:x}")
+        return cached
 
     def _keep_rule(self, origin: CachedOrigin, code: int, path: str) -> CachedDecision:
         """Decide by a rule that no URL met before, and keep that."""
@@ -576,6 +582,13 @@ class Decider:
             None if place is None else of_cached(place[0], place[1], url, number)
             for place, url, number in zip(found, urls, self.numbers, strict=False)
         ]
+
+    def write(self, url: str, agent: str, now: float) -> WrittenDecision | None:
+        """`recall` to be told as JSON, where the cache has it."""
+        found = self._cache.find(url, agent, now)
+        if found is None:
+            return None
+        return WrittenDecision(self._cached(*found), url, next(self.numbers))
 
     def write_many(self, urls: Sequence[str], agent: str, now: float) -> DecisionBatch:
         """`recall_many` to be told as JSON; one is missing also where the rule that decides was

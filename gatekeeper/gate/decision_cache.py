@@ -63,7 +63,11 @@ class CachedDecision:
 
     def about(self, url: str, number: int) -> Decision:
         """The decision about a URL that the same rule decides; it is not counted here."""
-        return replace(self.decision, url=url, id=f"{self._prefix}{number:x}")
+        return replace(self.decision, url=url, id=self.id_of(number))
+
+    def id_of(self, number: int) -> str:
+        """The id that a number makes."""
+        return f"{self._prefix}{number:x}"
 
     def write(self) -> tuple[bytes, bytes]:
         """Make `json`. Behind the number `"}` is missing.
@@ -93,6 +97,16 @@ class WrittenDecision(msgspec.Struct, frozen=True, gc=False):
     def decision(self) -> Decision:
         """What was given."""
         return self.cached.about(self.url, self.number)
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.cached.id_of(self.number)
+
+    def json(self) -> bytes:
+        """What was given; the URL is a plain one."""
+        head, rest = self.cached.json or self.cached.write()
+        return b'%b%b%b%x"}' % (head, self.url.encode(), rest, self.number)
 
 
 class DecisionBatch(Sequence[str]):
@@ -165,11 +179,10 @@ class DecisionBatch(Sequence[str]):
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return [self[n] for n in range(*place.indices(len(self)))]
-        cached, octets = self._given[place], self._octets[place]
-        if cached is not None:
-            head, rest = cached.json or cached.write()
-            octets = b'%b%b%b%x"}' % (head, octets, rest, self._first + place % len(self))
-        return octets.decode()
+        cached, text = self._given[place], self._octets[place].decode()
+        if cached is None:
+            return text
+        return WrittenDecision(cached, text, self._first + place % len(self)).json().decode()
 
 
 _LATE: Final = b"", b""

@@ -23,7 +23,7 @@ from gatekeeper.fetching.directory import OnRetrieval
 from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.outcomes import OutcomeRow
 from gatekeeper.fetching.records import LARGE, Moment, Record
-from gatekeeper.gate.decision_cache import DecisionBatch
+from gatekeeper.gate.decision_cache import DecisionBatch, WrittenDecision
 from gatekeeper.gate.gatekeeper import GateFollower, Gatekeeper
 from gatekeeper.gate.leases import Lease
 from gatekeeper.identity import Signer
@@ -67,6 +67,10 @@ class GateInternals:
         """The decision of `check`, where the decision cache has it."""
         agent = self._gate._agent if user_agent is None else token_of(user_agent)
         return self._decider.recall(url, agent, self.clock)
+
+    def write(self, url: str) -> WrittenDecision | None:
+        """`recall` for the gate's own agent, to be told as JSON, where it is kept."""
+        return self._decider.write(url, self._gate._agent, self._monotonic())
 
     def write_many(self, urls: Sequence[str], *, user_agent: str | None = None) -> DecisionBatch:
         """`recall` for many URLs, to be told as JSON and counted when it is.

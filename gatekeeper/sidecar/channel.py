@@ -151,8 +151,10 @@ class DecisionNote(msgspec.Struct, frozen=True, array_like=True):
     """Wall seconds."""
     request: str
     client: str
-    decision: msgspec.Raw
-    """In MessagePack: few are ever looked at."""
+    like: int
+    """The place among `Counted.likes` of one that differs from it in URL and id alone."""
+    url: str
+    id: str
 
 
 class BatchNote(msgspec.Struct, frozen=True, array_like=True):
@@ -173,6 +175,8 @@ class Counted(_Body, frozen=True):
     decisions: list[tuple[str, str, int]]
     """Verdict, reason, how many."""
     origins: list[OriginTally]
+    likes: list[msgspec.Raw]
+    """Decisions in MessagePack: few are ever looked at."""
     notes: list[DecisionNote]
     batches: list[BatchNote]
     """The latest of them."""

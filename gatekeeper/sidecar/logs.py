@@ -20,7 +20,7 @@ from aiohttp import web
 from gatekeeper import urls
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import ServerConfig
-from gatekeeper.decision import Decision, Verdict
+from gatekeeper.decision import Decision
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate.decision_cache import WrittenDecision
 from gatekeeper.sidecar.exchange import METHODS, Problem, Route, Router
@@ -231,11 +231,11 @@ class DecisionLog:
         """Count lines of another process that answers for this one."""
         self._elsewhere = self._elsewhere[0] + written, self._elsewhere[1] + dropped
 
-    def wants(self, decision: Decision) -> bool:
+    def wants(self, decision: Decision | WrittenDecision) -> bool:
         """Whether it is one of those that are logged."""
-        return self.enabled and (self._all or decision.verdict is not Verdict.ALLOW)
+        return self.enabled and (self._all or not _welcome(decision))
 
-    def add(self, decision: Decision, request: str, client: str) -> None:
+    def add(self, decision: Decision | WrittenDecision, request: str, client: str) -> None:
         """Note a decision for the log."""
         if not self.wants(decision):
             return

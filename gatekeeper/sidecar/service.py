@@ -33,6 +33,7 @@ from gatekeeper.errors import (
     StorageError,
 )
 from gatekeeper.gate import GateInternals, internals
+from gatekeeper.gate.decision_cache import WrittenDecision
 from gatekeeper.library_internals import Octets
 from gatekeeper.pacing.waiting import Entrance
 from gatekeeper.sidecar.exchange import (
@@ -313,11 +314,14 @@ class Service:
         if self._tracing is not None:
             self._tracing.decided(decision)
 
-    def decided_inline(self, decision: Decision, call: InlineCall) -> None:
-        """Log a decision that was answered inline; the gate has counted it."""
-        self._feed(decision, call.id, call.client)
+    def decided_inline(
+        self, decision: Decision, call: InlineCall, written: WrittenDecision | None = None
+    ) -> None:
+        """Log a decision that was answered inline; the gate has counted it. `written`: what was
+        told, where `decision` only is like it."""
+        self._feed(decision, call.id, call.client, written)
         if self.log.enabled:
-            self.log.add(decision, call.id, call.client)
+            self.log.add(written or decision, call.id, call.client)
 
     def new_id(self) -> str:
         """Names a request, in its answer and in the logs."""

@@ -19,7 +19,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +29,7 @@ from gatekeeper import speedups
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Replica
+from gatekeeper.gate.decision_cache import CachedDecision, WrittenDecision
 from gatekeeper.library_internals import Octets, request_parser, whole_request, write_octets
 from gatekeeper.sidecar.channel import (
     Adopt,
@@ -61,6 +62,7 @@ from gatekeeper.sidecar.listening import (
     usual,
 )
 from gatekeeper.sidecar.logs import set_up
+from gatekeeper.sidecar.pages.feeds import FeedEntry
 from gatekeeper.sidecar.security import Token, Tokens
 from gatekeeper.sidecar.service import Service
 
@@ -451,10 +453,7 @@ class _WorkerProcess:
         feed = service.operators.feed
         given, feed.count = feed.count, 0
         singles, batches = feed.take_latest(_NOTES)
-        notes = [
-            DecisionNote(at, request, client, msgspec.Raw(_pack(decision)))
-            for _, at, decision, request, client in singles
-        ]
+        notes, likes = _noted(singles)
         told = [
             BatchNote(at, request, client, list(texts))
             for _, at, texts, request, client in batches[-_BATCHES:]
@@ -471,6 +470,7 @@ class _WorkerProcess:
                     OriginTally(origin, one.allow, one.deny, one.defer)
                     for origin, one in feed.take_counts().items()
                 ],
+                likes=likes,
                 notes=notes,
                 batches=told,
                 unnoted=given - len(notes) - sum(len(one.decisions) for one in told),
@@ -479,6 +479,24 @@ class _WorkerProcess:
                 connections=len(self.clients),
             )
         )
+
+
+def _noted(entries: Iterable[FeedEntry]) -> tuple[list[DecisionNote], list[msgspec.Raw]]:
+    """What is told of decisions, and those that they are like: what is the same for all that a
+    rule decides is told once."""
+    places: dict[CachedDecision, int] = {}
+    likes: list[msgspec.Raw] = []
+    notes: list[DecisionNote] = []
+    for _, at, given, request, client in entries:
+        written = given if isinstance(given, WrittenDecision) else None
+        place = None if written is None else places.get(written.cached)
+        if place is None:
+            place = len(likes)
+            likes.append(msgspec.Raw(_pack(given if written is None else written.cached.decision)))
+            if written is not None:
+                places[written.cached] = place
+        notes.append(DecisionNote(at, request, client, place, given.url, given.id))
+    return notes, likes
 
 
 def _nothing(*_request: Any) -> Octets | None:

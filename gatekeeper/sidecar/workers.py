@@ -51,6 +51,7 @@ from gatekeeper.sidecar.channel import (
     Want,
 )
 from gatekeeper.sidecar.metrics import counter, gauge
+from gatekeeper.sidecar.pages.feeds import NotedDecision
 
 if TYPE_CHECKING:
     from gatekeeper.config import ServerConfig
@@ -440,7 +441,8 @@ class Workers:
             counts.defer += one.defer
         feed.count += told.unnoted
         for note in told.notes:
-            feed.merge(note.at, note.decision, note.request, note.client)
+            noted = NotedDecision(told.likes[note.like], note.url, note.id)
+            feed.merge(note.at, noted, note.request, note.client)
         for batch in told.batches:
             feed.add_batch(batch.decisions, batch.request, batch.client, at=batch.at)
         service.log.count(*told.logged)

@@ -336,7 +336,8 @@ async def test_an_error_of_ours_goes_the_usual_way_and_is_logged(
     doors: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     both = await doors()
-    monkeypatch.setattr(both.service.gate._decider, "recall", lambda *_, **__: 1 / 0)
+    for name in ("recall", "write"):
+        monkeypatch.setattr(both.service.gate._decider, name, lambda *_, **__: 1 / 0)
     connection = await both.connect()
 
     assert (await connection.ask(CHECK)).split()[1] == b"500"

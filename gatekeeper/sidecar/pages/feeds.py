@@ -16,10 +16,12 @@ from math import inf, isnan
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from gatekeeper.clock import Clock, SingleTimer, SystemClock
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.gate.decision_cache import WrittenDecision
 from gatekeeper.urls import host_of
 
 if TYPE_CHECKING:
@@ -31,7 +33,9 @@ __all__ = [
     "STEP",
     "Counts",
     "DecisionFeed",
+    "FeedEntry",
     "GivenDecision",
+    "NotedDecision",
     "Series",
     "SeriesBody",
     "retrievals",
@@ -82,18 +86,33 @@ class Counts:
 _MOST_ORIGINS: Final = 16
 _NONE: Final = Counts()
 _ALLOW: Final = Verdict.ALLOW
-_Entry = tuple[int, float, Decision | msgspec.Raw, str, str]
-"""The fields of a `GivenDecision`: a plain tuple costs a third of one with names. A decision of
-another process is read when somebody looks."""
+
+
+class NotedDecision(msgspec.Struct, frozen=True, gc=False):
+    """A decision of another process; it is read when somebody looks."""
+
+    like: msgspec.Raw
+    """One that differs from it in URL and id alone, in MessagePack."""
+    url: str
+    id: str
+
+    @property
+    def decision(self) -> Decision:
+        """What was given, read anew each time."""
+        return replace(_packed_decision.decode(self.like), url=self.url, id=self.id)
+
+
+FeedEntry = tuple[int, float, Decision | WrittenDecision | NotedDecision, str, str]
+"""The fields of a `GivenDecision`: a plain tuple costs a third of one with names."""
 _Batch = tuple[int, float, Sequence[str], str, str]
 _decision = msgspec.json.Decoder(Decision)
 _packed_decision = msgspec.msgpack.Decoder(Decision)
 
 
-def _given(entry: _Entry) -> GivenDecision:
+def _given(entry: FeedEntry) -> GivenDecision:
     number, at, decision, request, client = entry
-    if isinstance(decision, msgspec.Raw):
-        decision = _packed_decision.decode(decision)
+    if not isinstance(decision, Decision):
+        decision = decision.decision
     return GivenDecision(number, at, decision, request, client)
 
 
@@ -112,7 +131,7 @@ class DecisionFeed:
     def __init__(self, clock: Clock, *, ring: int = _RING, batches: int = _BATCHES) -> None:
         self.count: int = 0
         """Decisions given since the start."""
-        self._ring: deque[_Entry] = deque(maxlen=ring)
+        self._ring: deque[FeedEntry] = deque(maxlen=ring)
         self._append = self._ring.append
         self._batches: deque[_Batch] = deque(maxlen=batches)
         self._statuses: dict[str, tuple[int, float]] = {}
@@ -123,11 +142,18 @@ class DecisionFeed:
         """Those of the hosts, found by an origin without reading it."""
         self._wall = time.time if type(clock) is SystemClock else clock.wall
 
-    def add(self, decision: Decision, request: str, client: str) -> None:
-        """Keep one, in the place of the oldest."""
+    def add(
+        self,
+        decision: Decision,
+        request: str,
+        client: str,
+        written: WrittenDecision | None = None,
+    ) -> None:
+        """Keep one, in the place of the oldest. `written`: what was given, where `decision` only is
+        like it."""
         number = self.count + 1
         self.count = number
-        self._append((number, self._wall(), decision, request, client))
+        self._append((number, self._wall(), written or decision, request, client))
         counts = self._origins.get(decision.origin)
         if counts is None:
             counts = self.count_of(decision.origin)
@@ -177,7 +203,7 @@ class DecisionFeed:
         self._hosts, self._earlier_hosts, self._origins = {}, {}, {}
         return {counts.origins[0]: counts for counts in hosts if counts.origins}
 
-    def take_latest(self, most: int) -> tuple[list[_Entry], list[_Batch]]:
+    def take_latest(self, most: int) -> tuple[list[FeedEntry], list[_Batch]]:
         """The latest decisions that were given one at a time, `most` of them, and the latest
         batches; none is kept here any more."""
         singles = list(self._ring)[-most:]
@@ -186,9 +212,8 @@ class DecisionFeed:
         self._batches.clear()
         return singles, batches
 
-    def merge(self, at: float, decision: msgspec.Raw, request: str, client: str) -> None:
-        """Keep what another process gave at that wall time, in MessagePack; it is not counted
-        here."""
+    def merge(self, at: float, decision: NotedDecision, request: str, client: str) -> None:
+        """Keep what another process gave at that wall time; it is not counted here."""
         self.count += 1
         self._append((self.count, at, decision, request, client))
 

@@ -66,6 +66,10 @@ def check_inline(service: Service, call: InlineCall) -> bytes | None:
     question = _plain_question(call.query)
     if question is None:
         return None
+    written = service.internals.write(question.url)
+    if written is not None:
+        service.decided_inline(written.cached.decision, call, written)
+        return written.json()
     decision = service.internals.recall(question.url)
     if decision is None:
         return None
