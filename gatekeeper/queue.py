@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from datetime import datetime
 from functools import partial
@@ -527,6 +527,8 @@ class QueueWaits:
         self._gate = gate
         self._near = near
         self._is_due: Callable[[str], bool] | None = getattr(near, "is_due", None)
+        self._meet: Callable[[str], Awaitable[Decision | None]] | None
+        self._meet = getattr(near, "meet", getattr(near, "check", None))
         self._clock = gate.clock
         self._queues = queues
         self._cold: deque[OriginQueue] = deque()
@@ -718,9 +720,9 @@ class QueueWaits:
         self._ask_more()
 
     def _ask_more(self) -> None:
-        near = self._near
-        while near and self._cold and len(self._asking) < MAX_ASKING and not self._closed:
-            asking = self._ask_for(self._cold.popleft(), near)
+        meet = self._meet
+        while meet and self._cold and len(self._asking) < MAX_ASKING and not self._closed:
+            asking = self._ask_for(self._cold.popleft(), meet)
             # Nobody's child: whoever is in `get` now may hold leases, and does not wait for it.
             task = asyncio.get_running_loop().create_task(asking, context=Context())
             self._asking.add(task)
@@ -730,14 +732,16 @@ class QueueWaits:
         self._asking.discard(task)
         self._ask_more()
 
-    async def _ask_for(self, queued: OriginQueue, near: QueueGate) -> None:
+    async def _ask_for(
+        self, queued: OriginQueue, meet: Callable[[str], Awaitable[Decision | None]]
+    ) -> None:
         try:
-            decision = await near.check(f"{queued.origin}/")
+            decision = await meet(f"{queued.origin}/")
         except Exception as error:  # noqa: BLE001 - whatever it is, the origin comes back
             _log.warning("asking %s for its robots.txt failed: %r", queued.origin, error)
             self._queues.defer(queued, self._clock.monotonic() + RETRY)
             return
-        if decision.verdict is Verdict.DEFER:
+        if decision is not None and decision.verdict is Verdict.DEFER:
             self.defer(queued, decision)  # nobody could ask it now, for one
         else:
             queued.asked = True

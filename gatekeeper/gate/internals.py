@@ -144,6 +144,16 @@ class GateInternals:
         """See `Gatekeeper.check`."""
         return self._gate.check(url, user_agent=user_agent)
 
+    async def meet(self, url: str) -> Decision | None:
+        """`check` for the sake of the file: None where that is here and speaks, for then the next
+        `take` or `peek` tells what it says. Raises InvalidURL."""
+        questions, agent, target = self._gate._open.questions, self._gate._agent, urls.parse(url)
+        known = await questions.known(url, target, agent)
+        if isinstance(known, Record) and known.policy_only:
+            self._decider.make_ready(url, target, known, questions.moment())
+            return None
+        return questions.decide(url, target, known, agent)
+
     def acquire(
         self,
         url: str,

@@ -6,7 +6,7 @@ import heapq
 import math
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -109,6 +109,7 @@ class ListeningGate:
         self._on_deferred = on_deferred
         self.take: Callable[[str], QueueLease | None] = gate.take
         self.is_due: Callable[[str], bool] | None = getattr(gate, "is_due", None)
+        self._meet: Callable[[str], Awaitable[Decision | None]] = getattr(gate, "meet", gate.check)
 
     @property
     def clock(self) -> Clock:
@@ -129,6 +130,10 @@ class ListeningGate:
         decision = await self._gate.check(url, user_agent=user_agent)
         self._heard(decision)
         return decision
+
+    async def meet(self, url: str) -> Decision | None:
+        """As the gate says it."""
+        return self._heard(await self._meet(url))
 
     async def acquire(
         self,
