@@ -87,10 +87,14 @@ class Story(msgspec.Struct, frozen=True):
 
     def fetched(self, answer: Answer, decision: Decision, **stored: Any) -> Entry:
         """It was, and is stored as said."""
-        return self._entry(
-            Result.FETCHED,
-            answer.at,
+        return Entry(
+            url=self.url,
+            outcome=Result.FETCHED,
+            at=answer.at,
             status=answer.status,
+            final_url=self.last if self.redirects else None,
+            redirects=self.redirects,
+            tries=self.tries,
             decision=decision,
             elapsed=round(answer.elapsed, 6),
             took=round(answer.took, 6),
@@ -460,7 +464,9 @@ class Crawl:
         story = self._story(_shown(url))
         spool = self._place.warc is not None
         limit = self._limits.max_body
-        with Body(story.last, self._place.folder, limit=limit, spool=spool) as body:
+        # What is asked for now is what came out of the queue, but for credentials.
+        folder, origin = self._place.folder, turn.origin
+        with Body(story.last, folder, limit=limit, spool=spool, origin=origin) as body:
             try:
                 async with turn as lease:
                     answer = await exchange(

@@ -21,6 +21,7 @@ import msgspec
 
 from gatekeeper.decision import Decision, Reason
 from gatekeeper.errors import StorageError
+from gatekeeper.fetching.limits import within_files
 
 __all__ = [
     "NO_LINK",
@@ -41,8 +42,10 @@ NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0)
 """For os.open: fail at a symbolic link. 0 where the system has no such thing (Windows)."""
 _DIRECTORY: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _FROM_ABOVE: Final = {os.open, os.mkdir, os.rename, os.unlink} <= os.supports_dir_fd
-_MOST_OPEN: Final = 64
-"""Directories that stay open; at least the two of one call."""
+_MOST_OPEN: Final = max(64, within_files(8192) // 8)
+"""Directories that stay open, of the files that this process may open; at least the two of one
+call. Hosts are asked by turns: with one less than there are, each file would open its own anew."""
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | getattr(os, "O_BINARY", 0)
 _T = TypeVar("_T")
 _At = tuple[str, int | None]
 
@@ -74,10 +77,9 @@ class Folder:
         it is moved to the other."""
 
         def write(one: _At, other: _At) -> None:
-            descriptor, left = _created(one, place[1]), memoryview(data)
+            descriptor = _created(one, place[1])
             try:
-                while left:
-                    left = left[os.write(descriptor, left) :]
+                _write(descriptor, data)
             except BaseException:
                 os.unlink(one[0] + place[1], dir_fd=one[1])
                 raise
@@ -147,12 +149,18 @@ class Folder:
 
 
 def _created(at: _At, name: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | getattr(os, "O_BINARY", 0)
     try:
-        return os.open(at[0] + name, flags, 0o644, dir_fd=at[1])
+        return os.open(at[0] + name, _NEW, 0o644, dir_fd=at[1])
     except FileExistsError:
         os.unlink(at[0] + name, dir_fd=at[1])
-        return os.open(at[0] + name, flags, 0o644, dir_fd=at[1])
+        return os.open(at[0] + name, _NEW, 0o644, dir_fd=at[1])
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write all of it: in one call, as a rule."""
+    written = os.write(descriptor, data)
+    while written < len(data):
+        written += os.write(descriptor, memoryview(data)[written:])
 
 
 def _replace(one: _At, name: str, other: _At, to: str) -> None:
@@ -318,9 +326,7 @@ class Manifest:
         if self._file is None:
             raise ValueError("the manifest is not open")
         line = _encode(entry) + b"\n"
-        left = memoryview(line)
-        while left:
-            left = left[os.write(self._file, left) :]
+        _write(self._file, line)
         self._learn(entry)
         return line
 
@@ -334,15 +340,16 @@ class Manifest:
         elif self._refused:
             self._refused.discard(own)
         if entry.outcome is Result.FETCHED:
-            keys = {own}
-            if entry.size is not None:
-                # Only who has the page may vouch for where it was found.
-                keys.update(digest(hop) for _, hop in entry.redirects)
-                if self._archive is not None and (
-                    entry.warc is None or entry.warc.file != self._archive
-                ):
-                    self._elsewhere |= keys
-            self._fetched |= keys
+            self._fetched.add(own)
+            if entry.size is None:
+                return
+            # Only who has the page may vouch for where it was found.
+            hops = [digest(hop) for _, hop in entry.redirects]
+            self._fetched.update(hops)
+            if self._archive is not None and (
+                entry.warc is None or entry.warc.file != self._archive
+            ):
+                self._elsewhere.update((own, *hops))
 
     def _whole_lines(self, descriptor: int) -> Iterator[bytes]:
         """Every line that has its end; what follows the last one is cut off the file."""

@@ -75,12 +75,11 @@ def name_for(url: str, content_type: str) -> str:
     >>> name_for("https://example.com/a/..%2f../r%20v.php?x=1", "text/html")
     'example.com/r-20v.php-fc8ed5d2b6e1d8cd.html'
     """
-    return "/".join(_place(url, _digest(url), content_type))
+    return "/".join(_place(*urls.split(url), _digest(url), content_type))
 
 
-def _place(url: str, digest: str, content_type: str) -> tuple[str, str]:
+def _place(origin: str, path: str, digest: str, content_type: str) -> tuple[str, str]:
     """The folder, and the name in it."""
-    origin, path = urls.split(url)
     last = path.partition("?")[0].rstrip("/").rpartition("/")[2]
     stem = _UNSAFE.sub("-", last).strip(".-")[:_LONGEST].rstrip(".-") or "index"
     return _folder_of(origin), f"{stem}-{digest[:16]}{_EXTENSIONS.get(content_type, '.bin')}"
@@ -103,11 +102,15 @@ class Body:
     cache, at once.
     """
 
-    def __init__(self, url: str, folder: Folder | None, *, limit: int, spool: bool) -> None:
+    def __init__(
+        self, url: str, folder: Folder | None, *, limit: int, spool: bool, origin: str | None = None
+    ) -> None:
+        """`origin` is that of the URL, where it is known."""
         self.size: int = 0
         self.cut: str | None = None
         """Why the end of it is missing, if it is, in the words of WARC-Truncated."""
         self._url = url
+        self._origin = origin
         self._folder = folder
         self._name = "" if folder is None else _digest(url)
         self._limit = limit
@@ -183,7 +186,12 @@ class Body:
         """Put it in its place, over an earlier body of the same URL; its name there."""
         if self._folder is None:
             return None
-        part, place = (_PARTS, self._name), _place(self._url, self._name, content_type)
+        origin, url = self._origin, self._url
+        if origin is None or not url.startswith(f"{origin}/"):
+            origin, path = urls.split(url)
+        else:
+            path = url[len(origin) :]
+        part, place = (_PARTS, self._name), _place(origin, path, self._name, content_type)
         if self._file is None:
             self._folder.store(b"".join(self._pieces), part, place)
         else:
