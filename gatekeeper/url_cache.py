@@ -14,6 +14,7 @@ from typing import Final
 from yarl import URL
 
 from gatekeeper import speedups
+from gatekeeper.urls import make_room
 
 __all__ = ["CachedAuthority", "UrlCache", "url_of"]
 
@@ -39,14 +40,13 @@ def url_of(text: str) -> URL:
 class CachedAuthority:
     """Scheme, host and port that were parsed before."""
 
-    __slots__ = ("origin", "root", "scheme_and_authority")
+    __slots__ = ("origin", "root")
 
     def __init__(self, origin: str, root: URL) -> None:
         self.origin: str = origin
         """As the text has it, without the slash."""
         self.root: URL = root
         """The URL of its `/`: other URLs differ in what follows."""
-        self.scheme_and_authority: tuple[str, str] = root.scheme, root.raw_authority
 
 
 _NONE = CachedAuthority("", URL())
@@ -105,7 +105,6 @@ class UrlCache:
         url = url_of(text)
         root = text[: cut + 1]
         if self._on and _ROOT.fullmatch(root) and f"{url.scheme}://{url.raw_authority}/" == root:
-            if len(self._authorities) >= _MAX_AUTHORITIES:
-                self._authorities.clear()
+            make_room(self._authorities, _MAX_AUTHORITIES)
             self._authorities[root] = CachedAuthority(text[:cut], url.with_path("/"))
         return url

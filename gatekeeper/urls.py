@@ -18,7 +18,8 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,6 +36,7 @@ __all__ = [
     "host_of",
     "is_sent_as_written",
     "join",
+    "make_room",
     "mask",
     "not_text",
     "parse",
@@ -92,7 +94,7 @@ _PLAIN_AUTHORITY = re.compile(
 )
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class Target(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A URL as the gate sees it: an origin, and a path with its query.
 
     >>> parse("HTTPS://Example.COM:443/a/../b?x=1#top").url
@@ -129,8 +131,8 @@ def parse(raw: str) -> Target:
     if found is None:
         return _parse_whole(raw)
     origin, path = found
-    scheme, host, port = _places[origin]
-    return Target(scheme=scheme, host=host, port=port, origin=origin, path=path)
+    place = _seen[raw[: raw.find("/", 8) + 1]]
+    return Target(scheme=place.scheme, host=place.host, port=place.port, origin=origin, path=path)
 
 
 def _parse_whole(raw: str) -> Target:
@@ -150,7 +152,7 @@ def _parse_whole(raw: str) -> Target:
     written = raw[: raw.find("/", 8) + 1]
     # Only an authority that ends at this slash, and holds no credentials, may stand for it.
     if _WHOLE_AUTHORITY.match(written):
-        _remember(written, target.origin, (target.scheme, host, port))
+        _remember(written, _Place(target.origin, target.scheme, host, port))
     return target
 
 
@@ -269,11 +271,11 @@ def split_ordinary(raw: str) -> tuple[str, str] | None:
         end = raw.find("/", 8)  # 8: past `http://a` and `https://`
     except (AttributeError, TypeError):
         raise not_text(raw) from None
-    origin = _seen.get(raw[: end + 1])  # with no slash at all: the empty text, never seen
-    if origin is None or len(raw) > MAX_URL:
+    place = _seen.get(raw[: end + 1])  # with no slash at all: the empty text, never seen
+    if place is None or len(raw) > MAX_URL:
         return None
     path = raw[end:]
-    return (origin, path) if is_sent_as_written(path) else None
+    return (place.origin, path) if is_sent_as_written(path) else None
 
 
 def is_sent_as_written(path: str) -> bool:
@@ -323,11 +325,19 @@ def host_of(origin: str) -> str:
     return hostport.partition(":")[0]
 
 
-# Authorities that were read, as they were written: `HTTPS://Example.com/` -> origin; and what
-# each origin is made of. Emptied when full, which costs one parse an authority; a moving window
-# would cost the hot path a write for every question.
-_seen: dict[str, str] = {}
-_places: dict[str, tuple[str, str, int]] = {}
+class _Place(msgspec.Struct, frozen=True, gc=False):
+    """An origin, and what it is made of: see `Target`."""
+
+    origin: str
+    scheme: str
+    host: str
+    port: int
+
+
+# Authorities that were read, as they were written: `HTTPS://Example.com/` -> its origin. The oldest
+# go when it is full, which costs one parse an authority; those asked about last could be kept
+# only with a write for every question. Nothing in it is for the garbage collector to walk.
+_seen: dict[str, _Place] = {}
 
 
 def _met_first(raw: str) -> tuple[str, str] | None:
@@ -344,16 +354,24 @@ def _met_first(raw: str) -> tuple[str, str] | None:
     port = int(digits) if digits else _PORTS[scheme]
     if port > _MAX_PORT:
         return None
-    _remember(written, _origin_of(scheme, host, port), (scheme, host, port))
+    _remember(written, _Place(_origin_of(scheme, host, port), scheme, host, port))
     return split_ordinary(raw)
 
 
-def _remember(written: str, origin: str, place: tuple[str, str, int]) -> None:
-    if len(_seen) >= _MAX_AUTHORITIES:
-        _seen.clear()
-        _places.clear()
-    _seen[written] = origin
-    _places[origin] = place
+def _remember(written: str, place: _Place) -> None:
+    make_room(_seen, _MAX_AUTHORITIES)
+    _seen[written] = place
+
+
+def make_room(known: dict[Any, Any], most: int) -> None:
+    """Drop the oldest of what may be dropped where there are so many.
+
+    Some at once: finding the first key of a dictionary passes over all that were taken out before
+    it, which one by one would cost the square. And not all, which would stop the loop for long.
+    """
+    if len(known) >= most:
+        for key in [*islice(known, len(known) // 64 + 1)]:
+            del known[key]
 
 
 def _first_of_yarl(text: str, *, encoded: bool = False) -> URL:

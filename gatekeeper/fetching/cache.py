@@ -194,6 +194,7 @@ class RecordCache:
         self.evicted: int = 0
         """Cold records dropped so far."""
         self._config = config
+        self._most_hot = max(1, config.cache.max_bytes * 5 // 8)
         self._stored = stored
         self._uptime = uptime
         self._hot: dict[str, Record] = {}
@@ -242,9 +243,10 @@ class RecordCache:
 
     def put(self, record: Record) -> None:
         """Keep it, in place of what was there."""
-        origin = record.origin
-        self._take_cold(origin)
-        if self.warm.get(origin) is not record:
+        origin, hot = record.origin, self._hot
+        if self._cold or self._promises:
+            self._take_cold(origin)
+        if self.warm.get(origin, record) is not record:
             self._chill(origin)
         if record.policy_only:
             self.warm[origin] = record
@@ -252,12 +254,12 @@ class RecordCache:
                 self._on_warm(record.fresh_until)
         if record.text is not None:
             self.texts.hold(record.text)  # before the old one lets go of it
-        self._leave(origin)
-        self._hot[origin] = record
+        if origin in hot:
+            self._leave(origin)
+        hot[origin] = record
         self._hot_bytes += _weight(record)
-        most = max(1, self._config.cache.max_bytes * 5 // 8)
-        while len(self._hot) > self._config.cache.hot_records or (
-            self._hot_bytes > most and len(self._hot) > 1
+        while len(hot) > self._config.cache.hot_records or (
+            self._hot_bytes > self._most_hot and len(hot) > 1
         ):
             self._cool(self._least_used(origin))
 
@@ -540,7 +542,7 @@ class RecordUpdates:
         if outcome is Outcome.NOT_MODIFIED and (old is None or old.good is None):
             outcome = Outcome.NOT_MODIFIED_NOTHING  # forgotten while it was being asked for
         now = self._clock.monotonic()
-        if outcome in _NOT_RECORDED:
+        if not outcome.good and outcome in _NOT_RECORDED:
             return self._not_recorded(origin, old, outcome, now + _SOON)  # row 28
         if answered(retrieval):
             self._faults.answered(origin, now)

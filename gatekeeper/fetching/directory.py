@@ -251,6 +251,12 @@ class Directory:
         the background; beyond the hard one it waits. Never fails because of the origin:
         what can't be had reads as DEFER. Raises GateClosed.
         """
+        record = self.at_hand(origin)
+        return (await self._wait_for(origin, force=False))[0] if record is None else record
+
+    def at_hand(self, origin: str) -> Record | None:
+        """The record, if `get` gives one without waiting; it is asked for anew beyond its soft
+        life."""
         record = self._cache.get(origin)
         if record is not None:
             now = self._clock.monotonic()
@@ -260,7 +266,7 @@ class Directory:
                 if self._open:
                     self._launch(origin)
                 return record
-        return (await self._wait_for(origin, force=False))[0]
+        return None
 
     def peek(self, origin: str) -> Record | None:
         """What is in memory and may still answer; never waits, asks or loads."""
@@ -435,13 +441,12 @@ class Directory:
         self._counts[retrieval.outcome.row.name] += 1
         self._on_retrieval(origin, retrieval, self._clock.monotonic() - now)
         log.debug("robots.txt of %s: %s %s", origin, retrieval.outcome.row.name, retrieval.detail)
-        text = await self._read_ahead(retrieval.body)
+        body = retrieval.body
+        text = None if body is None or len(body) < LARGE else await self._read_ahead(body)
         return self._updates.apply(origin, retrieval, began=now, text=text)
 
-    async def _read_ahead(self, body: bytes | None) -> FileText | None:
+    async def _read_ahead(self, body: bytes) -> FileText:
         """Parse a large text in a thread, so that it holds up nobody else's answer."""
-        if body is None or len(body) < LARGE:
-            return None
         texts = self._cache.texts
         if (known := texts.find(body)) is not None:
             return known
@@ -507,9 +512,10 @@ class Directory:
         if stored.body is None or len(stored.body) < LARGE // _PACKS:
             return self._updates.restore(stored)
         try:
-            text = await self._read_ahead(unpack_body(stored.body))
+            body = unpack_body(stored.body)
         except (zlib.error, ValueError):
-            text = None  # `restore` says what is wrong
+            return self._updates.restore(stored)  # which says what is wrong
+        text = await self._read_ahead(body) if len(body) >= LARGE else None
         return self._updates.restore(stored, text)
 
     def _validators(self, record: Record | None, origin: str) -> Validators | None:

@@ -275,7 +275,7 @@ _log = logging.getLogger("gatekeeper.guard")
 _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
-_MAX_REMEMBERED = 50_000  # origins whose verdict is kept; emptied when full
+_MAX_REMEMBERED = 50_000  # origins whose verdict is kept
 _MAX_ADDRESSES = 4_096  # addresses whose text needs not be read again
 _ORDINARY = 8_000  # octets of a path that is not looked at twice
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -357,8 +357,9 @@ class Guard:
         self._is_local = is_local or _is_local
         self._listeners: set[tuple[_Address, int]] = set()
         self._verdicts: dict[str, Refusal | None] = {}
-        self.passed: set[tuple[str, str]] = set()
-        """Scheme and authority of what may be requested, whatever ordinary path follows."""
+        self.passed: dict[str, None] = {}
+        """Scheme and authority of what may be requested, whatever ordinary path follows. A set, or
+        pairs, the garbage collector would walk."""
         self._logged: set[Refusal] = set()
         self._refused: Counter[str] = Counter()
         self._dialled = 0
@@ -395,21 +396,20 @@ class Guard:
 
     def refuses_request(self, url: URL) -> Refusal | None:
         """Judge a URL that is about to be requested. None: it may be. Each refusal is counted."""
-        key = (url.scheme, url.raw_authority)
+        origin = f"{url.scheme}://{url.raw_authority}"
         path = url.raw_path_qs
         # A verdict is about the authority; of the rest only malformed text is refused.
         ordinary = len(path) < _ORDINARY and not _ODD(path)
-        if ordinary and key in self.passed:
+        if ordinary and origin in self.passed:
             return None
         # One that is spelt as its origin, and holds no credentials, was judged with it.
-        if ordinary and self._verdicts.get(f"{key[0]}://{key[1]}", _UNKNOWN) is None:
+        if ordinary and self._verdicts.get(origin, _UNKNOWN) is None:
             refusal = None
         else:
             refusal = self.refuses_url(str(url))
-        if refusal is None and "@" not in key[1]:
-            if len(self.passed) >= _MAX_REMEMBERED:
-                self.passed.clear()
-            self.passed.add(key)
+        if refusal is None and "@" not in origin:
+            urls.make_room(self.passed, _MAX_REMEMBERED)
+            self.passed[origin] = None
         return refusal
 
     def refuses_target(self, target: urls.Target) -> Refusal | None:
@@ -463,8 +463,7 @@ class Guard:
         if target.userinfo:
             return Refusal(Kind.USERINFO, f"{target.origin}: credentials in the URL", USERINFO_NOTE)
         if target.origin not in self._verdicts:
-            if len(self._verdicts) >= _MAX_REMEMBERED:
-                self._verdicts.clear()
+            urls.make_room(self._verdicts, _MAX_REMEMBERED)
             self._verdicts[target.origin] = self._judge_origin(target)
         return self._verdicts[target.origin]
 

@@ -445,6 +445,8 @@ def readable(body: bytes) -> bytes:
 
 
 def _is_page(body: bytes) -> bool:
+    if b"<" not in body:
+        return False
     # A window, so that a long run of blanks in front costs little.
     return _PAGE.match(body[:_SNIFFED].lstrip(b" \t\r\n\f")) is not None
 
@@ -535,7 +537,7 @@ def fresh_for(kept: Kept, said: Lifetime, cache: CacheConfig) -> float:
 
 def soft_expiry(fresh: float, rng: random.Random) -> float:
     """When to refresh in the background: early, and never two origins in step."""
-    return fresh * rng.uniform(0.75, 0.95)
+    return fresh * (0.75 + 0.2 * rng.random())
 
 
 def _directives(value: str) -> dict[str, str]:

@@ -111,6 +111,9 @@ _KEY: Final = (1 << 60) - 1
 """A number up to here takes the fewest bytes for its bits."""
 
 
+_AS_IT_IS: Final = 1_024
+"""Octets of a body up to which a text at rest has it as it is: to pack it would take a tenth of what
+meeting the origin takes, and spare some hundred bytes."""
 _SMALL: Final = 4_096
 """Octets of a body up to which a window of 8 KiB holds it and the dictionary."""
 _QUICKLY: Final = zlib.compressobj(1, zlib.DEFLATED, -13, 4, zlib.Z_DEFAULT_STRATEGY, PRIMER)
@@ -152,6 +155,8 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     """None: it is at rest."""
     kept: bytes | None = None
     """The body packed, if it was packed."""
+    plain: bytes | None = None
+    """The body as it is; at rest, if it is short and was not packed."""
     policy: Policy | None = None
     """That of the first agent that asked, and ..."""
     others: dict[str, Policy] | None = None
@@ -176,9 +181,15 @@ class FileText(msgspec.Struct, gc=False, eq=False):
         return RobotsTxt.parse(readable(self.body()), dialect=dialect, limit=limit)
 
     def rest(self) -> None:
-        """Pack it; the rules of the gate's own agent stay in the form that takes least."""
+        """Keep the body alone, packed unless it is short; the rules of the gate's own agent stay
+        in the form that takes least."""
         ready = self.ready
-        self.kept = self.packed()
+        if self.kept is None:
+            body = self._restored()
+            if self.size <= _AS_IT_IS:
+                self.plain = body
+            else:
+                self.kept = deflate(body)
         if isinstance(ready, Policy):
             self.ready = ready.flat() if speedups.ON else None
         self.parsed = self.policy = self.others = None
@@ -186,11 +197,13 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     def packed(self) -> bytes:
         """The body as it is kept while nobody asks; packed once."""
         if self.kept is None:
-            self.kept = deflate(self._restored())
+            self.kept, self.plain = deflate(self.body()), None
         return self.kept
 
     def body(self) -> bytes:
         """The octets as they were fetched."""
+        if self.plain is not None:
+            return self.plain
         return self._restored() if self.kept is None else inflate(self.kept)
 
     def same_as(self, body: bytes) -> bool:

@@ -476,15 +476,16 @@ class Decider:
         guard and operator have to be asked as well.
         """
         now = clock.monotonic()
-        found = self._cache.find(url, agent, now)
-        if found is not None:
-            return self.of_cached(found[0], found[1], url, next(self.numbers))
-        if agent != self._agent:
+        found = self._cache.warm_record(url, now)
+        if found is None:
             return None
-        ready = self._cache.find_ready(url, now)
-        if ready is None:
+        record, path = found
+        if (cached := record.cached) is not None:
+            origin: CachedOrigin | None = cached.get(agent)
+            if origin is not None and origin.keeps:
+                return self.of_cached(origin, path, url, next(self.numbers))
+        if agent != self._agent or record.ready != self._cache.word:
             return None
-        record, path = ready
         text, moment = record.text, Moment(now, clock.wall())
         if text is not None and text.parsed is None and text.size >= LARGE:
             return None

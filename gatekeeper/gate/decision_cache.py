@@ -304,28 +304,23 @@ class DecisionCache:
 
     def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
         """What is kept of a plain URL's origin, where its decisions are kept; and its path."""
-        record, cut = self._record(url)
-        if record is None or (cached := record.cached) is None or now >= record.fresh_until:
+        found = self.warm_record(url, now)
+        if found is None or (cached := found[0].cached) is None:
             return None
         origin: CachedOrigin | None = cached.get(agent)
-        if origin is None or not origin.keeps or not urls.is_sent_as_written(path := url[cut:]):
-            return None
-        return origin, path
+        return (origin, found[1]) if origin is not None and origin.keeps else None
 
-    def _record(self, url: str) -> tuple[Record | None, int]:
-        """The warm record of a URL whose authority is spelt as its origin is, and where its path
-        begins."""
+    def warm_record(self, url: str, now: float) -> tuple[Record, str] | None:
+        """The warm record of a plain URL whose authority is spelt as its origin is; and the URL's
+        path. None where there is nothing to find for any agent."""
         try:
             cut = url.find("/", 8)  # behind `https://`
         except (AttributeError, TypeError):
             raise urls.not_text(url) from None
-        return (self._warm.get(url[:cut]) if cut > 0 and len(url) <= urls.MAX_URL else None), cut
-
-    def find_ready(self, url: str, now: float) -> tuple[Record, str] | None:
-        """The warm record of a plain URL's origin, where its policy alone decides about the gate's
-        own agent; and the URL's path."""
-        record, cut = self._record(url)
-        if record is None or record.ready != self.word or now >= record.fresh_until:
+        record = self._warm.get(url[:cut]) if cut > 0 else None
+        if record is None or now >= record.fresh_until or len(url) > urls.MAX_URL:
+            return None
+        if record.cached is None and record.ready != self.word:
             return None
         path = url[cut:]
         return (record, path) if urls.is_sent_as_written(path) else None

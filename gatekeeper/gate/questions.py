@@ -288,13 +288,15 @@ class GateQuestions:
 
         Raises WaitsForItself where that could never come, as the task holds what it waits for.
         """
-        get = self._directory.get
-        if self._directory.peek(target.origin) is not None:
-            record = await get(target.origin)  # it does not wait
-        else:
-            record = await self.ask(get, target, task)
-        if agent is not None and not self._directory.is_prepared(record, agent):
-            await self._directory.prepare(record, agent)
+        directory = self._directory
+        record = directory.at_hand(target.origin)
+        if record is None:
+            if self._is_free(task):
+                record = await directory.get(target.origin)
+            else:
+                record = await self.ask(directory.get, target, task)
+        if agent is not None and not directory.is_prepared(record, agent):
+            await directory.prepare(record, agent)
         return record
 
     async def ask(
@@ -327,14 +329,27 @@ class GateQuestions:
             else:
                 self._waits.for_turn(waiting)
 
+    def _under(self, task: asyncio.Task[object] | None) -> list[Any]:
+        """The leases under which the task was started; those of another gate hold no slots of this
+        one's hosts."""
+        holdings = self._waits.holdings
+        return [one for one in inherited(task) if getattr(one, "holdings", None) is holdings]
+
+    def _is_free(self, task: asyncio.Task[object] | None) -> bool:
+        """The task holds nothing, nor waits for another turn: it can't wait for itself."""
+        if task is None:
+            return True
+        waits = self._waits
+        if waits.current(asyncio.current_task(self._loop)) is not None or self._under(task):
+            return False
+        return not waits.holdings.first or not waits.holdings.of(task)
+
     async def begin_wait(self, target: Target, task: asyncio.Task[object]) -> TurnWait[Any] | None:
         """Note that the task waits for the target's host; None where that is in nobody's way.
 
         Raises WaitsForItself where it could never end.
         """
-        holdings = self._waits.holdings
-        # The leases of another gate hold no slots of this one's hosts.
-        under = [one for one in inherited(task) if getattr(one, "holdings", None) is holdings]
+        holdings, under = self._waits.holdings, self._under(task)
         mine = bool(holdings.first) and bool(holdings.of(task))
         if not mine and not under:
             return None

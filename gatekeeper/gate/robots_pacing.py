@@ -127,10 +127,11 @@ class RobotsPacing:
             turn = self._scheduler.told(
                 host, self._decider.interval(record, self._agent, self._moment())
             )
-            now, blocked = self._clock.monotonic(), self._scheduler.blocked(host)
-            if record.reachable and turn > 0:
-                record.outlive(now + turn + _LATE)
-            elif not record.reachable and blocked is not None:
+            now = self._clock.monotonic()
+            if record.reachable:
+                if turn > 0:
+                    record.outlive(now + turn + _LATE)
+            elif (blocked := self._scheduler.blocked(host)) is not None:
                 record.outlive(now + blocked[0] - self._clock.wall())
 
     def unpark(self, host: str) -> None:

@@ -45,6 +45,18 @@ def test_packing_gives_the_same_body_also_when_the_parsed_text_was_packed(
     assert text.body() == BODIES[name]
 
 
+@pytest.mark.parametrize("name", BODIES)
+def test_a_text_at_rest_has_its_body_and_is_packed_when_it_is_asked_for_so(
+    texts: FileTexts, name: str
+) -> None:
+    text = texts.of(BODIES[name])
+    text.rest()
+    assert text.body() == BODIES[name]
+    assert inflate(text.packed()) == BODIES[name]
+    assert text.plain is None, "one of the two is enough"
+    assert text.body() == BODIES[name]
+
+
 def test_a_text_that_comes_packed_is_not_packed_again(texts: FileTexts) -> None:
     packed = deflate(BODIES["both"])
     assert texts.of(BODIES["both"], packed).packed() is packed
