@@ -462,18 +462,21 @@ class Guard:
     def _judge_target(self, target: urls.Target) -> Refusal | None:
         if target.userinfo:
             return Refusal(Kind.USERINFO, f"{target.origin}: credentials in the URL", USERINFO_NOTE)
-        if target.origin not in self._verdicts:
-            urls.make_room(self._verdicts, _MAX_REMEMBERED)
-            self._verdicts[target.origin] = self._judge_origin(target)
-        return self._verdicts[target.origin]
+        verdicts, origin = self._verdicts, target.origin
+        if origin not in verdicts:
+            urls.make_room(verdicts, _MAX_REMEMBERED)
+            verdicts[origin] = self._judge_origin(target)
+        return verdicts[origin]
 
     def _judge_origin(self, target: urls.Target) -> Refusal | None:
         if refusal := self._judge_port(target.port, target.host):
             return refusal
-        literal = _as_address(target.host)
+        host = target.host
+        # Without a colon every address ends with a digit.
+        literal = _as_address(host) if ":" in host or host[-1:].isdecimal() else None
         if literal is not None:
             return self._judge_address(literal, target.port)
-        return self._judge_name(target.host)
+        return self._judge_name(host)
 
     def _judge_port(self, port: int, host: str) -> Refusal | None:
         if self._ports is None:
@@ -486,7 +489,8 @@ class Guard:
 
     def _judge_name(self, host: str) -> Refusal | None:
         name = _folded(host)
-        if len(name) > _MAX_NAME or any(not 0 < len(n) <= _MAX_LABEL for n in name.split(".")):
+        labels = name.split(".")
+        if len(name) > _MAX_NAME or "" in labels or max(map(len, labels)) > _MAX_LABEL:
             return Refusal(Kind.MALFORMED, f"{name[:_MAX_NAME]}: no possible name")
         inner = inner_name(name)
         if _listed(name, self._denied_names):
@@ -582,7 +586,7 @@ def _as_address(text: str) -> _Address | None:
     if _QUAD(plain) and not percent:  # what every reader reads alike may be read in C
         return IPv4Address(socket.inet_aton(plain))
     if ":" not in plain and not plain[-1:].isdecimal():
-        return None  # a name: without a colon every address ends with a digit
+        return None  # a name: every such address ends with a digit
     try:
         ip = ip_address(plain)
     except ValueError:

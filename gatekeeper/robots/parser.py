@@ -143,7 +143,8 @@ class RobotsTxt:
     @property
     def lines(self) -> str:
         """The lines as they are read, spoilt ones made comments; for this package's own use."""
-        return _unpacked(self._text)
+        text = self._text
+        return text if isinstance(text, str) else _unpacked(text)
 
     def pack(self) -> None:
         """Keep the text compressed from now on: a third of its size, for some 5 µs a look.
