@@ -310,6 +310,11 @@ class DecisionCache:
         origin: CachedOrigin | None = cached.get(agent)
         return (origin, found[1]) if origin is not None and origin.keeps else None
 
+    def find_ready(self, url: str, now: float) -> tuple[Record, str] | None:
+        """`warm_record` where the record's policy alone decides about the gate's own agent."""
+        found = self.warm_record(url, now)
+        return found if found is not None and found[0].ready == self.word else None
+
     def warm_record(self, url: str, now: float) -> tuple[Record, str] | None:
         """The warm record of a plain URL whose authority is spelt as its origin is; and the URL's
         path. None where there is nothing to find for any agent."""
