@@ -458,7 +458,8 @@ class Directory:
             return text
 
         async with self._aside:
-            return texts.find(body) or await asyncio.to_thread(read)
+            known = texts.find(body)
+            return await asyncio.to_thread(read) if known is None else known
 
     @staticmethod
     def is_prepared(record: Record, agent: str) -> bool:

@@ -112,7 +112,7 @@ _KEY: Final = (1 << 60) - 1
 
 
 _AS_IT_IS: Final = 1_024
-"""Octets of a body up to which a text at rest has it as it is: packing costs more than it spares."""
+"""Octets of a body up to which a text at rest has it as it is: to pack it takes too long."""
 _SMALL: Final = 4_096
 """Octets of a body up to which a window of 8 KiB holds it and the dictionary."""
 _QUICKLY: Final = zlib.compressobj(1, zlib.DEFLATED, -13, 4, zlib.Z_DEFAULT_STRATEGY, PRIMER)
