@@ -42,7 +42,7 @@ from gatekeeper.fleet.operations import (
 )
 from gatekeeper.fleet.overrides import FleetOverrides
 from gatekeeper.fleet.robots import SharedFetcher
-from gatekeeper.fleet.scripts import BEAT, DECLARE, FORMAT, PUSHED, TURN
+from gatekeeper.fleet.scripts import BEAT, DECLARE, FORMAT, LEAVE, PUSHED, TURN
 from gatekeeper.fleet.store import Flights, Store, StoreIdentity
 from gatekeeper.pacing.ledger import (
     LAPSE,
@@ -256,7 +256,8 @@ class RedisLedger:
         with contextlib.suppress(LedgerLost):
             async with self._using:
                 if self._epoch:
-                    await self._store.run("ZREM", self._key("members"), self.member)
+                    keys = [self._epoch_keys[0], self._key("members")]
+                    await self._store.script(LEAVE, keys, [self.member, self._epoch])
         await self._store.close()
         if self._texts is not None and self._shared is not None:
             await self._shared.close()
@@ -612,7 +613,7 @@ class RedisLedger:
         self._quarantine_until = received + int(left) / 1e6
         self._air.nearest = [received - sent, self._air.nearest[0]]
         await self._check_time(int(now) / 1e6, sent, received, epoch)
-        if self._members.note(epoch, sent, answer):
+        if self._members.note(epoch, sent, received, answer):
             self._beat_now.set()
         await self.overrides.catch_up(int(words))
 

@@ -13,6 +13,7 @@ told what it knows. So nobody may be granted anything who is missing on such a l
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,8 @@ class MemberList:
         """It names everybody who may have been granted something."""
         self._told = ("", NOTHING)
         """What our word was worth in which epoch."""
+        self._gone_at = -math.inf
+        """When the latest member was gone, after which nobody but the store knows of its clocks."""
         self.known: bool = False
         """Everybody whose list may count as complete has us on it."""
         self._came_at: int | None = None
@@ -67,20 +70,24 @@ class MemberList:
         return ALL if self._complete and young else NOT_ALL
 
     def tells(self, epoch: str, word: int) -> list[str]:
-        """We tell our word now: everybody whom it concerns. Others may come in that epoch of whom
-        only its next list says something."""
+        """We tell our word now: for how long the latest has been gone, and everybody whom we know.
+        Others may come in that epoch of whom only its next list says something."""
         self._told, self._complete, self.read, self._came_at = (epoch, word), False, 0, None
-        return list({*self.ages, self._own})
+        gone_for = self._clock.monotonic() - self._gone_at
+        since = "" if math.isinf(gone_for) else str(math.floor(gone_for * 1e6))
+        return [since, *{*self.ages, self._own}]
 
     def told(self, *, too_late: bool) -> None:
         """Our word is known. `too_late`: the quarantine had been over before."""
         if self._told[1] < ALL or too_late:
             self.known = False
 
-    def note(self, epoch: str, asked_at: float, answer: Sequence[Any]) -> bool:
+    def note(self, epoch: str, asked_at: float, came_at: float, answer: Sequence[Any]) -> bool:
         """Take in what a sign of life brought, see `BEAT`. Is somebody on the list whom we had not
         known, and who waits for us to have read it?"""
-        _, left, moment, found, _, read, added = answer
+        _, left, moment, found, _, read, added, gone = answer
+        if int(gone) >= 0:
+            self._gone_at = max(self._gone_at, came_at - (int(moment) - int(gone)) / 1e6)
         now, since, self._asked_at = int(moment), asked_at - self._asked_at, asked_at
         ages = {name: (now - one) / 1e6 for name, one in _scores(found).items()}
         news = bool(ages.keys() - self.ages.keys())

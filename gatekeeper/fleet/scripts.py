@@ -32,6 +32,7 @@ __all__ = [
     "CLAIM",
     "DECLARE",
     "FORMAT",
+    "LEAVE",
     "OVERRIDE",
     "PUSHED",
     "READ",
@@ -423,23 +424,28 @@ each one read that list. ARGV: the epoch expected (empty: none), the new one, th
 the longest hold, the format."""
 
 PUSHED: Final = """
-local E = redis.call('HMGET', KEYS[1], 'id', 'told', 'at', 'hold', 'until')
+local E = redis.call('HMGET', KEYS[1], 'id', 'told', 'at', 'hold', 'until', 'gone')
 if E[1] ~= ARGV[1] then return 0 end
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 redis.call('SADD', KEYS[3], ARGV[2])
 -- Before the quarantine can end: who reads the list after it must find everybody on it.
 redis.call('ZADD', KEYS[4], string.format('%.0f', now), ARGV[2])
-local word, told = tonumber(ARGV[3]), tonumber(E[2]) or 0
+local word, told, gone = tonumber(ARGV[3]), tonumber(E[2]) or 0, tonumber(E[6]) or -1
 if word > 0 then
   told = math.max(told, word)
   redis.call('HSET', KEYS[1], 'told', told)
-  for i = 5, #ARGV do redis.call('SADD', KEYS[2], ARGV[i]) end
+  if ARGV[5] ~= '' then
+    gone = math.max(gone, now - ARGV[5])
+    redis.call('HSET', KEYS[1], 'gone', string.format('%.0f', gone))
+  end
+  for i = 6, #ARGV do redis.call('SADD', KEYS[2], ARGV[i]) end
 end
 if (tonumber(E[5]) or 0) <= now then return 2 end
 if told >= 3 and #redis.call('SDIFF', KEYS[2], KEYS[3]) == 0 then
   redis.call('HSET', KEYS[1], 'until', string.format('%.0f', now))
-  redis.call('HDEL', KEYS[1], 'floor')
+  if gone < 0 then redis.call('HDEL', KEYS[1], 'floor')
+  else redis.call('HSET', KEYS[1], 'floor', string.format('%.0f', gone)) end
   redis.call('PUBLISH', ARGV[4], cmsgpack.pack({'g', 0}))
 else
   redis.call('HSET', KEYS[1], 'until', string.format('%.0f', E[3] + 1.5 * E[4]),
@@ -450,27 +456,46 @@ return 1
 """A member has told all that it knows; once all that anybody knew have, the quarantine is over.
 KEYS: those of `DECLARE`. ARGV: the epoch, the member, what its word is worth (0: it lived in no
 earlier epoch; 1: there may be members of which it never heard; 3: there are none), the channel for
-all, the members that it knows of. 2: the quarantine had been over before."""
+all, how long ago the latest member was gone that can't tell (empty: none was): what nobody tells
+counts as asked then; the members that it knows of. 2: the quarantine had been over before."""
 
 BEAT: Final = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local old = string.format('%.0f', now - ARGV[2])
-redis.call('PEXPIRE', KEYS[3], string.format('%.0f', ARGV[2] / 1000))
+-- First what takes memory: once a script has written, a store that is full lets it do all.
 local added = redis.call('ZADD', KEYS[2], string.format('%.0f', now), ARGV[1])
-local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'words')
+redis.call('PEXPIRE', KEYS[3], string.format('%.0f', ARGV[2] / 1000))
+local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'words', 'floor', 'gone')
 if E[1] == ARGV[4] and ARGV[5] ~= '0' then redis.call('ZADD', KEYS[4], ARGV[5], ARGV[1]) end
-for i = 2, 4, 2 do redis.call('ZREMRANGEBYSCORE', KEYS[i], '-inf', old) end
+redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', old)
+local gone, left = tonumber(E[5]) or -1, math.max(0, (tonumber(E[2]) or 0) - now)
+-- While the quarantine lasts those who did not tell may still come.
+if left == 0 then gone = math.max(gone, tonumber(E[4]) or -1) end
+if redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', old) > 0 and E[1] then
+  gone = math.max(gone, now)
+  redis.call('HSET', KEYS[1], 'gone', string.format('%.0f', now))
+end
 if ARGV[3] ~= '' then redis.call('PUBLISH', ARGV[3], cmsgpack.pack({'j', ARGV[1]})) end
-return {E[1] or '', math.max(0, (tonumber(E[2]) or 0) - now), string.format('%.0f', now),
+return {E[1] or '', left, string.format('%.0f', now),
   redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), tonumber(E[3]) or 0,
-  redis.call('ZRANGE', KEYS[4], 0, -1, 'WITHSCORES'), added}
+  redis.call('ZRANGE', KEYS[4], 0, -1, 'WITHSCORES'), added, string.format('%.0f', gone)}
 """
 """A member lives. KEYS: the epoch, the members, the overrides, which end with the last member, and
 when each member read the list of members. ARGV: the member, how long one that says nothing is
 remembered, the channel for a newcomer's greeting (empty: it is none), the epoch, the moment of the
 last list in it that the member has read (0: none). Of the answer, behind the members: how many
-overrides were said, when each one read the list, 1 for a member that was not on it."""
+overrides were said, when each one read the list, 1 for a member that was not on it, and when the
+latest one was gone whose clocks are nowhere but in the store (-1: none was)."""
+
+LEAVE: Final = """
+local time = redis.call('TIME')
+redis.call('ZREM', KEYS[2], ARGV[1])
+if redis.call('HGET', KEYS[1], 'id') == ARGV[2] then
+  redis.call('HSET', KEYS[1], 'gone', string.format('%.0f', time[1] * 1000000 + time[2]))
+end
+"""
+"""A member signs off. KEYS: the epoch, the members. ARGV: the member, the epoch."""
 
 CLAIM: Final = """
 local owner = redis.call('GET', KEYS[1])

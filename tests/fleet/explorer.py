@@ -373,6 +373,16 @@ class SimulatedStore:
         raise LedgerLost("the connection broke")
 
 
+async def _vanish(ledger: RedisLedger) -> None:
+    """Without a word, at once."""
+    tasks = [one for one in (ledger._beating, ledger._hearing, *ledger._air.flights) if one]
+    ledger._open = False
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await ledger._store.close()
+
+
 def _same(asked: RobotsInterval) -> RobotsInterval:
     return asked
 
@@ -421,7 +431,7 @@ class _Run:
         told = ("id", "old", "server", "run0:", "format", str(FORMAT))
         self.world.client.hset("{gatekeeper}:epoch", items=told)
 
-    async def member(self, name: str, begin: float, seconds: float) -> None:
+    async def member(self, name: str, begin: float, seconds: float, killed: bool) -> None:
         await asyncio.sleep(begin)
         config = FleetConfig(hold=HOLD)
         ledger = RedisLedger("redis://store", clock=self.clock, config=config, member=name)
@@ -442,8 +452,11 @@ class _Run:
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-        await scheduler.close()
-        self.world.note(f"{name} left")
+        if killed:
+            await _vanish(ledger)
+        else:
+            await scheduler.close()
+        self.world.note(f"{name} {'was killed' if killed else 'left'}")
 
     async def work(self, name: str, scheduler: Scheduler) -> None:
         rng = self.rng
@@ -488,7 +501,8 @@ class _Run:
             left = plan.seconds - begin
             if 0 < number <= plan.leaving:
                 left *= rng.random()
-            ways.append(self.member(f"m{number}", begin, left))
+            killed = 0 < number <= plan.leaving and rng.random() < 0.5
+            ways.append(self.member(f"m{number}", begin, left, killed))
         await asyncio.gather(*ways)
         return Outcome(
             violations(self.log, self.hosts),
@@ -553,7 +567,7 @@ def _crawling(seed: int, rng: random.Random) -> Plan:
         losing=rng.choice((0.0, 0.0, 0.002, 0.01)),
         newcomers=rng.choice((0, 0, 1)),
         speeds=rng.choice(SPEEDS),
-        leaving=rng.choice((0, 0, 0, 1)),
+        leaving=rng.choice((0, 0, 1)),
     )
 
 

@@ -129,6 +129,43 @@ async def test_a_dead_members_long_interval_is_kept_to(
     assert near(await wait_of(one, "a:1", "slow", interval=120.0), 110.0, 2.0)
 
 
+async def test_a_dead_members_long_interval_outlasts_a_second_loss(
+    join: Join, server: Server, time: FleetTime
+) -> None:
+    """Those who are left keep in mind that somebody is gone."""
+    one, dead = await join(), await join()
+    assert await granted(dead, "d:1", "slow", interval=120.0)
+    await one._sign()
+    await cut_off(dead)
+    server.ask("FLUSHALL")
+    await time.tick((await again(one, "a:1", "slow", 120.0)).seconds)
+    await one._sign()
+    server.ask("FLUSHALL")
+    assert near((await again(one, "a:1", "slow", 120.0)).seconds, 110.0, 2.0)
+    assert await granted(one, "a:2", "quick")
+
+
+@pytest.mark.parametrize("how", ["signs off", "dies, and is forgotten"])
+async def test_the_clocks_of_one_that_is_gone_are_not_lost_with_the_store(
+    join: Join, server: Server, time: FleetTime, how: str
+) -> None:
+    """Nobody but the store knows of them, so all count as asked when it was gone."""
+    one, other = await join(), await join()
+    assert await granted(other, "b:1", "slow", interval=300.0)
+    await other.end([End("b:1")])
+    if how == "signs off":
+        await other.close()
+    else:
+        await cut_off(other)
+        await time.tick(100.0)
+    await one._sign()
+    assert len(one._members.ages) == 1
+    server.ask("FLUSHALL")
+    assert near((await again(one, "a:1", "slow", 300.0)).seconds, 300.0, 2.0)
+    await time.tick(1.0)
+    assert await granted(one, "a:2", "quick")
+
+
 async def test_the_clock_of_the_server_is_set(
     join: Join, server: Server, time: FleetTime, caplog: pytest.LogCaptureFixture
 ) -> None:

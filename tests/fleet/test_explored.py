@@ -41,8 +41,8 @@ def test_who_forgets_a_member_is_found_out(client: Any, monkeypatch: pytest.Monk
     tells = MemberList.tells
 
     def alone(self: MemberList, epoch: str, word: int) -> list[str]:
-        tells(self, epoch, word)
-        return [self._own]
+        since, *_ = tells(self, epoch, word)
+        return [since, self._own]
 
     monkeypatch.setattr(MemberList, "tells", alone)
     assert any(explore(plan_of(seed), client).violations for seed in range(60))

@@ -1,0 +1,97 @@
+"""A store whose memory is really full: nothing is granted, everybody is told, and it goes on by
+itself once there is room."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gatekeeper.errors import LedgerLost
+from gatekeeper.fleet import RedisLedger
+from gatekeeper.pacing.ledger import End, NotBefore, Report
+from tests.fleet.conftest import Join
+from tests.fleet.server import Server
+from tests.pacing.ledger_rules import Listener, granted, near, take, wait_of
+
+JUNK = 50_000
+"""Octets of a value that takes memory."""
+
+
+@pytest.fixture
+def full(server: Server) -> Iterator[Callable[[], None]]:
+    """Fills the memory of the server when it is called."""
+
+    def fill() -> None:
+        server.ask("CONFIG", "SET", "maxmemory", "8mb")
+        numbers = itertools.count()
+        while server.ask("SET", f"junk:{next(numbers)}", "x" * JUNK) == b"+OK\r\n":
+            pass
+        # The connection that was refused had buffers, which are free now.
+        server.ask("CONFIG", "SET", "maxmemory", "8000000")
+
+    yield fill
+    server.ask("CONFIG", "SET", "maxmemory", "0")
+
+
+def empty(server: Server) -> None:
+    """Make room again."""
+    numbers = itertools.count()
+    while server.ask("DEL", f"junk:{next(numbers)}") == b":1\r\n":
+        pass
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10.0):
+        while not reached():
+            await asyncio.sleep(0.01)
+
+
+async def refused(ledger: RedisLedger, call: str, *arguments: object) -> None:
+    with pytest.raises(LedgerLost):
+        await getattr(ledger, call)(*arguments)
+
+
+async def test_a_store_without_memory_is_lost_until_there_is_some(
+    join: Join,
+    server: Server,
+    full: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("gatekeeper.fleet.ledger._GRACE", 0.1)
+    listener = Listener()
+    ledger = await join(user=lambda one: one.listen("a", listener))
+    await ledger.block([Report("blocked", 60.0, "429")])
+    assert await granted(ledger, "a:1", "h")
+    epochs = ledger.stats().epochs
+    full()
+    for call, arguments in (
+        ("take", [[]]),
+        ("head", [["a:1"]]),
+        ("block", [[Report("x", 5.0, "429")]]),
+        ("end", [[End("a:1")]]),
+    ):
+        if call == "take":
+            with pytest.raises(LedgerLost):
+                await take(ledger, "a:2", "other")
+        else:
+            await refused(ledger, call, *arguments)
+    await until(lambda: listener.losses == [True])
+    assert ledger.state == "lost"
+    assert not ledger.ready
+    with pytest.raises(LedgerLost):
+        await take(ledger, "a:2", "other")
+    empty(server)
+    await until(lambda: listener.losses == [True, False])
+    assert ledger.state == "connected"
+    assert ledger.stats().epochs == epochs  # it had forgotten nothing
+    assert isinstance(await take(ledger, "a:3", "h"), NotBefore)  # its end could not be told
+    assert near(await wait_of(ledger, "a:4", "blocked"), 59.0, 3.0)
+    await ledger.end([End("a:1")])
+    assert near(await wait_of(ledger, "a:3", "h"), 1.0, 0.5)
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert ["maxmemory" in one for one in said] == [True, False]  # lost, and why; back
