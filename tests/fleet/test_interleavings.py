@@ -87,6 +87,7 @@ async def test_a_replica_is_promoted_without_the_last_write_but_with_the_epoch_k
     for member in (one, other) * 3:  # who was silent for so long is a newcomer
         async with member._using:
             await member._sign()
+    await failover.time.tick(1.0)  # an interval since the other was gone
     assert await granted(one, "a:1", "before")
     await replicated(failover)
     epoch = failover.pair.replica.ask("HGET", "{gatekeeper}:epoch", "id")
