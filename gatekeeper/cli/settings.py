@@ -27,7 +27,11 @@ __all__ = ["DEFAULT_IDENTITY", "Setting", "Settings", "meant"]
 PREFIX = "GATEKEEPER_"
 DEFAULT_IDENTITY = "gatekeeper/0.1"
 
-_FLAGS = {"storage.path": "--storage"}
+_FLAGS = {
+    "fleet.url": "--fleet",
+    "server.proxy_port": "--proxy",
+    "storage.path": "--storage",
+}
 """Those that are not called as their setting."""
 _NAMED = re.compile(r"(?:\[\[(host|group)\]\]|(user_agent|[a-z]+\.\w+)(\*?))(: | = )?")
 """How the message of a setting's error begins."""

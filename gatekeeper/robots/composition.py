@@ -349,6 +349,7 @@ def compose(fragments: Iterable[Fragment]) -> Composed:
     for source in sources:
         for name, written in named_agents(source.robots).items():
             agents.setdefault(name, written)
+        _check_names(source, problems)
     budget = Budget()
     for source in sources:
         _check_prefix(source, budget, problems)
@@ -390,7 +391,7 @@ class _Writer:
     def _head(self) -> list[str]:
         lines = ["# Composed of:"]
         for source in self._sources:
-            told = [f"owner {source.owner}"] if source.owner else []
+            told = [f"owner {octets(source.owner)}"] if source.owner else []
             told += [f"prefix {source.prefix}"] if source.prefix else []
             lines.append(f"#   {_label(source)}" + (f" ({', '.join(told)})" if told else ""))
         for source in self._sources:
@@ -437,6 +438,13 @@ class _Writer:
 def _label(source: _Source) -> str:
     """What comments call it: on one line, whatever the name holds."""
     return octets("".join(char if char.isprintable() else "?" for char in source.name))
+
+
+def _check_names(source: _Source, problems: _Problems) -> None:
+    for line in source.lines:
+        if line.kind == "user-agent" and not line.value.isascii():
+            told = "no robot has a name that is not ASCII (RFC 9309 section 2.2.1); take it out"
+            problems.add("agents", told, source.at(line.number))
 
 
 def _check_prefix(source: _Source, budget: Budget, problems: _Problems) -> None:

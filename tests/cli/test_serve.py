@@ -140,6 +140,8 @@ def test_what_is_judged_later_still_names_the_file(
         (["--token-file", "/nowhere"], "--token-file: /nowhere: No such file"),
         (["--storage", "/nowhere/x"], "--storage: /nowhere/x: there is no directory /nowhere;"),
         (["--storage", ""], "--storage: text that is not empty, not ''"),
+        (["--fleet", ""], "--fleet: text that is not empty, not ''"),
+        (["--proxy", "-1"], "--proxy: "),
         (["--allow-address", "127.0.0.0/99"], "--allow-address: '127.0.0.0/99' does not"),
         (["--user-agent", ""], "--user-agent: '' holds no product token"),
     ],

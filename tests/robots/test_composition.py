@@ -136,6 +136,36 @@ def test_other_records_are_kept_where_they_count() -> None:
     assert [rule.field for rule in robots.extensions] == ["X-Note", "Noindex"]
 
 
+def test_what_is_not_ascii_is_written_as_it_stands() -> None:
+    head = "# compose: owner=M\u00fcller prefix=/\u00f6\n"
+    fragments = [
+        Fragment("\u0444.txt", head + "User-agent: a\nDisallow: /\u00f6 # \u00e9\n"),
+        Fragment("b\ud800", b"User-agent: a\nDisallow: /b\xff\n"),
+    ]
+    text = compose(fragments).text
+    assert text is not None
+    assert "#   \u0444.txt (owner M\u00fcller, prefix /%C3%B6)\n#   b?\n" in text
+    assert "# \u0444.txt\nDisallow: /\u00f6  # \u00e9\n# b?\nDisallow: /b%FF\n" in text
+
+
+@pytest.mark.parametrize("name", ["\u00e4", b"b\xff", b"\xff"])
+def test_an_agent_that_nobody_can_be_is_named(name: str | bytes) -> None:
+    line = f"User-agent: {name}" if isinstance(name, str) else b"User-agent: " + name
+    (problem,) = compose([Fragment("a.txt", line)]).problems
+    assert problem.code == "agents"
+    assert problem.places[0].line == 1
+    assert "ASCII" in problem.message
+
+
+@given(st.lists(st.text() | st.binary(), max_size=3))
+def test_no_text_makes_compose_raise(texts: list[str | bytes]) -> None:
+    lines: list[str | bytes] = []
+    for text in texts:
+        head = "User-agent: " if isinstance(text, str) else b"User-agent: "
+        lines += [text, head + text]  # type: ignore[operator]
+    compose(Fragment(str(place), text) for place, text in enumerate(lines))
+
+
 def test_a_fragment_that_speaks_outside_its_prefix_is_named_with_a_url() -> None:
     composed = made("# compose: owner=shop prefix=/shop/\nUser-agent: *\nDisallow: /shop\n")
     (problem,) = composed.problems
