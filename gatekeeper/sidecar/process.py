@@ -117,10 +117,13 @@ async def _until_told(options: ServeOptions) -> None:
 
     serving: list[Service] = []
     early: list[bool] = []
+    reloads: set[asyncio.Task[None]] = set()
 
     def hang_up() -> None:
         if serving:
-            _on_hangup(serving[0])
+            task = loop.create_task(_on_hangup(serving[0]))
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
         else:
             early.append(True)
 
@@ -131,21 +134,23 @@ async def _until_told(options: ServeOptions) -> None:
     async with running(options) as service:
         serving.append(service)
         if early:
-            _on_hangup(service)  # the file may have changed since it was read
+            await _on_hangup(service)  # the file may have changed since it was read
         if await told is signal.SIGINT:
             service.skip_grace()  # somebody sits at the terminal: no load balancer to wait for
         _log.info("stopping: draining at most %g s", service.drain_seconds)
         notify("STOPPING=1", os.environ)
 
 
-def _on_hangup(service: Service) -> None:
-    """SIGHUP: reload; a bad file was logged, counted, and changed nothing (T17)."""
+async def _on_hangup(service: Service) -> None:
+    """SIGHUP: reload, and return when each process that answers follows; a bad file was logged,
+    counted, and changed nothing (T17)."""
     stamp = int(service.clock.monotonic() * 1e6)
     notify(f"RELOADING=1\nMONOTONIC_USEC={stamp}", os.environ)
     try:
         with contextlib.suppress(ConfigError):
             reload(service)
     finally:
+        await service.settle()
         # The manager waits for it, whatever the reload came to.
         notify("READY=1", os.environ)
 

@@ -11,7 +11,8 @@ What makes it one service
       operator or reads in its configuration goes to every worker at once, and `settle` returns
       when each of them follows it, or is gone: the answers to a refresh and a reload wait for that;
     * what workers answered is told to the owner five times a second and at each `settle`;
-    * a worker that dies takes the connections with it that it had, and is started again.
+    * a worker that dies takes the connections with it that it had, and is started again; one that
+      does not follow for some seconds is killed, and given no connection before that.
 """
 
 from __future__ import annotations
@@ -74,6 +75,10 @@ _STEADY: Final = 60.0
 """... until one has lived for so many."""
 _PATIENCE: Final = 5.0
 """Seconds that a worker has to follow, or to end; it is killed after them."""
+_LATE: Final = 0.5
+"""Seconds after which one that does not follow yet is given no connection."""
+_BEAT: Final = 2.0
+"""Seconds between two looks whether all follow."""
 _MOST_WANTED: Final = 10_000
 """Origins of which workers are told as soon as they are known; beyond that the oldest is not."""
 _MOST_QUEUED: Final = 8 << 20
@@ -113,6 +118,8 @@ class _Worker:
         self.connections: int = 0
         self.reached: int = 0
         """The number of the last mark that it came to."""
+        self.asked_at: float | None = None
+        """When it was sent the first mark since then; None: none."""
 
     def send(self, message: Message, fd: int = -1) -> None:
         if self.channel is not None:
@@ -161,6 +168,7 @@ class Workers:
         service.metrics.add_source(self._samples)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._run(n)) for n in range(1, self._count + 1)]
+            running.append(tasks.create_task(self._watch()))
             try:
                 yield
             finally:
@@ -194,6 +202,12 @@ class Workers:
                 wait.cancel()
             for worker in workers:
                 worker.kill("did not end")
+
+    async def _watch(self) -> None:
+        """Kill a worker that hangs: whoever asks it would wait."""
+        while True:
+            await asyncio.sleep(_BEAT)
+            await self.settle()
 
     async def _run(self, number: int) -> None:
         """One worker after the other, until the service ends."""
@@ -262,13 +276,27 @@ class Workers:
 
     def pass_on(self, fd: int, begun: bytes, passes: int) -> bool:
         """Hand a connection to the next worker that takes it; False: there is none."""
-        workers = [one for one in self._workers.values() if one.ready]
+        workers = self._taking()
         for _ in workers:
             worker = workers[next(self._turn) % len(workers)]
             if worker.channel is not None and not worker.channel.queued:
                 worker.send(Connected(begun, passes), fd)
                 return True
         return False
+
+    def _taking(self) -> list[_Worker]:
+        """Those that take connections: a worker that does not follow any more may hang."""
+        before = asyncio.get_running_loop().time() - _LATE
+        return [
+            one
+            for one in self._workers.values()
+            if one.ready and (one.asked_at is None or one.asked_at > before)
+        ]
+
+    @property
+    def taking(self) -> int:
+        """How many of them take connections."""
+        return len(self._taking())
 
     def _keep(self, connection: socket.socket, begun: bytes, passes: int) -> None:
         """Serve it here."""
@@ -370,7 +398,9 @@ class Workers:
         self._tell_changes()
         number = next(self._marks)
         waiting = [one for one in self._workers.values() if one.ready]
+        now = asyncio.get_running_loop().time()
         for worker in waiting:
+            worker.asked_at = now if worker.asked_at is None else worker.asked_at
             worker.send(Mark(number))
 
         def done() -> bool:
@@ -409,7 +439,7 @@ class Workers:
         elif isinstance(message, Want):
             self._on_want(worker, message.origin)
         elif isinstance(message, Reached):
-            worker.reached = message.number
+            worker.reached, worker.asked_at = message.number, None
             self._wake()
         elif isinstance(message, Ready):
             worker.ready = not self._leaving

@@ -7,21 +7,31 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 
+from gatekeeper import Gatekeeper
 from gatekeeper.cli import main
-from gatekeeper.config import Config, ServerConfig
+from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
 from gatekeeper.errors import ConfigError
+from gatekeeper.sidecar import workers as workers_module
+from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.reload import check_server, reload
+from gatekeeper.sidecar.service import Service
+from gatekeeper.sidecar.workers import Acceptor, Workers
 from tests.internet import FakeInternet
 from tests.internet.sites import Site
+from tests.sidecar.conftest import Sidecar, _collect
 
 OPEN, CLOSED = "User-agent: *\nAllow: /\n", "User-agent: *\nDisallow: /\n"
 QUIET = {"GATEKEEPER_SERVER_LOG_DECISIONS": "none", "GATEKEEPER_PACING_DEFAULT_INTERVAL": "0"}
@@ -260,3 +270,180 @@ async def test_a_reload_brings_nothing_that_does_not_go_with_workers(door: Any) 
 def test_a_flag_that_does_not_go_with_workers_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--workers", "65"]) == 2
     assert "--workers" in capsys.readouterr().err
+
+
+async def test_systemd_hands_a_socket_to_a_sidecar_with_workers_and_reloads_it(
+    origin: str, tmp_path: Path
+) -> None:
+    """What a manager sees: a socket is handed over, READY when all answer by it, RELOADING until
+    every worker follows the new file, STOPPING; and no process is left."""
+    file = tmp_path / "gatekeeper.toml"
+    word = (
+        '[server]\nlog_rate = {}\nmax_header = {}\n[[host]]\nmatch = "127.0.0.1"\nrobots = "{}"\n'
+    )
+    file.write_text(word.format(1000, 16_384, "obey"))
+    script = (
+        "import os, sys; given = int(sys.argv[1]); os.dup2(given, 3); given == 3 or os.close(given)"
+        "; os.environ['LISTEN_PID'] = str(os.getpid()); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'gatekeeper', 'serve', "
+        "'--storage', 'memory', '--workers', '2', '--allow-address', '127.0.0.0/8', '--config', "
+        "sys.argv[2]])"
+    )
+    loop = asyncio.get_running_loop()
+    with (
+        tempfile.TemporaryDirectory(prefix="gk") as place,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+    ):
+        manager.bind(f"{place}/notify")
+        manager.setblocking(False)
+
+        async def told() -> str:
+            async with asyncio.timeout(45):
+                return (await loop.sock_recv(manager, 200)).decode().partition("\n")[0]
+
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", script, str(listener.fileno()), str(file)),
+            pass_fds=(listener.fileno(),),
+            env={
+                **os.environ,
+                **QUIET,
+                "LISTEN_FDS": "1",
+                "NOTIFY_SOCKET": f"{place}/notify",
+                "GATEKEEPER_SERVER_DRAIN_GRACE": "0",
+            },
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        sidecar = Sidecar(process, f"http://127.0.0.1:{listener.getsockname()[1]}", "", None)  # type: ignore[arg-type]
+        assert process.stderr is not None
+        reader = asyncio.create_task(_collect(process.stderr, sidecar))
+        try:
+            assert await told() == "READY=1"
+            for number in (1, 2):
+                assert await sidecar.said(f"worker {number} (process ")
+            assert await verdicts(sidecar, f"{origin}/a") == {"allow"}
+            before = pids(sidecar)
+            file.write_text(word.format(2000, 9_000, "deny"))
+            for pid in (*before, process.pid):  # as `kill -HUP` of a whole group of processes does
+                os.kill(pid, signal.SIGHUP)
+            assert [await told(), await told()] == ["RELOADING=1", "READY=1"]
+            assert await verdicts(sidecar, f"{origin}/a") == {"deny"}
+            assert await sidecar.said("the configuration was read again; changed: server.log_rate")
+            assert await sidecar.said("these settings need a restart: server.max_header")
+            assert pids(sidecar) == before
+            assert await metric(sidecar, "gatekeeper_worker_restarts") == 0
+            assert not any(_listens(pid, listener) for pid in before)
+            process.send_signal(signal.SIGTERM)
+            assert await told() == "STOPPING=1"
+            async with asyncio.timeout(20):
+                assert await process.wait() == 0
+            assert not any(Path(f"/proc/{pid}").exists() for pid in before)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+            await reader
+
+
+def _listens(pid: int, listener: socket.socket) -> bool:
+    """Whether the process has the descriptor of that socket."""
+    inode = f"socket:[{os.fstat(listener.fileno()).st_ino}]"
+    return inode in {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+async def test_a_stop_answers_what_is_under_way_with_a_worker_and_with_the_owner(
+    start: Any, origin: str
+) -> None:
+    """Half a request that a worker has read is answered by the owner; a lease that is waited for is
+    refused; and every process ends."""
+    sidecar = await begin(start, env={"GATEKEEPER_PACING_DEFAULT_INTERVAL": "60"})
+    host, port = sidecar.base.removeprefix("http://").split(":")
+    query = f"/v1/check?url={quote(origin + '/a', safe='')}"
+    async with contextlib.AsyncExitStack() as stack:
+        ask, waiting = [await stack.enter_async_context(connection(sidecar)) for _ in range(2)]
+        assert (await ask(query))[0] == 200
+        assert await verdicts(sidecar, f"{origin}/a") == {"allow"}
+        halves = []
+        for _ in range(4):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+            head = f"GET {query} HTTP/1.1\r\nHost: {host}:{port}\r\n".encode()
+            writer.write(head + b"\r\n")
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            writer.write(head)
+            halves.append((reader, writer))
+        wanted = {"url": f"{origin}/a", "wait": 60}  # robots.txt has just taken the turn
+        poll = asyncio.create_task(waiting("/v1/leases", wanted))
+        async with asyncio.timeout(20):
+            while (await ask("/v1/hosts/127.0.0.1"))[1]["waiting"] == 0:
+                await asyncio.sleep(0.01)
+
+        sidecar.tell(signal.SIGTERM)
+        assert (await poll)[0] == 503
+        for reader, writer in halves:
+            with contextlib.suppress(ConnectionResetError):
+                await reader.readuntil(b"}")  # the rest of the first answer
+            writer.write(b"\r\n")
+        for reader, _ in halves:
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+    assert await sidecar.stopped() == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids(sidecar))
+
+
+async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
+    internet: FakeInternet, origin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without anybody who looks at the metrics, or reloads."""
+    for name, seconds in (("_BEAT", 0.05), ("_LATE", 0.3), ("_PATIENCE", 600.0), ("_PAUSE", 0.0)):
+        monkeypatch.setattr(workers_module, name, seconds)
+    config = Config(
+        guard=GuardConfig(allow=("127.0.0.0/8",)),
+        pacing=PacingConfig(default_interval=0.0),
+        server=ServerConfig(log_decisions="none", workers=2),
+    )
+    query = f"/v1/check?url={quote(origin + '/a', safe='')}"
+    async with contextlib.AsyncExitStack() as stack:
+        gate = await stack.enter_async_context(Gatekeeper("testbot/1.0", config=config))
+        sock = socket.create_server(("127.0.0.1", 0))
+        named = [sock.getsockname()[:2]]
+        workers = Workers(2, identity="testbot/1.0", version="0", addresses=named)
+        service = Service(gate, config, addresses=named, workers=workers)
+        stack.push_async_callback(service.close)
+        service.serve()
+        server = Server(
+            service.handle, header=16_384, inline=service.inline, pass_on=workers.pass_on
+        )
+        runner = web.ServerRunner(server)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        base = SimpleNamespace(base=f"http://127.0.0.1:{named[0][1]}")
+        await stack.enter_async_context(workers.serving(service, server))
+        acceptor = Acceptor(sock, workers, backlog=128)
+        await acceptor.start()
+        stack.push_async_callback(acceptor.stop)
+        await stack.enter_async_context(asyncio.timeout(60))
+        await workers.started()
+
+        held = [await stack.enter_async_context(connection(base)) for _ in range(8)]
+        for _ in range(3):  # the owner's at first, and then a worker's
+            for ask in held:
+                assert (await ask(query))[0] == 200
+        hung = workers.pids[0]
+        os.kill(hung, signal.SIGSTOP)
+        while workers.taking == 2:
+            await asyncio.sleep(0.01)
+        for _ in range(4):  # no new one waits
+            async with connection(base) as ask:
+                assert (await ask(query))[0] == 200
+        assert hung in workers.pids
+
+        monkeypatch.setattr(workers_module, "_PATIENCE", 0.5)
+        await workers.settle()  # it is killed: those that it had are broken off
+        for ask in held:
+            with contextlib.suppress(aiohttp.ClientConnectionError):
+                assert (await ask(query))[0] == 200
+        while hung in workers.pids:
+            await asyncio.sleep(0.01)
+        assert not Path(f"/proc/{hung}").exists()
+        assert workers.restarts >= 1
