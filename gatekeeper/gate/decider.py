@@ -169,11 +169,9 @@ class Decider:
         ids: DecisionIds,
         guard: Guard | None,
         overrides: HostRules,
-        warm: dict[str, Record],
     ) -> None:
         """`agent` is the product token of the gate's own name, `overrides` are the operator's
-        `[[host]]` tables, and `warm` holds, by origin, the records that answer by the policy of
-        their text alone until `fresh_until`: the directory fills and empties it."""
+        `[[host]]` tables."""
         self._config = config
         self._agent = agent
         self._max_interval = config.pacing.max_interval
@@ -181,14 +179,16 @@ class Decider:
         self._prefix = ids.prefix
         self._guard = guard
         self._overrides = overrides
-        self._warm = warm
+        self.warm: dict[str, Record] = {}
+        """By origin, the records that answer by the policy of their text alone until `fresh_until`:
+        the directory fills and empties it."""
         self.texts: FileTexts = FileTexts(config)
         """Those of all records."""
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
         self._without_file: dict[str, Policy] = {}
         """By agent: what an origin without a file says to it."""
         self._cache = DecisionCache(
-            warm, ids.prefix, agent=agent, max_agents=config.cache.max_agents
+            self.warm, ids.prefix, agent=agent, max_agents=config.cache.max_agents
         )
         self.numbers: itertools.count[int] = ids.numbers
         """Those of the ids of decisions."""
@@ -197,11 +197,9 @@ class Decider:
         where the text is not plain, or the URL is not allowed."""
         self.recall_plain: Callable[[str, str], CachedOrigin | None] = self._cache.allowed_plain
         """`recall_lease` for an origin as it is spelt, and a path that is known to be plain."""
-        self.verdict: Callable[[str], bool | None] = self._cache.verdict
-        """The verdict alone about a URL, for the gate's own agent; None: `check` it."""
-        self.own_origin: Callable[[str], CachedOrigin | None] = self._cache.own
-        """What is kept, for the gate's own agent, of an origin as it is spelt. No clock is read:
-        a record that is no longer fresh leaves `warm` by a timer."""
+        self.verdict: Callable[[Record, str], bool | None] = self._cache.verdict
+        """The verdict alone about what stands behind the authority of a URL, for the gate's own
+        agent, by the warm record of its origin; None: `check` it."""
 
     def adjust(self, config: Config) -> None:
         """Decide by the pacing of another configuration from now on."""
@@ -245,7 +243,7 @@ class Decider:
         decision = self._by_record(raw, target.path, agent, record, standing, moment, ahead)
         if (
             self._cache.on
-            and record is self._warm.get(record.origin)
+            and record is self.warm.get(record.origin)
             and moment.now < record.fresh_until
         ):
             self._keep(decision, target.path, record, agent, moment)
@@ -502,7 +500,7 @@ class Decider:
             cache.on
             and record.ready != cache.word
             and record.reachable
-            and record is self._warm.get(record.origin)
+            and record is self.warm.get(record.origin)
             and moment.now < record.fresh_until
             and (text is None or self._flat(record, text, self._agent) is not None)
             and self.outright(raw, target, self._agent) is None

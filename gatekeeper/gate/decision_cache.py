@@ -25,7 +25,7 @@ from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.fetching.records import Record
 from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.robots import Policy
-from gatekeeper.robots.flat import FlatRules
+from gatekeeper.robots.flat import SENT, FlatRules
 from gatekeeper.robots.longest import PlainAnswer, QuickAnswer
 from gatekeeper.robots.patterns import is_robots_txt
 
@@ -330,19 +330,19 @@ class DecisionCache:
         path = url[cut:]
         return (record, path) if urls.is_sent_as_written(path) else None
 
-    def verdict(self, url: str) -> bool | None:
-        """The verdict alone about a plain URL, for the gate's own agent, by the policy of a warm
-        record. None where that does not decide alone, and where decisions about the origin are
-        worth being kept from now on: one has to be made first.
+    def verdict(self, record: Record, path: str) -> bool | None:
+        """The verdict alone about what stands behind the authority in a URL, for the gate's own
+        agent, by the policy of a warm record. None where that does not decide alone or the text has
+        to be read as a URL first, and where decisions about the origin are worth being kept from
+        now on: one has to be made first.
 
         No clock is read: a record that is no longer fresh leaves `warm` by a timer.
         """
-        cut = url.find("/", 8)
-        record = self._warm.get(url[:cut])
-        if cut < 0 or record is None or record.ready != self.word:
+        if record.ready != self.word or len(path) >= urls.SURELY_SHORT:
             return None
-        path = url[cut:]
-        if len(path) >= urls.SURELY_SHORT or not urls.is_sent_as_written(path):
+        # Most paths are compared as they are written: one look tells both.
+        plain = path.isascii() and "/." not in path and not path.encode().translate(None, SENT)
+        if not plain and not urls.is_sent_as_written(path):
             return None
         if self.often(record):
             return None
@@ -352,7 +352,7 @@ class DecisionCache:
         text.used = True
         rules = text.ready
         if isinstance(rules, FlatRules):
-            score = rules.score(path)
+            score = rules.score_of(path) if plain else rules.score(path)
             return None if score is None else bool(score & 1) or is_robots_txt(path)
         return None if rules is None else rules.allows(path, record.origin)
 

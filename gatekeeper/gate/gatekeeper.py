@@ -39,7 +39,7 @@ from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
 from gatekeeper.gate.questions import GateQuestions, GateStats
 from gatekeeper.gate.robots_pacing import RobotsPacing
 from gatekeeper.identity import Signer
-from gatekeeper.middleware import UNLIMITED, gate_middleware_with
+from gatekeeper.middleware import UNLIMITED, HeldLease, gate_middleware_with
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scheduler import Scheduler, check_moment
@@ -115,26 +115,21 @@ class Gatekeeper:
         self._session = session
         self._resolver = resolver
         self._clock = clock or SystemClock()
-        self._monotonic = self._clock.monotonic
         self._rng = rng or random.Random()
         self._storage = storage or SqliteStorage.configured(config.storage, self._clock)
         ids = DecisionIds()
         self._guard = Guard(config) if session is None else None
         self._dns = HostAddresses.of(config, self._clock, self._guard, resolver)
         self._overrides = HostRules(config.host)
-        self._warm: dict[str, Record] = {}
         self._decider = Decider(
             config,
             agent=self._agent,
             ids=ids,
             guard=self._guard,
             overrides=self._overrides,
-            warm=self._warm,
         )
         self._ledger = ledger or configured_ledger(config.fleet, self._clock)
-        lapsed = None if self._ledger is None else operator.methodcaller("lapsed")
         self._signer = Signer.of(config.identity, self._clock)
-        self._checks = self._unreached, lapsed, self._signer
         self._scheduler = Scheduler(
             config, clock=self._clock, rng=self._rng, storage=self._storage, ledger=self._ledger
         )
@@ -144,7 +139,7 @@ class Gatekeeper:
         self._pacing = self._robots_pacing()
         self._faults = LocalFaults(self._rng, self._on_fault, self._on_answer, self._on_doubt)
         self._url_cache = UrlCache()
-        means = self._wait, self._take, self._url_cache, *self._checks
+        means = self._wait, self._take, self._url_cache, self._unreached, *self._checks()
         self._middleware = partial(gate_middleware_with(self, *means), UNLIMITED)
         self._opened: _Opened | None = None
         self._listeners: list[OnRetrieval] = []
@@ -153,8 +148,6 @@ class Gatekeeper:
         # Of the last question to `allowed`: its authority and slash, where that is, what is kept.
         self._authority, self._cut = "\n", 0
         self._origin: CachedOrigin | _NoOrigin = _NoOrigin()
-        self._find_origin = self._decider.own_origin
-        self._verdict = self._decider.verdict
         self._warm_allowed = self._warm_denied = 0
 
     def _robots_pacing(self) -> RobotsPacing:
@@ -168,6 +161,11 @@ class Gatekeeper:
             recall=self._known_of,
             holder=self._holder,
         )
+
+    def _checks(self) -> tuple[Callable[[HeldLease], bool] | None, Signer | None]:
+        """What a middleware asks before a request leaves: has its hold lapsed; and who signs it."""
+        lapsed = None if self._ledger is None else operator.methodcaller("lapsed")
+        return lapsed, self._signer
 
     # -- life ------------------------------------------------------------------------
 
@@ -198,7 +196,7 @@ class Gatekeeper:
                 on_learnt=self._on_learnt,
                 on_retrieval=self._on_retrieval,
                 faults=self._faults,
-                warm=self._warm,
+                warm=self._decider.warm,
                 texts=self._decider.texts,
                 choose=self._decider.policy_of,
                 agent=self._agent,
@@ -263,14 +261,14 @@ class Gatekeeper:
         if user_agent is None:
             try:
                 if url.startswith(self._authority):
-                    ready, text = self._origin.first_match, url[self._cut :]
+                    ready = self._origin.first_match
+                    verdict = None if ready is None else ready(url[self._cut :])
                 else:
-                    ready, text = self._first_match(url)
+                    verdict = self._elsewhere(url)
             except (AttributeError, TypeError):
                 if isinstance(url, str):
                     raise
                 raise not_text(url) from None
-            verdict = None if ready is None else ready(text)
             if verdict:
                 self._warm_allowed += 1
                 return True
@@ -279,17 +277,20 @@ class Gatekeeper:
                 return False
         return bool(await self.check(url, user_agent=user_agent))
 
-    def _first_match(self, url: str) -> tuple[QuickAnswer | None, str]:
-        """What answers about an authority as it is spelt, and what to ask it; an origin of which
-        the cache has something is stayed with."""
+    def _elsewhere(self, url: str) -> bool | None:
+        """The verdict where the authority is not that of the question before; None: `check` it. An
+        origin of which the cache has something is stayed with."""
         cut = url.find("/", 8)  # behind `https://`
-        if cut < 0:
-            return None, ""
-        origin = self._find_origin(url[:cut])
+        record = self._decider.warm.get(url[:cut])
+        if cut < 0 or record is None:
+            return None
+        cached = record.cached
+        origin: CachedOrigin | None = None if cached is None else cached.get(self._agent)
         if origin is None:
-            return self._verdict, url
+            return self._decider.verdict(record, url[cut:])
         self._authority, self._cut, self._origin = url[: cut + 1], cut, origin
-        return origin.first_match, url[cut:]
+        ready = origin.first_match
+        return None if ready is None else ready(url[cut:])
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """Whether the URL may be fetched now, and why. Raises InvalidURL."""

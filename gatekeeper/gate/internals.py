@@ -54,7 +54,7 @@ class GateInternals:
         """What the gate's own connector knows the URLs by that it read."""
         self.signer: Final[Signer | None] = gate._signer
         """What signs requests; None: they are not signed."""
-        self._monotonic = gate._monotonic
+        self._monotonic = gate._clock.monotonic
         self._decider = gate._decider
         self.held: Final = gate._scheduler.held
         """See `Scheduler.held`."""
@@ -288,7 +288,7 @@ class GateInternals:
         leases = self._gate._open.leases
         return gate_middleware_with(
             *(self._gate, leases.wait, leases.take, self.url_cache, leases.uplink.unreached),
-            *self._gate._checks[1:],
+            *self._gate._checks(),
         )
 
     def unreached(self, lease: object, error: BaseException) -> None:

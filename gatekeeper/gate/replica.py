@@ -41,7 +41,7 @@ class Replica(GateInternals):
         return self._gate
 
     def _new_cache(self) -> tuple[RecordCache, SoftExpiry]:
-        warm = self._gate._warm
+        warm = self._gate._decider.warm
         expiry = SoftExpiry(warm, self.clock)
         return RecordCache(self._config, stored=True, warm=warm, on_warm=expiry.expect), expiry
 

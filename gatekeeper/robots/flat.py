@@ -26,7 +26,7 @@ from gatekeeper.robots.patterns import (
     wild_match,
 )
 
-__all__ = ["NO_RULE", "FlatRules", "flat_rules", "rule_with"]
+__all__ = ["NO_RULE", "SENT", "FlatRules", "flat_rules", "rule_with"]
 
 NO_RULE: Final = 1
 """The score of a path that no rule matches: it is allowed (RFC 9309 section 2.2.2, RFC-19)."""
@@ -41,7 +41,7 @@ _MAX_PATH: Final = 2_048
 """Octets of a path up to which patterns are compared here."""
 _WRITTEN: Final = PLAIN.encode() + b"*?$\n"
 """Octets that stand in rules in normal form as the file has them, but for an inner `$`."""
-_SENT: Final = PLAIN.encode() + b"?"
+SENT: Final = PLAIN.encode() + b"?"
 """Octets that a path in its normal form has as they were sent."""
 _INNER_DOLLAR: Final = re.compile(r"\$(?!\n)").search
 _TWO_FORMS: Final = re.compile(r"\?[^\n]*%(?:3A|2F)").search
@@ -77,7 +77,11 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
         The path is not `/robots.txt`, and begins with a slash.
         """
         compared = self._compared(path)
-        if compared is None:
+        return None if compared is None else self.score_of(compared)
+
+    def score_of(self, compared: str) -> int | None:
+        """`score` of a path in its normal form, as one is in which all octets are of `SENT`."""
+        if len(compared) > _MAX_PATH:
             return None
         best, key = self.whole, "\n" + compared[:2]
         if len(key) > 2:
@@ -119,7 +123,7 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
         """The path as rules are compared with it; None: it can't be here."""
         if len(path) > _MAX_PATH:
             return None
-        if not path.isascii() or path.encode().translate(None, _SENT):
+        if not path.isascii() or path.encode().translate(None, SENT):
             path = rfc_path(path)
             if self.queries and query_form(path) != path:
                 return None

@@ -392,7 +392,7 @@ async def test_leases_of_a_file_with_two_readings_have_each_its_own_decision(
 
 
 def kept_of(gate: Gatekeeper) -> set[str]:
-    return {origin for origin, record in gate._warm.items() if record.cached}
+    return {origin for origin, record in gate._decider.warm.items() if record.cached}
 
 
 async def test_decisions_are_kept_of_origins_that_are_asked_about_often(
@@ -455,7 +455,7 @@ async def test_every_way_gives_one_verdict(
     virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await asked(virtual_internet, gate, "/a")
-    (record,) = gate._warm.values()
+    (record,) = gate._decider.warm.values()
     for path in PATHS:
         url = f"http://a.test{path}"
 
@@ -494,7 +494,7 @@ async def test_a_text_at_rest_gives_the_decision_that_it_gives_awake(
     virtual_internet.site("a.test").robots(ROBOTS + "Crawl-delay: 1\n")
     await asked(virtual_internet, gate, "/b")
     awake = await asked(virtual_internet, gate, path)
-    (record,) = gate._warm.values()
+    (record,) = gate._decider.warm.values()
     assert record.text is not None
     for _ in range(2):
         record.text.rest()
@@ -508,7 +508,7 @@ async def test_a_text_at_rest_wakes_for_an_origin_that_is_asked_about_again(
 ) -> None:
     monkeypatch.setattr(decision_cache, "_OFTEN", 4)
     await asked(virtual_internet, gate, "/b")
-    (record,) = gate._warm.values()
+    (record,) = gate._decider.warm.values()
     assert record.text is not None
     record.text.rest()
     record.drop_cached()
@@ -530,7 +530,7 @@ async def test_what_a_text_at_rest_asks_for_is_known_without_reading_it_again(
     text = "User-agent: *\nCrawl-delay: 7\n" + "Disallow: /private\n" * rules
     virtual_internet.site("b.test").robots(text)
     await asked(virtual_internet, gate, "/a", "b.test")
-    (record,) = gate._warm.values()
+    (record,) = gate._decider.warm.values()
     assert record.text is not None
     record.text.rest()
 
