@@ -206,10 +206,7 @@ class Directory:
         """One large text at a time: every thread that works takes from the loop's."""
         self._waiting = 0
         self._counts: Counter[str] = Counter()
-        self._fetches = 0
-        self._internal = 0
-        self._overloaded = 0
-        self._storage_errors = 0
+        self._fetches = self._internal = self._overloaded = self._storage_errors = 0
         self._open = False
         self._on_retrieval = on_retrieval
 
