@@ -22,7 +22,7 @@ import heapq
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -474,38 +474,20 @@ class WaitGraph(Generic[H]):
 
     def _behind(self, start: TurnWait[H], *, soft: bool) -> tuple[H, H] | None:
         """The lease that the wait can't outlast, and the one of its own, or, `soft`, of those it
-        was started under, for whose end that lease waits in turn; None: it may go on.
+        was started under, for whose end that lease waits in turn; None: it may go on."""
+        return _Search(self, start, soft=soft).found()
 
-        A wait is stuck while, of one of the scopes that it needs, all slots are held by leases
-        that can't end. A lease can't end while its task is stuck. Softly, one can't end either
-        where a task waits that was started under it. What is sought is the largest set of
-        waits that are stuck by each other.
-        """
-        known = {start: self._obstacles(start)}
-        if not known[start]:
-            return None
-        order, asked_by = [start], dict[TurnWait[H], list[TurnWait[H]]]()
-        for wait in order:  # it grows meanwhile
-            for _, leases in itertools.chain.from_iterable(known[wait]):
-                for lease in leases:
-                    if self._firm(start, lease, soft=soft):
-                        continue
-                    for other in self._waiting_with(lease, soft=soft):
-                        asked_by.setdefault(other, []).append(wait)
-                        if other not in known:
-                            if len(order) >= _MOST:
-                                return None
-                            known[other] = self._obstacles(other)
-                            order.append(other)
-        stuck, again = set(order), deque(reversed(order))
-        while again:
-            wait = again.popleft()
-            if wait in stuck and not self._is_stuck(start, known[wait], stuck, soft=soft):
-                stuck.discard(wait)
-                again.extend(asked_by.get(wait, ()))
-        return self._circle(start, known, stuck, soft=soft) if start in stuck else None
+    def waits_of(self, lease: H) -> Collection[TurnWait[H]]:
+        """The waits of the task that owns a lease."""
+        owner = lease.owner
+        return () if owner is None else tuple(self._waits.get(owner, ()))
 
-    def _obstacles(self, wait: TurnWait[H]) -> list[Obstacles[H]]:
+    def waits_under(self, lease: H) -> Iterator[TurnWait[H]]:
+        """Those of other tasks that were started under it: some of them, where they are many."""
+        children = itertools.islice(self._by_lease.get(lease, ()), _CHILDREN)
+        return (wait for wait in children if wait.task is not lease.owner)
+
+    def obstacles(self, wait: TurnWait[H]) -> list[Obstacles[H]]:
         """What may keep the wait from each of the turns that would do; empty where nothing is
         known to keep it from one of them."""
         result = list[Obstacles[H]]()
@@ -536,76 +518,6 @@ class WaitGraph(Generic[H]):
                 result += ((1, [one]) for one in leases if not one.headed and not one.ended)
         return result
 
-    def _firm(self, start: TurnWait[H], lease: H, *, soft: bool) -> bool:
-        """Whether the lease can't end while this very wait goes on."""
-        return lease.owner is start.task or (soft and lease in start.inherited)
-
-    def _waiting_with(self, lease: H, *, soft: bool) -> list[TurnWait[H]]:
-        """Whose waits keep the lease open."""
-        owner = lease.owner
-        found = [] if owner is None else list(self._waits.get(owner, ()))
-        if soft:
-            children = itertools.islice(self._by_lease.get(lease, ()), _CHILDREN)
-            found += (wait for wait in children if wait.task is not owner)
-        return found
-
-    def _is_stuck(
-        self,
-        start: TurnWait[H],
-        turns: list[Obstacles[H]],
-        stuck: set[TurnWait[H]],
-        *,
-        soft: bool,
-    ) -> bool:
-        return bool(turns) and all(
-            any(
-                sum(self._lasts(start, lease, stuck, soft=soft) for lease in leases) >= slots
-                for slots, leases in obstacles
-            )
-            for obstacles in turns
-        )
-
-    def _lasts(self, start: TurnWait[H], lease: H, stuck: set[TurnWait[H]], *, soft: bool) -> bool:
-        """Whether the lease can't end while these waits go on."""
-        if self._firm(start, lease, soft=soft):
-            return True
-        owner = lease.owner
-        waits = None if owner is None else self._waits.get(owner)
-        if waits and all(wait in stuck for wait in waits):
-            return True
-        return soft and any(
-            wait in stuck and wait.task is not owner
-            for wait in self._waiting_with(lease, soft=True)
-        )
-
-    def _circle(
-        self,
-        start: TurnWait[H],
-        known: dict[TurnWait[H], list[Obstacles[H]]],
-        stuck: set[TurnWait[H]],
-        *,
-        soft: bool,
-    ) -> tuple[H, H] | None:
-        """The first lease in the way and the own one behind it; None where the wait is behind
-        others' circle, which is theirs to end."""
-        seen = {start}
-        order: deque[tuple[TurnWait[H], H | None]] = deque([(start, None)])
-        while order:
-            wait, first = order.popleft()
-            for slots, leases in itertools.chain.from_iterable(known[wait]):
-                lasting = [one for one in leases if self._lasts(start, one, stuck, soft=soft)]
-                if len(lasting) < slots:
-                    continue
-                for lease in lasting:
-                    if self._firm(start, lease, soft=soft):
-                        return first or lease, lease
-                for lease in lasting:
-                    for other in self._waiting_with(lease, soft=soft):
-                        if other in stuck and other not in seen:
-                            seen.add(other)
-                            order.append((other, first or lease))
-        return None
-
     # --- in words -----------------------------------------------------------------------
 
     def _refusal(
@@ -629,6 +541,103 @@ class WaitGraph(Generic[H]):
         if lease is mine:
             return f"which {holder} still holds"
         return f"whose task waits in turn for {mine.url}, which {holder} still holds"
+
+
+class _Search(Generic[H]):
+    """What keeps one wait from going on.
+
+    A wait is stuck while, of one of the scopes that it needs, all slots are held by leases
+    that can't end. A lease can't end while its task is stuck. Softly, one can't end either
+    where a task waits that was started under it. What is sought is the largest set of
+    waits that are stuck by each other.
+    """
+
+    def __init__(self, graph: WaitGraph[H], start: TurnWait[H], *, soft: bool) -> None:
+        self._graph = graph
+        self._start = start
+        self._soft = soft
+        self._known = {start: graph.obstacles(start)}
+        """What stands in the way of each wait that was met, in the order in which they were."""
+        self._asked_by: dict[TurnWait[H], list[TurnWait[H]]] = {}
+        """Which waits may go on once that one may."""
+        self._stuck: set[TurnWait[H]] = set()
+
+    def found(self) -> tuple[H, H] | None:
+        """See `WaitGraph._behind`."""
+        if not self._known[self._start] or not self._meet_all():
+            return None
+        self._stuck = set(self._known)
+        again = deque(reversed(self._known))
+        while again:
+            wait = again.popleft()
+            if wait in self._stuck and not self._is_stuck(wait):
+                self._stuck.discard(wait)
+                again.extend(self._asked_by.get(wait, ()))
+        return self._circle() if self._start in self._stuck else None
+
+    def _meet_all(self) -> bool:
+        """Every wait on which the first one may depend; False: they are too many to follow."""
+        known = self._known
+        order = [self._start]
+        for wait in order:  # it grows meanwhile
+            for _, leases in itertools.chain.from_iterable(known[wait]):
+                for other in self._waiting_with(leases):
+                    self._asked_by.setdefault(other, []).append(wait)
+                    if other not in known:
+                        if len(order) >= _MOST:
+                            return False
+                        known[other] = self._graph.obstacles(other)
+                        order.append(other)
+        return True
+
+    def _firm(self, lease: H) -> bool:
+        """Whether the lease can't end while the first wait goes on."""
+        return lease.owner is self._start.task or (self._soft and lease in self._start.inherited)
+
+    def _waiting_with(self, leases: Iterable[H]) -> Iterator[TurnWait[H]]:
+        """Whose waits keep the leases open that may end without the first one."""
+        for lease in leases:
+            if not self._firm(lease):
+                yield from self._graph.waits_of(lease)
+                if self._soft:
+                    yield from self._graph.waits_under(lease)
+
+    def _is_stuck(self, wait: TurnWait[H]) -> bool:
+        turns = self._known[wait]
+        return bool(turns) and all(
+            any(sum(map(self._lasts, leases)) >= slots for slots, leases in obstacles)
+            for obstacles in turns
+        )
+
+    def _lasts(self, lease: H) -> bool:
+        """Whether the lease can't end while these waits go on."""
+        if self._firm(lease):
+            return True
+        waits = self._graph.waits_of(lease)
+        if waits and all(wait in self._stuck for wait in waits):
+            return True
+        return self._soft and any(wait in self._stuck for wait in self._graph.waits_under(lease))
+
+    def _circle(self) -> tuple[H, H] | None:
+        """The first lease in the way and the own one behind it; None where the wait is behind
+        others' circle, which is theirs to end."""
+        seen = {self._start}
+        order: deque[tuple[TurnWait[H], H | None]] = deque([(self._start, None)])
+        while order:
+            wait, first = order.popleft()
+            for slots, leases in itertools.chain.from_iterable(self._known[wait]):
+                lasting = [one for one in leases if self._lasts(one)]
+                if len(lasting) < slots:
+                    continue
+                for lease in lasting:
+                    if self._firm(lease):
+                        return first or lease, lease
+                for lease in lasting:
+                    for other in self._waiting_with((lease,)):
+                        if other in self._stuck and other not in seen:
+                            seen.add(other)
+                            order.append((other, first or lease))
+        return None
 
 
 K = TypeVar("K")
