@@ -45,7 +45,7 @@ _MAX_ORIGINS = 5_000
 class CachedDecision:
     """The decision of one rule, and how often it was given."""
 
-    __slots__ = ("_prefix", "count", "decision", "json")
+    __slots__ = ("count", "decision", "json", "prefix")
 
     def __init__(self, decision: Decision, count: list[int], prefix: str) -> None:
         self.decision: Decision = decision
@@ -54,27 +54,20 @@ class CachedDecision:
         looks nothing up."""
         self.json: tuple[bytes, bytes] | None = None
         """The JSON before the URL, and from there to the number of the id; made by `write`."""
-        self._prefix = prefix
+        self.prefix: str = prefix
+        """Of the ids of decisions."""
 
     @property
     def allows(self) -> bool:
         """The verdict is ALLOW."""
         return self.decision.verdict is Verdict.ALLOW
 
-    def about(self, url: str, number: int) -> Decision:
-        """The decision about a URL that the same rule decides; it is not counted here."""
-        return replace(self.decision, url=url, id=self.id_of(number))
-
-    def id_of(self, number: int) -> str:
-        """The id that a number makes."""
-        return f"{self._prefix}{number:x}"
-
     def write(self) -> tuple[bytes, bytes]:
         """Make `json`. Behind the number `"}` is missing.
 
         Nothing in a plain URL, spelt as its origin, is escaped in JSON.
         """
-        bare = replace(self.decision, url="", id=self._prefix)
+        bare = replace(self.decision, url="", id=self.prefix)
         # Two words without a quote stand before the URL, and nothing behind the id.
         head, url, rest = _encode(bare).partition(b'"url":"')
         self.json = parts = head + url, rest.removesuffix(b'"}')
@@ -96,12 +89,12 @@ class WrittenDecision(msgspec.Struct, frozen=True, gc=False):
     @property
     def decision(self) -> Decision:
         """What was given."""
-        return self.cached.about(self.url, self.number)
+        return replace(self.cached.decision, url=self.url, id=self.id)
 
     @property
     def id(self) -> str:
         """Its id."""
-        return self.cached.id_of(self.number)
+        return f"{self.cached.prefix}{self.number:x}"
 
     def json(self) -> bytes:
         """What was given; the URL is a plain one."""

@@ -24,7 +24,6 @@ from gatekeeper.config import Config, HostRule
 __all__ = [
     "Adopt",
     "BatchNote",
-    "Begin",
     "Channel",
     "ClientFull",
     "Connected",
@@ -56,22 +55,17 @@ class TokenText(msgspec.Struct, frozen=True, array_like=True):
     roles: list[str]
 
 
-class Begin(_Body, frozen=True):
-    """To a worker, first: who it is, and what is in force."""
-
-    number: int
-    identity: str
-    version: str
-    addresses: list[tuple[str, int]]
-    """Those listened on."""
-
-
 class Adopt(_Body, frozen=True):
-    """To a worker: the configuration, the tokens and the operator's rules in force from now on."""
+    """To a worker, first and whenever it changes: what is in force from now on."""
 
     config: Config
     tokens: list[TokenText]
     rules: list[HostRule]
+    """The operator's, about hosts."""
+    identity: str
+    version: str
+    addresses: list[tuple[str, int]]
+    """Those listened on."""
 
 
 class RuntimeRules(_Body, frozen=True):
@@ -191,8 +185,7 @@ class Counted(_Body, frozen=True):
 
 
 Message = (
-    Begin
-    | Adopt
+    Adopt
     | RuntimeRules
     | Connected
     | Known

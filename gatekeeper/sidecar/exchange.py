@@ -64,7 +64,7 @@ __all__ = [
     "respond_empty",
     "respond_json",
     "response_bytes",
-    "response_pieces",
+    "response_octets",
     "retry_after",
 ]
 
@@ -457,8 +457,10 @@ def response_bytes(status: int, body: bytes, request_id: str) -> bytes:
     return _HEADS[status] % (_date(), request_id.encode(), len(body)) + body
 
 
-def response_pieces(status: int, body: list[bytes], request_id: str) -> list[bytes]:
-    """`response_bytes` of a body in pieces."""
+def response_octets(status: int, body: Octets, request_id: str) -> Octets:
+    """`response_bytes`, also of a body in pieces."""
+    if isinstance(body, bytes):
+        return response_bytes(status, body, request_id)
     first, *rest = body
     head = _HEADS[status] % (_date(), request_id.encode(), sum(map(len, body)))
     return [head + first, *rest]

@@ -45,8 +45,7 @@ from gatekeeper.sidecar.exchange import (
     Role,
     Router,
     add_request_id,
-    response_bytes,
-    response_pieces,
+    response_octets,
     retry_after,
 )
 from gatekeeper.sidecar.leases import LeaseBook, LeaseTable
@@ -427,9 +426,7 @@ class Service:
         if response is None:
             return None
         self.metrics.answered(route.path, route.method, route.status)
-        if isinstance(response, bytes):
-            return response_bytes(route.status, response, call.id)
-        return response_pieces(route.status, response, call.id)
+        return response_octets(route.status, response, call.id)
 
     def _samples(self) -> Iterable[Sample]:
         yield from gate_samples(self.gate.stats(), self._host_states)

@@ -26,7 +26,6 @@ import msgspec
 from aiohttp.base_protocol import BaseProtocol
 
 from gatekeeper import speedups
-from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Replica
 from gatekeeper.gate.decision_cache import CachedDecision, WrittenDecision
@@ -34,7 +33,6 @@ from gatekeeper.library_internals import Octets, request_parser, whole_request, 
 from gatekeeper.sidecar.channel import (
     Adopt,
     BatchNote,
-    Begin,
     Channel,
     ClientFull,
     Connected,
@@ -250,7 +248,7 @@ class _WorkerConnection(BaseProtocol):
 
 
 class _WorkerProcess:
-    """What the process does, from `Begin` on."""
+    """What the process does, from `Adopt` on."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.loop = asyncio.get_running_loop()
@@ -263,21 +261,19 @@ class _WorkerProcess:
         self.most_octets: int = 0
         """... octets of a request that is read here; the owner gets others."""
         self.header: int = 8190
-        self.answer: Callable[..., Octets | None] = _nothing
+        self.answer: Callable[..., Octets | None] = lambda *_: None
         self.heads: KnownHeads | None = None
-        self._begin: Begin | None = None
-        self._replica: Replica | None = None
+        self._replica: Replica  # from `Adopt` on, as the service
         self._service: Service | None = None
         self._asked: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._telling: asyncio.TimerHandle | None = None
         self._logged = (0, 0)
         self._acts: dict[type, Callable[[Any], object]] = {
-            Begin: self._on_begin,
             Adopt: self._adopt,
-            RuntimeRules: lambda message: self._known.follow_rules(message.rules),
+            RuntimeRules: lambda message: self._replica.follow_rules(message.rules),
             Known: self._learn,
-            Forget: lambda message: self._known.forget(message.origins),
+            Forget: lambda message: self._replica.forget(message.origins),
             ClientFull: self._on_full,
             Mark: self._on_mark,
             Leave: lambda _message: self.leave(None),
@@ -290,15 +286,18 @@ class _WorkerProcess:
             why = await self.done
             for client in list(self.clients):
                 client.pass_on()
-            await self._gone()
+            await self._until(lambda: not self.clients)
+            for client in list(self.clients):  # those that read nothing are given up
+                if client.transport is not None:
+                    client.transport.abort()
             self._tell()
-            await self._sent()
+            await self._until(lambda: not self.channel.queued)
         finally:
             sweeping.cancel()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(sweeping, *self._tasks, return_exceptions=True)
-            if self._replica is not None:
+            if self._service is not None:
                 self._replica.close()
             self.channel.close()
         return why
@@ -322,30 +321,25 @@ class _WorkerProcess:
     def _on_lost(self) -> None:
         self.leave("the process that owns the turns is gone, and so this worker of it ends")
 
-    def _on_begin(self, begin: Begin) -> None:
-        self._begin = begin
-
     def _adopt(self, adopt: Adopt) -> None:
         """The configuration in force: the first, or another one."""
         config = adopt.config
         tokens = Tokens(
             Token(one.value, one.name, frozenset(map(Role, one.roles))) for one in adopt.tokens
         )
-        if self._replica is None or self._service is None:
-            self._start(config, tokens)
+        if self._service is None:
+            self._start(adopt, tokens)
         else:
             self._replica.adjust(config)
             self._service.take_over(config, tokens)
         self.most_octets = config.server.max_body + 2 * config.server.max_header
-        self._known.follow_rules(adopt.rules)
+        self._replica.follow_rules(adopt.rules)
 
-    def _start(self, config: Config, tokens: Tokens) -> None:
-        begin = self._begin
-        if begin is None:
-            raise ConfigError("the first message has to be Begin")
+    def _start(self, adopt: Adopt, tokens: Tokens) -> None:
+        config = adopt.config
         set_up(config.server)
-        self._replica = Replica(begin.identity, config, wanted=self._want)
-        for address, port in begin.addresses:
+        self._replica = Replica(adopt.identity, config, wanted=self._want)
+        for address, port in adopt.addresses:
             if self._replica.guard is not None:
                 self._replica.guard.listens_on(address, port)  # T3
         self._service = service = Service(
@@ -353,26 +347,20 @@ class _WorkerProcess:
             config,
             inside=self._replica,
             tokens=tokens,
-            addresses=begin.addresses,
-            version=begin.version,
+            addresses=adopt.addresses,
+            version=adopt.version,
         )
         self.header, self.most = config.server.max_header, raise_file_limit().clients
         if speedups.ON:
             self.heads = KnownHeads(line=self.header)
         # Where each request has a span the owner makes it.
-        self.answer = self._answer if not service.traced else _nothing
+        self.answer = self._answer if not service.traced else lambda *_: None
         self._keep(self.loop.create_task(service.log.run()))
         self.channel.send(Ready())
 
-    @property
-    def _known(self) -> Replica:
-        if self._replica is None:
-            raise ConfigError("the second message has to be Adopt")
-        return self._replica
-
     def _learn(self, known: Known) -> None:
         self._asked.discard(known.origin)
-        self._known.take_in(known.origin, known.record)
+        self._replica.take_in(known.origin, known.record)
 
     def _on_full(self, message: ClientFull) -> None:
         if self._service is not None:
@@ -418,20 +406,10 @@ class _WorkerProcess:
                 client.sweep()
             self._asked.clear()
 
-    async def _gone(self) -> None:
-        """Until every connection was passed on; those that read nothing are given up."""
+    async def _until(self, done: Callable[[], bool]) -> None:
+        """Return when it is so, when the owner is gone, or after a second."""
         for _ in range(_TRIES):
-            if not self.clients or self.channel.closed:
-                break
-            await asyncio.sleep(_TRY)
-        for client in list(self.clients):
-            if client.transport is not None:
-                client.transport.abort()
-
-    async def _sent(self) -> None:
-        """Until the owner has taken what was sent."""
-        for _ in range(_TRIES):
-            if not self.channel.queued or self.channel.closed:
+            if done() or self.channel.closed:
                 return
             await asyncio.sleep(_TRY)
 
@@ -447,8 +425,7 @@ class _WorkerProcess:
         if self._telling is not None:
             self._telling.cancel()
             self._telling = None
-        service, replica = self._service, self._replica
-        if service is None or replica is None:
+        if (service := self._service) is None:
             return
         feed = service.operators.feed
         given, feed.count = feed.count, 0
@@ -458,7 +435,7 @@ class _WorkerProcess:
             BatchNote(at, request, client, list(texts))
             for _, at, texts, request, client in batches[-_BATCHES:]
         ]
-        decisions, refused = replica.drain_counts()
+        decisions, refused = self._replica.drain_counts()
         written, dropped = service.log.written, service.log.dropped
         logged = written - self._logged[0], dropped - self._logged[1]
         self._logged = written, dropped
@@ -497,10 +474,6 @@ def _noted(entries: Iterable[FeedEntry]) -> tuple[list[DecisionNote], list[msgsp
                 places[written.cached] = place
         notes.append(DecisionNote(at, request, client, place, given.url, given.id))
     return notes, likes
-
-
-def _nothing(*_request: Any) -> Octets | None:
-    return None
 
 
 def main() -> None:

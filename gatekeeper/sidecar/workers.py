@@ -25,7 +25,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -35,7 +36,6 @@ from gatekeeper.errors import ConfigError
 from gatekeeper.fetching.records import Record
 from gatekeeper.sidecar.channel import (
     Adopt,
-    Begin,
     Channel,
     ClientFull,
     Connected,
@@ -110,10 +110,12 @@ def check_workers(server: ServerConfig) -> None:
 class _Worker:
     """One of them, from its start to its end."""
 
-    def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self, number: int, process: asyncio.subprocess.Process, sock: socket.socket, owner: Workers
+    ) -> None:
         self.number = number
         self.process = process
-        self.channel: Channel | None = None
+        self.channel = Channel(sock, partial(owner.on_message, self), self.lost)
         self.ready: bool = False
         self.connections: int = 0
         self.reached: int = 0
@@ -121,11 +123,13 @@ class _Worker:
         self.asked_at: float | None = None
         """When it was sent the first mark since then; None: none."""
 
+    def lost(self) -> None:
+        self.ready = False
+
     def send(self, message: Message, fd: int = -1) -> None:
-        if self.channel is not None:
-            self.channel.send(message, fd)
-            if self.channel.queued > _MOST_QUEUED:
-                self.kill("takes no messages")
+        self.channel.send(message, fd)
+        if self.channel.queued > _MOST_QUEUED:
+            self.kill("takes no messages")
 
     def kill(self, why: str) -> None:
         self.ready = False
@@ -149,11 +153,11 @@ class Workers:
         self._workers: dict[int, _Worker] = {}
         self._turn = itertools.count()
         self._marks = itertools.count(1)
-        self._settled = asyncio.Condition()
+        self._moved = asyncio.Event()
         self._changed: set[str] = set()
         self._wanted: dict[str, set[int]] = {}
         self._service: Service | None = None
-        self._server: Server | None = None
+        self._server: Server  # inside `serving`
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving = False
         self.restarts: int = 0
@@ -178,10 +182,7 @@ class Workers:
 
     async def started(self) -> None:
         """Return when every worker answers."""
-        async with self._settled:
-            await self._settled.wait_for(
-                lambda: sum(one.ready for one in self._workers.values()) == self._count
-            )
+        await self._until(lambda: sum(one.ready for one in self._workers.values()) == self._count)
 
     @property
     def pids(self) -> list[int]:
@@ -241,13 +242,7 @@ class Workers:
             return f"could not be started ({error.strerror or error})"
         finally:
             theirs.close()
-        worker = _Worker(number, process)
-        worker.channel = Channel(
-            ours,
-            lambda message, connection: self._on_message(worker, message, connection),
-            lambda: self._on_lost(worker),
-        )
-        self._workers[number] = worker
+        self._workers[number] = worker = _Worker(number, process, ours, self)
         self._introduce(worker)
         try:
             code = await process.wait()
@@ -261,9 +256,6 @@ class Workers:
             self._wake()
         name = signal.Signals(-code).name if code < 0 else ""
         return f"(process {process.pid}) ended " + (f"by {name}" if name else f"with status {code}")
-
-    def _on_lost(self, worker: _Worker) -> None:
-        worker.ready = False
 
     # -- connections -----------------------------------------------------------------
 
@@ -279,7 +271,7 @@ class Workers:
         workers = self._taking()
         for _ in workers:
             worker = workers[next(self._turn) % len(workers)]
-            if worker.channel is not None and not worker.channel.queued:
+            if not worker.channel.queued:
                 worker.send(Connected(begun, passes), fd)
                 return True
         return False
@@ -293,11 +285,6 @@ class Workers:
             if one.ready and (one.asked_at is None or one.asked_at > before)
         ]
 
-    @property
-    def taking(self) -> int:
-        """How many of them take connections."""
-        return len(self._taking())
-
     def _keep(self, connection: socket.socket, begun: bytes, passes: int) -> None:
         """Serve it here."""
         task = asyncio.get_running_loop().create_task(self._serve(connection, begun, passes))
@@ -305,14 +292,10 @@ class Workers:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, connection: socket.socket, begun: bytes, passes: int) -> None:
-        server = self._server
-        if server is None:
-            connection.close()
-            return
         connection.setblocking(False)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: server.taken(begun, passes), connection
+                lambda: self._server.taken(begun, passes), connection
             )
         except OSError:  # it is gone
             connection.close()
@@ -327,7 +310,6 @@ class Workers:
 
     def _introduce(self, worker: _Worker) -> None:
         service = self._owner
-        worker.send(Begin(worker.number, self._identity, self._version, self._addresses))
         worker.send(self._in_force(service))
         for client in service.clients.full:
             worker.send(ClientFull(client, full=True))
@@ -344,6 +326,9 @@ class Workers:
                 for one in service.admission.tokens.tokens
             ],
             service.internals.rules(),
+            self._identity,
+            self._version,
+            self._addresses,
         )
 
     def _tell_all(self, message: Message) -> None:
@@ -406,32 +391,28 @@ class Workers:
         def done() -> bool:
             return all(one.reached >= number or not one.ready for one in waiting)
 
-        if done():
-            return
-        try:
-            async with asyncio.timeout(_PATIENCE), self._settled:
-                await self._settled.wait_for(done)
-        except TimeoutError:
-            for worker in waiting:
-                if worker.ready and worker.reached < number:
-                    worker.kill("does not follow")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                await self._until(done)
+        for worker in waiting:
+            if worker.ready and worker.reached < number:
+                worker.kill("does not follow")
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        """Return when it is so; it is looked at after each `_wake`."""
+        while not done():
+            await self._moved.wait()
 
     def _wake(self) -> None:
-        """Whoever waits in `settle` looks again."""
-
-        async def wake() -> None:
-            async with self._settled:
-                self._settled.notify_all()
-
-        task = asyncio.get_running_loop().create_task(wake())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     # -- what workers say ------------------------------------------------------------
 
-    def _on_message(
+    def on_message(
         self, worker: _Worker, message: Message, connection: socket.socket | None
     ) -> None:
+        """A worker said something."""
         if connection is not None and isinstance(message, Connected):
             self._keep(connection, message.begun, message.passes)
         elif isinstance(message, Counted):

@@ -431,7 +431,7 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
                 assert (await ask(query))[0] == 200
         hung = workers.pids[0]
         os.kill(hung, signal.SIGSTOP)
-        while workers.taking == 2:
+        while len(workers._taking()) == 2:
             await asyncio.sleep(0.01)
         for _ in range(4):  # no new one waits
             async with connection(base) as ask:
