@@ -465,13 +465,13 @@ async def send_once(
         raise aiohttp.ClientConnectionError(str(error)) from error
 
 
-async def _ask_once(
+def _ask_once(
     watch: RetrievalDeadline, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
+) -> Coroutine[Any, Any, aiohttp.ClientResponse]:
     """Each request for a robots.txt has a turn of its own, and time of its own."""
     if isinstance(request, _Request):
         request.watch = watch
-    return await send_once(request, handler)
+    return send_once(request, handler)
 
 
 async def _connect_only(

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Self
@@ -25,6 +24,7 @@ __all__ = [
     "RetrievalDeadline",
     "Slot",
     "Slots",
+    "TurnAndSlot",
     "watching",
     "within_files",
 ]
@@ -305,22 +305,9 @@ class Slots(PlaceQueue):
         """Wait for a slot, hold it for the block."""
         return Slot(self)
 
-    @asynccontextmanager
-    async def with_turn(
-        self, turn: AbstractAsyncContextManager[HostTurn]
-    ) -> AsyncIterator[HostTurn]:
+    def with_turn(self, turn: AbstractAsyncContextManager[HostTurn]) -> TurnAndSlot:
         """Wait for the turn and then for a slot; hold both for the block."""
-        entry = _Entry(self._entries, self.alarm)
-        await self._entries.take()
-        try:
-            self.alarm.set(entry, self.alarm.clock.monotonic() + self.patience)
-            async with turn as taken:
-                self.alarm.drop(entry)  # it keeps its place until it has a slot
-                async with self():
-                    entry.leave()
-                    yield taken
-        finally:
-            entry.leave()
+        return TurnAndSlot(self, self._entries, turn)
 
     def adjust(self, max_in_flight: int) -> None:
         """Follow another setting; what holds a place keeps it."""
@@ -333,32 +320,6 @@ class Slots(PlaceQueue):
         most = self._most
         room = _half(max_in_flight) - min(most, _half(max_in_flight))
         return min(within_files(most * (1 + SLOW_FACTOR)) - most, room)
-
-
-class _Entry:
-    """The place of a retrieval that has, or is about to have, a turn and no slot.
-
-    One whose turn does not come soon gives it to another: it holds nothing yet.
-    """
-
-    __slots__ = ("_alarm", "_entries", "_left", "ends")
-
-    def __init__(self, entries: PlaceQueue, alarm: SharedTimer) -> None:
-        self._entries = entries
-        self._alarm = alarm
-        self._left = False
-        self.ends = 0.0
-
-    def leave(self) -> None:
-        """Give the place to another, once."""
-        self._alarm.drop(self)
-        if not self._left:
-            self._left = True
-            self._entries.give()
-
-    def due(self, now: float) -> None:
-        """Its turn has not come."""
-        self.leave()
 
 
 class Slot:
@@ -395,6 +356,65 @@ class Slot:
             slots.give()
         else:
             slots.alarm.set(self, now + slots.patience)
+
+
+class TurnAndSlot:
+    """The turn and then the slot of a retrieval, for one `async with`.
+
+    Before it has a slot it holds a place among those that have a turn, or are about to. One whose
+    turn does not come soon gives that place to another: it holds nothing yet.
+    """
+
+    __slots__ = ("_entered", "_entries", "_slot", "_slots", "_turn", "ends")
+
+    def __init__(
+        self, slots: Slots, entries: PlaceQueue, turn: AbstractAsyncContextManager[HostTurn]
+    ) -> None:
+        self._slots = slots
+        self._entries = entries
+        self._turn = turn
+        self._slot = Slot(slots)
+        self._entered = False
+        self.ends = 0.0
+
+    async def __aenter__(self) -> HostTurn:
+        alarm = self._slots.alarm
+        await self._entries.take()
+        self._entered = True
+        try:
+            alarm.set(self, alarm.clock.monotonic() + self._slots.patience)
+            taken = await self._turn.__aenter__()
+            try:
+                alarm.drop(self)  # it keeps its place until it has a slot
+                await self._slot.__aenter__()
+            except BaseException as error:
+                await self._turn.__aexit__(type(error), error, error.__traceback__)
+                raise
+        finally:
+            self._leave()
+        return taken
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self._slot.__aexit__(kind, error, trace)
+        finally:
+            await self._turn.__aexit__(kind, error, trace)
+
+    def _leave(self) -> None:
+        """Give the place to another, once."""
+        self._slots.alarm.drop(self)
+        if self._entered:
+            self._entered = False
+            self._entries.give()
+
+    def due(self, now: float) -> None:
+        """Its turn has not come."""
+        self._leave()
 
 
 def _half(count: int) -> int:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, SingleTimer
+from gatekeeper.clock import Clock, SharedTimer
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.errors import HoldLapsed, StorageError
 from gatekeeper.fetching.directory import HeldUp, flying
@@ -60,6 +60,7 @@ class RobotsPacing:
         self._scheduler = scheduler
         self._decider = decider
         self._clock = clock
+        self._alarm = SharedTimer(clock)
         self._agent = agent
         self._waits = waits
         self._dns = dns
@@ -93,7 +94,7 @@ class RobotsPacing:
         if flight is not None:
             self._waits.file_waits(flight.origin, target.host, scopes)
         try:
-            with _TurnWatch(self._clock, self._holder(), partial(self.held, target.host)):
+            with _TurnWatch(self._alarm, self._holder(), partial(self.held, target.host)):
                 return await self._scheduler.acquire_robots(
                     url, target.host, asked=wish, scopes=scopes
                 )
@@ -153,23 +154,26 @@ class _TurnWatch:
     it: a block may begin in the meantime, and nobody may be kept waiting by it without knowing.
     """
 
-    __slots__ = ("_clock", "_tell", "_timer", "_why")
+    __slots__ = ("_alarm", "_tell", "_why", "ends")
 
-    def __init__(self, clock: Clock, tell: Callable[[HeldUp | None], None], why: HeldUp) -> None:
-        self._clock = clock
+    def __init__(
+        self, alarm: SharedTimer, tell: Callable[[HeldUp | None], None], why: HeldUp
+    ) -> None:
+        self._alarm = alarm
         self._tell = tell
         self._why = why
-        self._timer = SingleTimer(clock, self._look)
+        self.ends = 0.0
 
     def __enter__(self) -> None:
-        self._look()
+        self.due(self._alarm.clock.monotonic())
 
-    def _look(self) -> None:
+    def due(self, now: float) -> None:
+        """Look, and do so again."""
         self._tell(self._why)
-        self._timer.set(self._clock.monotonic() + _PATIENCE)
+        self._alarm.set(self, now + _PATIENCE)
 
     def __exit__(self, *error: object) -> None:
-        self._timer.cancel()
+        self._alarm.drop(self)
         self._tell(None)
 
 
