@@ -106,7 +106,7 @@ class FleetStats(msgspec.Struct, frozen=True):
     """The store is lost, and this member goes on with the hosts that are its own."""
 
 
-class _Held(msgspec.Struct):
+class _Held(msgspec.Struct, gc=False):
     """What we hold, or wait for, under a token."""
 
     scopes: tuple[str, ...]

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import redis
@@ -39,6 +39,7 @@ INTERVALS = (0.4, 0.4, 0.4, 3.0)
 """Seconds that each site asks for."""
 TOLERANCE = 1e-6
 BEGIN = 1_000_000.0
+T = TypeVar("T")
 SPEEDS = (
     *((0.001,), (0.001, 0.02), (0.001, 0.002, 0.02), (0.0005, 0.002, 0.01)),
     *((0.001, 0.01, 0.05), (0.005, 0.03, 0.1), (0.001, 0.05, 0.3)),
@@ -515,17 +516,68 @@ class _Run:
 def explore(plan: Plan, client: Any) -> Outcome:
     """One run. `client`: of a server that nobody else uses."""
     loop = VirtualLoop()
+    run = _Run(plan, client, loop)
+    return _complete(loop, run.world, run.run())
+
+
+def _complete(loop: VirtualLoop, world: World, whole: Coroutine[Any, Any, T]) -> T:
+    store = type("Store", (SimulatedStore,), {"world": world})
     try:
         asyncio.set_event_loop(loop)
-        run = _Run(plan, client, loop)
-        store = type("Store", (SimulatedStore,), {"world": run.world})
         with patch.object(ledger_module, "Store", store):
-            return loop.run_until_complete(run.run())
+            return loop.run_until_complete(whole)
     finally:
         with contextlib.suppress(Exception):
             loop.run_until_complete(loop.shutdown_asyncgens())
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def told_after(client: Any, *, hosts: int, trip: float) -> tuple[list[float], list[float]]:
+    """Round trips, of so many seconds each, until a head was told, and until a lease started after
+    its host was due here: one member that asks each host once a second, and takes no time."""
+    loop = VirtualLoop()
+    world = World(loop, client, random.Random(1), (trip / 2,))
+    run = _Run(Plan(1), client, loop)
+    headed: dict[str, float] = {}
+    told: list[float] = []
+    late: list[float] = []
+
+    class Ledger(RedisLedger):
+        async def head(self, tokens: Sequence[str]) -> None:
+            await super().head(tokens)
+            told.extend((loop.now - headed.pop(token)) / trip for token in tokens)
+
+    async def visit(scheduler: Scheduler, host: str, begin: float) -> None:
+        await asyncio.sleep(begin)
+        due = 0.0
+        for _ in range(3):
+            grant = await scheduler.acquire("u", host, admit=lambda: RobotsInterval(1.0, "1 s"))
+            if due:
+                late.append((loop.now - due) / trip)
+            await asyncio.sleep(0.002)
+            headed[grant.hold.token] = loop.now
+            due = loop.now + 1.0
+            grant.head()
+            await asyncio.sleep(0.005)
+            grant.report(200)
+            grant.release()
+
+    async def crawl() -> None:
+        client.flushall()
+        run.long_since()
+        ledger = Ledger("redis://store", clock=run.clock, member="m")
+        pacing = PacingConfig(max_in_flight=hosts)
+        scheduler = Scheduler(
+            Config(pacing=pacing), clock=run.clock, rng=random.Random(1), ledger=ledger
+        )
+        await scheduler.open()
+        rng = random.Random(3)
+        await asyncio.gather(*(visit(scheduler, f"h{n}", rng.random()) for n in range(hosts)))
+        await scheduler.close()
+
+    _complete(loop, world, crawl())
+    return sorted(told), sorted(late)
 
 
 def plan_of(seed: int) -> Plan:

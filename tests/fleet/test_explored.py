@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from gatekeeper.fleet.members import MemberList
-from tests.fleet.explorer import explore, plan_of
+from tests.fleet.explorer import explore, plan_of, told_after
 from tests.fleet.server import BINARY, Server
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
@@ -25,15 +25,15 @@ def client() -> Iterator[Any]:
     server.close()
 
 
-@pytest.mark.parametrize("first", [0, 20])
+@pytest.mark.parametrize("first", [0, 12])
 def test_no_order_of_events_breaks_a_promise(client: Any, first: int) -> None:
     """`python -m tests.fleet.explorer` goes through thousands, and tells one in full."""
     visits = 0
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 12):
         outcome = explore(plan_of(seed), client)
         assert not outcome.violations, plan_of(seed)
         visits += outcome.visits
-    assert visits > 100
+    assert visits > 50
 
 
 def test_who_forgets_a_member_is_found_out(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +46,13 @@ def test_who_forgets_a_member_is_found_out(client: Any, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(MemberList, "tells", alone)
     assert any(explore(plan_of(seed), client).violations for seed in range(60))
+
+
+def test_a_head_is_told_within_two_round_trips_and_a_lease_is_late_by_three(client: Any) -> None:
+    """Where nothing computes: what is beyond that in `benchmarks.fleet` is the machine's."""
+    told, late = told_after(client, hosts=200, trip=0.02)
+    assert len(told) > 550  # some go with the end
+    assert told[-1] < 2.0
+    assert told[len(told) // 2] < 1.2
+    assert late[int(0.99 * len(late))] < 1.5
+    assert late[-1] < 3.0
