@@ -152,9 +152,19 @@ async def test_who_recovers_waits_for_what_is_under_way(
     first = asyncio.create_task(take(ledger, "a:1", "h"))
     await until(lambda: ledger._air.turns == 1)
     monkeypatch.setattr(ledger._store, "scripts", send)
+    connect, connects = ledger._store.connect, list[bool]()
+
+    async def connected(**how: bool) -> object:
+        connects.append(True)
+        return await connect(**how)
+
+    monkeypatch.setattr(ledger._store, "connect", connected)
     ledger._epoch = ""
     second = asyncio.create_task(take(ledger, "a:2", "k"))
-    await asyncio.sleep(0.05)
+    await until(ledger._using.locked)  # it recovers
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not connects
     assert not second.done()
     held.set()
     with pytest.raises(LedgerLost):

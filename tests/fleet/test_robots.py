@@ -77,7 +77,7 @@ async def test_many_members_at_once_fetch_once(member: Member) -> None:
     members = [member(site, f"m{number}") for number in range(6)]
     fetches = [asyncio.create_task(one.fetch(ORIGIN)) for one in members]
     await until(lambda: site.asked == 1)
-    await asyncio.sleep(0.05)
+    await until(lambda: sum(ORIGIN in one._waiting for one in members) == 5)
     site.open.set()
     found = await asyncio.gather(*fetches)
     assert site.asked == 1
@@ -187,7 +187,9 @@ async def test_who_waits_is_told_at_once(
     assert site.asked == 1
 
 
-async def test_a_newer_file_is_offered_to_who_has_an_older_one(member: Member, join: Join) -> None:
+async def test_a_newer_file_is_offered_to_who_has_an_older_one(
+    member: Member, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site, ledger, offered = Site(), await join(), list[str]()
     ledger.listen("a", Listener())
     await until(lambda: ledger.hearing)
@@ -202,9 +204,15 @@ async def test_a_newer_file_is_offered_to_who_has_an_older_one(member: Member, j
     await until(lambda: bool(offered))
     assert offered == [ORIGIN]
     assert (await other.fetch(ORIGIN)).body == b"User-agent: *"
-    asked = site.asked
+    asked, heard, hears = site.asked, list[str](), other.told
+
+    def told(origin: str, stamp: str, good: bool) -> None:
+        hears(origin, stamp, good)
+        heard.append(origin)
+
+    monkeypatch.setattr(other, "told", told)
     await other.fetch(ORIGIN)  # its own: nobody offers it to itself
-    await asyncio.sleep(0.05)
+    await until(lambda: bool(heard))
     assert offered == [ORIGIN]
     assert site.asked == asked + 1
 
@@ -241,8 +249,9 @@ async def test_a_member_that_dies_with_its_claim_delays_by_no_more_than_that(
     dead.open.clear()
     dying = asyncio.create_task(member(dead, "dying").fetch(ORIGIN))
     await until(lambda: dead.asked == 1)
-    waiting = asyncio.create_task(member(site, "living").fetch(ORIGIN))
-    await asyncio.sleep(0.05)
+    living = member(site, "living")
+    waiting = asyncio.create_task(living.fetch(ORIGIN))
+    await until(lambda: ORIGIN in living._waiting)
     assert site.asked == 0
     server.ask("PEXPIRE", "{gatekeeper}:f:" + ORIGIN, "1")  # as time would
     await waiting
