@@ -52,7 +52,8 @@ def test_a_head_is_told_within_two_round_trips_and_a_lease_is_late_by_three(clie
     """Where nothing computes: what is beyond that in `benchmarks.fleet` is the machine's."""
     told, late = told_after(client, hosts=200, trip=0.02)
     assert len(told) > 550  # some go with the end
-    assert told[-1] < 2.0
+    assert told[int(0.99 * len(told))] < 1.6
+    assert told[-1] < 3.0
     assert told[len(told) // 2] < 1.2
     assert late[int(0.99 * len(late))] < 1.5
     assert late[-1] < 3.0
