@@ -65,11 +65,10 @@ _PLAIN = bytes(set(_UNRESERVED + _RESERVED) - set(b"$"))
 # is linear in the text, whatever it is.
 _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ESCAPES = re.compile(r"((?:%[0-9A-Fa-f]{2})++)")
-_CHANGING_ESCAPES = re.compile(
-    r"(%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE]|[a-f][0-9A-Fa-f]|[0-9A-F][a-f])"
-    r"(?:%[0-9A-Fa-f]{2})*+)"
+_CHANGING_ESCAPE = re.compile(
+    r"%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE]|[a-f][0-9A-Fa-f]|[0-9A-F][a-f])"
 )
-_DECODABLE = re.compile(r"%(?:2[DEde]|3[0-9]|[46][1-9A-Fa-f]|[57][0-9Aa]|5[Ff]|7[Ee])")
+_CHANGING_ESCAPES = re.compile(rf"({_CHANGING_ESCAPE.pattern}(?:%[0-9A-Fa-f]{{2}})*+)")
 _SPECIAL = re.compile(r"[*?\[\]\\]")
 _INNER_DOLLAR = re.compile(r"\$(?!\n|\Z)")
 
@@ -215,8 +214,9 @@ def is_robots_txt(path: str) -> bool:
 
 
 def unescaped(path: str) -> bool:
-    """No escape in the path stands for an unreserved octet: decoding would change none."""
-    return _DECODABLE.search(path) is None
+    """No escape in the path stands for an unreserved octet, nor has a digit in lower case, in which
+    a rule's text might be found: its normal form changes none."""
+    return _CHANGING_ESCAPE.search(path) is None
 
 
 def decoded(text: str) -> str:
