@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gatekeeper.cli.common import NAME, USAGE, be_lenient, hint, version
 from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL
@@ -49,16 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     be_lenient()
     try:
         # Parsing, too: it imports the command, and Ctrl-C may come meanwhile.
-        _parse(argv, args)
-        return int(args.run(args))
+        try:
+            _parse(argv, args)
+            return int(args.run(args))
+        finally:  # --help ends here as well
+            sys.stdout.flush()
     except GatekeeperError as error:
         return fail(args, _told(error, args))
     except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader of our output has gone, as `| head` does: no more to say to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return _ended(130)
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        return _ended(141)
     except OSError as error:
         return fail(args, _describe(error))
 
@@ -66,10 +68,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def fail(args: argparse.Namespace, message: str) -> int:
     """Print the one line that an error gets; the exit code for it."""
     line = " ".join(message.split())
-    print(f"{f'{NAME} {args.command}'.rstrip()}: {line}", file=sys.stderr)
-    if args.json:
-        print(json.dumps({"error": line}))
-    return USAGE
+    with suppress(OSError):
+        print(f"{f'{NAME} {args.command}'.rstrip()}: {line}", file=sys.stderr)
+    with suppress(OSError):
+        if args.json:
+            print(json.dumps({"error": line}))
+    return _ended(USAGE)
+
+
+def _ended(code: int) -> int:
+    """The exit code, once what can't be written is let go: the interpreter would try again at its
+    end, complain of it, and exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return code
 
 
 def _told(error: GatekeeperError, args: argparse.Namespace) -> str:

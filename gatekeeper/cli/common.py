@@ -52,7 +52,18 @@ _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 
 def be_lenient() -> None:
     """Have stdout and stderr escape what their encoding lacks: no page's text, and no name of a
-    file, ends a command on an ASCII terminal."""
+    file, ends a command on an ASCII terminal.
+
+    Streams that were closed (`2>&-`) lead nowhere, and no socket gets their numbers.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

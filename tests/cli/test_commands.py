@@ -6,7 +6,9 @@ import asyncio
 import io
 import json
 import logging
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -519,3 +521,65 @@ def test_warnings_on_a_terminal_have_their_time(monkeypatch: pytest.MonkeyPatch)
     log_to_stderr()
     logging.getLogger("gatekeeper.guard").warning("refused")
     assert re.fullmatch(r"\d\d:\d\d:\d\d gatekeeper\.guard: refused\n", stream.getvalue())
+
+
+# --- where the output goes ---------------------------------------------------------------
+
+
+def shell(line: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """A command as a shell starts it, buffered as a user's is; `gatekeeper` stands for it."""
+    (tmp_path / "robots.txt").write_text("Disallow /x\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    line = line.replace("gatekeeper", f"{sys.executable} -m gatekeeper")
+    return subprocess.run(
+        ["/bin/sh", "-c", line],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+needs_a_shell = pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has none")
+
+
+@needs_a_shell
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("gatekeeper lint robots.txt >/dev/full", "gatekeeper lint: No space left on device\n"),
+        ("gatekeeper --help >/dev/full", "gatekeeper: No space left on device\n"),
+        ("gatekeeper config show --json >/dev/full", "gatekeeper config: No space left on dev"),
+    ],
+)
+def test_a_disk_that_takes_no_output_is_told_in_one_line(
+    line: str, said: str, tmp_path: Path
+) -> None:
+    done = shell(line, tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(said)
+
+
+@needs_a_shell
+@pytest.mark.parametrize("what", ["lint robots.txt", "--help"])
+def test_a_reader_that_has_gone_is_told_nothing(what: str, tmp_path: Path) -> None:
+    gone = f"{{ gatekeeper {what}; echo $? >&3; }} 3>code | true; cat code"
+    done = shell(gone, tmp_path)
+    assert (done.stdout, done.stderr) == ("141\n", "")
+
+
+@needs_a_shell
+@pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        ("gatekeeper lint robots.txt >&-", 1, ""),
+        ("gatekeeper lint robots.txt 2>&-", 1, "robots.txt: info"),
+        ("gatekeeper fetch https://127.0.0.1/ <&- >&- 2>&-", 1, ""),
+    ],
+)
+def test_closed_streams_lead_nowhere(line: str, code: int, told: str, tmp_path: Path) -> None:
+    done = shell(line, tmp_path)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.startswith(told)

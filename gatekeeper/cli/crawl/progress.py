@@ -517,7 +517,10 @@ class Live:
 
     def say(self, text: str, style: str | None = None) -> None:
         """Print it above the bar."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True, style=style)
+        from rich.text import Text  # noqa: PLC0415 - an extra
+
+        # Not `print(..., style=)`: that would colour the bar below as well.
+        self._console.print(Text(text, style or ""), soft_wrap=True)
 
     def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
         """Redraw."""

@@ -248,6 +248,23 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_the_colour_of_what_is_said_is_not_that_of_the_bar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    stream = Terminal()
+    with Live(stream) as progress:
+        progress.show(tally(fetched(), total=3), [])
+        before = len(stream.getvalue())
+        progress.entry(denied("https://a.test/x", 4, "Disallow: /x"))
+        said, _, bar = stream.getvalue()[before:].partition("\n")
+    assert "\x1b[33mdenied https://a.test/x" in said
+    assert "1/3 done" in bar
+    assert "\x1b[33m" not in bar
+
+
 def test_a_terminal_gets_the_live_display_and_a_file_plain_lines() -> None:
     assert isinstance(watcher(quiet=False, stream=Terminal()), Live)
     assert isinstance(watcher(quiet=False, stream=io.StringIO()), Plain)
