@@ -380,10 +380,8 @@ class LeaseRequest(msgspec.Struct, eq=False):
         manager, entered = self._manager, False
         # First of all, and in no frame of its own: many may begin in one iteration of the loop.
         if manager.entrance.outside and self._timeout is None:
-            before, entered = manager.entrance.enter(), True
-            if before is not None:
-                await before
-                before = None  # many may wait below, and would keep it
+            await manager.entrance.line_up()
+            entered = True
         owner = asyncio.current_task(manager.loop)
         lease = manager.take(self._url, owner) if self._agent is None else None
         if lease is None:
@@ -505,11 +503,20 @@ class LeaseManager:
         owned: bool = True,
     ) -> Lease:
         """The lease as soon as it can be had. See `Gatekeeper.acquire`."""
+        entered = False
+        if self.entrance.outside and timeout is None:  # first of all, as in `__aenter__`
+            await self.entrance.line_up()
+            entered = True
         owner = asyncio.current_task(self.loop) if owned else None
         lease = self.take(url, owner) if user_agent is None else None
         if lease is None:
             lease = await self.wait(
-                url, owner, priority=priority, timeout=timeout, user_agent=user_agent
+                url,
+                owner,
+                priority=priority,
+                timeout=timeout,
+                user_agent=user_agent,
+                entered=entered,
             )
         lease._by_hand = True
         if owner is not None:

@@ -224,7 +224,11 @@ class Entrance:
         if not self.outside and self._let_in < self._most:
             self._let_in += 1
             return None
-        future: asyncio.Future[None] = self._loop.create_future()
+        return self.line_up()
+
+    def line_up(self) -> asyncio.Future[None]:
+        """What to await before coming in, where others wait `outside` already."""
+        future: asyncio.Future[None] = asyncio.Future(loop=self._loop)
         self.outside.append(future)
         return future  # one that is cancelled stays in the line, done, and is passed over
 
