@@ -377,9 +377,12 @@ class Engine:
 
     def keep(self, grant: Grant, now: float, keep: Callable[[Scope, float], None]) -> None:
         """Make the clocks of a lease durable, where they have to be."""
-        for one in (grant.scope, *grant.others):
-            if self._memory.must_keep(one):
-                keep(one, now)
+        must_keep, scope = self._memory.must_keep, grant.scope
+        if must_keep(scope):
+            keep(scope, now)
+        for other in grant.others:
+            if must_keep(other):
+                keep(other, now)
 
     # --- serving those who wait ---------------------------------------------------------
 

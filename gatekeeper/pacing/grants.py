@@ -141,11 +141,18 @@ class Grant(msgspec.Struct, eq=False):
             if now is None:
                 read = engine.now  # an attribute that is called is slow to find before Python 3.12
                 now = read()
-            self._begin(now)
+            if self.more:
+                self._begin(now)
+            else:  # `_begin`, without a call: each request comes this way
+                scope.unheaded -= 1
+                if now > scope.basis:  # noqa: PLR1730
+                    scope.basis = now
+                if self.unproven:
+                    engine.count_out(self, now)
             if scope.to_prove:
                 scope.to_prove -= 1
             if (
-                self.others
+                self.more
                 or engine.keeper is not None
                 or (scope.queue is not None and scope.in_flight < scope.settings.limit)
             ):
@@ -271,8 +278,7 @@ class Grant(msgspec.Struct, eq=False):
         """The head is here, or the request is over: the clocks count from now."""
         scope = self.scope
         scope.unheaded -= 1
-        if now > scope.basis:  # noqa: PLR1730 - no call here: each request comes this way
-            scope.basis = now
+        scope.basis = max(scope.basis, now)
         if self.more:
             for other in self.others:
                 other.unheaded -= 1

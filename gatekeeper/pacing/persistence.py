@@ -564,11 +564,12 @@ class ScopeMemory:
 
     def must_keep(self, scope: Scope) -> bool:
         """Does a lease of this scope, or its head, have to be made durable?"""
+        promises = self.promises
         return (
             scope.interval > DURABLE
             or scope.name in self.longer
             or (scope.history is not None and scope.history.usage is not None)
-            or (self.promises is not None and self.promises.unkept(scope))
+            or (promises is not None and bool(promises.unwritten) and promises.unkept(scope))
         )
 
     def longest_of(self, scope: Scope) -> float:

@@ -306,15 +306,21 @@ class Queues:
 
     # --- waiters ------------------------------------------------------------------------
 
-    def join(self, scope: Scope, waiter: Waiter, now: float) -> None:
-        """Wait for the host. `Engine.run` must follow before anything is awaited."""
-        queue: ScopeQueue = scope.queue or self._new(scope)
-        if queue.parked_in is not None and not queue.alive:
-            queue.parked_in.dead -= 1
-        queue.add(waiter)
+    def join(self, scope: Scope, waiter: Waiter, now: float) -> bool:
+        """Wait for the host. True: somebody is ready, so that `Engine.run` must follow before
+        anything is awaited."""
         self.waiting += 1
+        queue: ScopeQueue | None = scope.queue
+        if queue is None:
+            queue = self._new(scope)
+            queue.only, queue.alive = waiter, 1
+        else:
+            if queue.parked_in is not None and not queue.alive:
+                queue.parked_in.dead -= 1
+            queue.add(waiter)
         if queue.place is _HELD:
             self.look_again(scope, now)
+        return bool(self.ready)
 
     def leave(self, scope: Scope, waiter: Waiter, now: float) -> bool:
         """Cancelled or timed out: its place goes to the next. True: `Engine.run` must follow.

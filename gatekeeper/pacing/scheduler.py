@@ -32,6 +32,7 @@ from gatekeeper.pacing.waiting import (
     AT_ONCE,
     Admit,
     ClockView,
+    CrowdFuture,
     Deadlines,
     Departures,
     DueWatch,
@@ -339,8 +340,10 @@ class Scheduler:
         try:
             for _ in range(_MAX_REFETCHES):
                 if waiter.grant is None and waiter.error is None and not waiter.away:
-                    waiting = self._queues.waiting
-                    waiter.future = self._departures.future(waiter, self._loop, waiting)
+                    if self._queues.waiting <= AT_ONCE:
+                        waiter.future = asyncio.Future(loop=self._loop)
+                    else:
+                        waiter.future = CrowdFuture(self._loop, waiter, self._departures)
                     await waiter.future
                     waiter.future = None
                 if waiter.grant is not None:
@@ -415,8 +418,7 @@ class Scheduler:
         )  # nobody waits: no queue is needed
         if not watch.told and (held := self.held(host)) and longest < held[0] < INF:
             watch.offer()
-        if not watch.told:
-            self._queues.join(scope, watch, now)
+        if not watch.told and self._queues.join(scope, watch, now):
             self._engine.run(now)
 
         def cancel() -> None:
@@ -431,19 +433,22 @@ class Scheduler:
 
     def _join(self, waiter: TaskWaiter, now: float, end: float) -> None:
         """Wait for the host, until `end`. Raises where it would be in vain."""
-        self._check_open()
+        if not self._open:
+            self._check_open()
         if self._remote is not None and self._remote.away:
             raise LedgerLost("the ledger can't be reached")
-        if self._waiting >= self._pacing.max_waiters:
+        queues = self._queues
+        if queues.waiting - self._departures.count >= self._pacing.max_waiters:
             raise LeaseTimeout(
                 waiter.url,
                 f"{waiter.url}: {self._waiting} already wait (pacing.max_waiters)",
             )
-        if waiter.scope.promised_at() > end:
+        if end < INF and waiter.scope.promised_at() > end:
             raise self._late(waiter)
-        self._queues.join(waiter.scope, waiter, now)
+        ready = queues.join(waiter.scope, waiter, now)
         try:
-            self._engine.run(now)
+            if ready:
+                self._engine.run(now)
             if end < INF and waiter.grant is None and waiter.error is None:
                 if end <= now:
                     queue: ScopeQueue | None = waiter.scope.queue

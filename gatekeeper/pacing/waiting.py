@@ -259,12 +259,6 @@ class Departures:
         self.count: int = 0
         """Waiters who are here, or were and have not left their queue yet."""
 
-    def future(
-        self, waiter: TaskWaiter, loop: asyncio.AbstractEventLoop, waiting: int
-    ) -> asyncio.Future[None]:
-        """What the waiter's task is to await, where so many wait."""
-        return loop.create_future() if waiting <= AT_ONCE else CrowdFuture(loop, waiter, self)
-
     def postpone(self, future: CrowdFuture, message: Any) -> None:
         """Cancel the future in a later iteration of the loop."""
         if not self._later:
