@@ -32,7 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec.structs import astuple
 
 from gatekeeper.errors import StorageError
 from gatekeeper.storage.base import (
@@ -430,7 +430,7 @@ CLOCK_COLUMNS = ClockRecord.__struct_fields__
 
 _PUT_ORIGIN = (
     f"INSERT OR REPLACE INTO origins ({', '.join(ORIGIN_COLUMNS)})"
-    f" VALUES ({', '.join(':' + name for name in ORIGIN_COLUMNS)})"
+    f" VALUES ({', '.join('?' * len(ORIGIN_COLUMNS))})"
 )
 _GET_ORIGIN = (
     f"SELECT {', '.join('o.' + name for name in ORIGIN_COLUMNS)}, b.body"
@@ -438,7 +438,7 @@ _GET_ORIGIN = (
 )
 _PUT_CLOCK = (
     f"INSERT OR REPLACE INTO clocks ({', '.join(CLOCK_COLUMNS)})"
-    f" VALUES ({', '.join(':' + name for name in CLOCK_COLUMNS)})"
+    f" VALUES ({', '.join('?' * len(CLOCK_COLUMNS))})"
 )
 _GET_CLOCKS = f"SELECT {', '.join(CLOCK_COLUMNS)} FROM clocks"
 
@@ -466,15 +466,24 @@ def _str(value: Text) -> str:
 
 _ORIGIN_TEXTS = ("origin", "outcome", "state", "etag", "last_modified", "good_outcome")
 _ORIGIN_LISTS = ("hops", "good_hops")
+_CLOCK_TEXTS = ("scope", "block_reason")
+# Where they stand in a record: a row of places takes half the time of one by names.
+_AT_ORIGIN_TEXTS, _AT_ORIGIN_LISTS = (
+    [OriginRecord.__struct_fields__.index(name) for name in names]
+    for names in (_ORIGIN_TEXTS, _ORIGIN_LISTS)
+)
+_AT_BODY = OriginRecord.__struct_fields__.index("body")
+_AT_CLOCK_TEXTS = [CLOCK_COLUMNS.index(name) for name in _CLOCK_TEXTS]
 
 
-def _origin_row(record: OriginRecord) -> dict[str, Any]:
-    row = asdict(record)
-    for name in _ORIGIN_TEXTS:
-        if row[name] is not None:
-            row[name] = _text(row[name])
-    for name in _ORIGIN_LISTS:
-        row[name] = _text("\n".join(row[name]))  # a URL holds no line end: `urls` refuses controls
+def _origin_row(record: OriginRecord) -> list[Any]:
+    row = list(astuple(record))
+    for at in _AT_ORIGIN_TEXTS:
+        if row[at] is not None:
+            row[at] = _text(row[at])
+    for at in _AT_ORIGIN_LISTS:
+        row[at] = _text("\n".join(row[at]))  # a URL holds no line end: `urls` refuses controls
+    del row[_AT_BODY]
     return row
 
 
@@ -499,14 +508,16 @@ def read_origin(connection: sqlite3.Connection, origin: str) -> OriginRecord | N
     return None if row is None else _origin(row)
 
 
-def _clock_row(record: ClockRecord) -> dict[str, Any]:
-    texts = {"scope": _text(record.scope), "block_reason": _text(record.block_reason)}
-    return asdict(record) | texts
+def _clock_row(record: ClockRecord) -> list[Any]:
+    row = list(astuple(record))
+    for at in _AT_CLOCK_TEXTS:
+        row[at] = _text(row[at])
+    return row
 
 
 def _clock(row: tuple[Any, ...]) -> ClockRecord:
     fields: dict[str, Any] = dict(zip(CLOCK_COLUMNS, row, strict=True))
-    for name in ("scope", "block_reason"):
+    for name in _CLOCK_TEXTS:
         fields[name] = _str(fields[name])
     fields["paused"] = bool(fields["paused"])
     return ClockRecord(**fields)
