@@ -599,11 +599,12 @@ class RedisLedger:
         forget = str(micros(max(60.0, 3 * self.config.hold)))
         channel = self._key("all") if self._members.greets else ""
         names = ("epoch", "members", "overrides", "read")
+        known = str(int(self._members.known))
         sent = self._clock.monotonic()
         answer = await self._store.script(
             BEAT,
             [self._key(name) for name in names],
-            [self.member, forget, channel, epoch, str(self._members.read)],
+            [self.member, forget, channel, epoch, str(self._members.read), known],
         )
         found_in, left, now, _, words, *_ = answer
         if not epoch or _text(found_in) != epoch:  # empty in both: lost on both sides

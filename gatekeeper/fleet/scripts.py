@@ -360,6 +360,10 @@ local act = {
     if op[3] >= 0 then
       moved(r, now - op[3])
       r.i = math.max(r.i, op[4])
+      -- A hold that was told before and is undone must not take the clock along.
+      for _, one in ipairs(r.h) do
+        one[5], one[6] = math.max(one[5], now - op[3]), math.max(one[6], op[4])
+      end
     end
     if op[5] > 0 and now + op[5] > r.u then r.u, r.l, r.r = now + op[5], op[5], op[6] end
     if op[7] == 1 then r.p = 1 end
@@ -479,14 +483,16 @@ end
 if ARGV[3] ~= '' then redis.call('PUBLISH', ARGV[3], cmsgpack.pack({'j', ARGV[1]})) end
 return {E[1] or '', left, string.format('%.0f', now),
   redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), tonumber(E[3]) or 0,
-  redis.call('ZRANGE', KEYS[4], 0, -1, 'WITHSCORES'), added, string.format('%.0f', gone)}
+  ARGV[6] == '0' and redis.call('ZRANGE', KEYS[4], 0, -1, 'WITHSCORES') or {}, added,
+  string.format('%.0f', gone)}
 """
 """A member lives. KEYS: the epoch, the members, the overrides, which end with the last member, and
 when each member read the list of members. ARGV: the member, how long one that says nothing is
 remembered, the channel for a newcomer's greeting (empty: it is none), the epoch, the moment of the
-last list in it that the member has read (0: none). Of the answer, behind the members: how many
-overrides were said, when each one read the list, 1 for a member that was not on it, and when the
-latest one was gone whose clocks are nowhere but in the store (-1: none was)."""
+last list in it that the member has read (0: none), 1 where all know of it. Of the answer, behind
+the members: how many overrides were said, when each one read the list (if not all know), 1 for a
+member that was not on it, and when the latest one was gone whose clocks are nowhere but in the
+store (-1: none was)."""
 
 LEAVE: Final = """
 local time = redis.call('TIME')

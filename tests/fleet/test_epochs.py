@@ -112,6 +112,25 @@ async def test_a_member_that_does_not_come_back_is_waited_for(
     assert isinstance(answer, Granted)
 
 
+async def test_an_unused_hold_that_is_told_first_does_not_take_a_clock_along(
+    join: Join, server: Server
+) -> None:
+    """B was granted a start by what it knew of the interval; A knows of a longer one. The store
+    forgets, B tells its hold, A its clock, and B gives the hold back."""
+    one, other = await join(), await join()
+    one.listen("a", Knowing(ScopeClock("h", 5.0, 60.0)))
+    await one._sign()
+    assert await granted(other, "b:1", "h")
+    server.ask("FLUSHALL")
+    await again(other, "b:2", "x")
+    with contextlib.suppress(LedgerLost):
+        await take(one, "a:1", "x")
+    await one.head([])
+    assert await granted(one, "a:2", "y")
+    await other.end([End("b:1", "undone")])
+    assert near(await wait_of(one, "a:3", "h"), 55.0, 2.0)
+
+
 async def test_a_dead_members_long_interval_is_kept_to(
     join: Join, server: Server, time: FleetTime
 ) -> None:
