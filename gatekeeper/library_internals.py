@@ -180,6 +180,11 @@ class _Limited(ResponseHandler):
     _octets: int = 0
     """Read since the request was sent, as long as the final head is not here."""
 
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Hold its last parser no longer, which holds it: only the collector would free them."""
+        self._answer_of = None
+        super().connection_lost(exc)
+
     def data_received(self, data: bytes) -> None:
         """Read what came; in small pieces until the final head is among it."""
         parser = self._parser

@@ -403,6 +403,7 @@ class Directory:
         finally:
             # Also on cancellation: no waiter may be left behind.
             self._flights.pop(origin, None)
+            flight.task = None  # whose context holds the flight: else only the collector frees both
             flight.answer(record)
 
     def _after_surprise(self, origin: str) -> Record:

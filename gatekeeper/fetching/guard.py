@@ -446,6 +446,8 @@ class GuardedConnector(DialConnector):
             dial.close()
             if isinstance(error, OSError) and attempt.refused and not attempt.dialled:
                 return None
+            # A frame of aiohappyeyeballs holds it: with that, all of ours would hold themselves.
+            error.__traceback__ = None
             raise
         finally:
             _attempt.reset(token)

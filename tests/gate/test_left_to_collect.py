@@ -1,0 +1,99 @@
+"""What an origin, a page and a connection leave behind is freed at once, and not left to the
+garbage collector: a crawl of a hundred thousand origins would stop for it again and again."""
+
+from __future__ import annotations
+
+import gc
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from aiohttp import ClientSession
+
+from gatekeeper import Config, Denied, PoliteQueue
+from gatekeeper.config import GuardConfig, PacingConfig
+from gatekeeper.session import polite_session, session_gate
+from tests.internet import FakeInternet, Page
+
+MANY = 12
+ROBOTS = "User-agent: *\nDisallow: /private\n"
+
+
+def answers(net: FakeInternet, name: str) -> None:
+    net.site(name).robots(ROBOTS).page("/a", close=True)
+
+
+def moved(net: FakeInternet, name: str) -> None:
+    net.site(name).redirect("/robots.txt", "http://other.test/robots.txt").page("/a")
+
+
+def fails(net: FakeInternet, name: str) -> None:
+    net.site(name).on("/robots.txt", Page(status=503))
+
+
+def refuses(net: FakeInternet, name: str) -> None:
+    net.refusing(name)
+
+
+@pytest.mark.parametrize("kind", [answers, moved, fails, refuses])
+async def test_an_origin_that_was_met_leaves_nothing_to_the_collector(
+    virtual_internet: FakeInternet, kind: Callable[[FakeInternet, str], None]
+) -> None:
+    net = virtual_internet
+    net.site("other.test").robots(ROBOTS)
+    names = [f"h{number}.test" for number in range(2 * MANY)]
+    for name in names:
+        kind(net, name)
+    config = Config(
+        guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
+        pacing=PacingConfig(default_interval=0.0),
+    )
+
+    async def crawl(session: ClientSession, names: list[str]) -> None:
+        for name in names:
+            with suppress(Denied):
+                async with session.get(f"http://{name}/a") as response:
+                    await response.read()
+        if kind in (fails, refuses):
+            return
+        async with PoliteQueue(session_gate(session)) as queue:
+            for name in names:
+                await queue.put(f"http://{name}/a?again")
+            for _ in names:
+                async with await queue.get() as lease, session.get(lease.url) as response:
+                    await response.read()
+
+    async with polite_session(
+        "testbot/1.0", config=config, clock=net.clock, resolver=net.resolver
+    ) as session:
+        await net.drive(crawl(session, names[:MANY]))  # what is made once is made now
+        with kept_garbage() as garbage:
+            await net.drive(crawl(session, names[MANY:]))
+
+    left = Counter(type(one).__qualname__ for one in garbage if _is_ours(one))
+    assert not {name: count for name, count in left.items() if count >= MANY}
+
+
+@contextmanager
+def kept_garbage() -> Iterator[list[object]]:
+    """What only the collector can free of all that the block made."""
+    found: list[object] = []
+    gc.collect()
+    gc.disable()
+    before = set(map(id, gc.get_objects()))  # of earlier tests, which something may let go
+    try:
+        yield found
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        found += [one for one in gc.garbage if id(one) not in before]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def _is_ours(one: object) -> bool:
+    # asyncio's own transports hold themselves, and a socket each.
+    return type(one).__module__.startswith("gatekeeper") and not isinstance(one, socket.socket)
