@@ -475,7 +475,8 @@ class WaitGraph(Generic[H]):
     def _behind(self, start: TurnWait[H], *, soft: bool) -> tuple[H, H] | None:
         """The lease that the wait can't outlast, and the one of its own, or, `soft`, of those it
         was started under, for whose end that lease waits in turn; None: it may go on."""
-        return _Search(self, start, soft=soft).found()
+        obstacles = self.obstacles(start)
+        return _Search(self, start, obstacles, soft=soft).found() if obstacles else None
 
     def waits_of(self, lease: H) -> Collection[TurnWait[H]]:
         """The waits of the task that owns a lease."""
@@ -552,11 +553,13 @@ class _Search(Generic[H]):
     waits that are stuck by each other.
     """
 
-    def __init__(self, graph: WaitGraph[H], start: TurnWait[H], *, soft: bool) -> None:
+    def __init__(
+        self, graph: WaitGraph[H], start: TurnWait[H], obstacles: list[Obstacles[H]], *, soft: bool
+    ) -> None:
         self._graph = graph
         self._start = start
         self._soft = soft
-        self._known = {start: graph.obstacles(start)}
+        self._known = {start: obstacles}
         """What stands in the way of each wait that was met, in the order in which they were."""
         self._asked_by: dict[TurnWait[H], list[TurnWait[H]]] = {}
         """Which waits may go on once that one may."""
@@ -564,7 +567,7 @@ class _Search(Generic[H]):
 
     def found(self) -> tuple[H, H] | None:
         """See `WaitGraph._behind`."""
-        if not self._known[self._start] or not self._meet_all():
+        if not self._meet_all():
             return None
         self._stuck = set(self._known)
         again = deque(reversed(self._known))
