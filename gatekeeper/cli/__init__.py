@@ -16,7 +16,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from gatekeeper.cli.common import NAME, USAGE, be_lenient, hint, version
+from gatekeeper import __version__
+from gatekeeper.cli.common import NAME, USAGE, be_lenient, hint
 from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL
 
 __all__ = ["COMMANDS", "main"]
@@ -129,7 +130,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         f"`{NAME} COMMAND --help` says more of a command. Verdicts, findings and what fetch meets "
         "are coloured on a terminal; NO_COLOR=1 turns that off, FORCE_COLOR=1 on.",
     )
-    parser.add_argument("--version", action="version", version=f"{NAME} {version()} ({_build()})")
+    parser.add_argument("--version", action="version", version=f"{NAME} {__version__} ({_build()})")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     called = next((word for word in argv if word in COMMANDS), None)
     for name, summary in COMMANDS.items():

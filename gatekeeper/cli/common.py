@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 
-from gatekeeper import __version__
 from gatekeeper.errors import ConfigError, InvalidURL
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ __all__ = [
     "standard_input",
     "standard_input_lines",
     "url_of_line",
-    "version",
     "warn_if_anonymous",
 ]
 
@@ -123,11 +121,6 @@ OK, DENIED, USAGE = 0, 1, 2
 TOKEN = "GATEKEEPER_TOKEN"  # noqa: S105 - the variable that holds it for those who ask a sidecar
 BOM = b"\xef\xbb\xbf"
 """Editors that write it mean no part of the first line."""
-
-
-def version() -> str:
-    """The version of this package."""
-    return __version__
 
 
 def load(args: argparse.Namespace, **flags: Any) -> Settings:

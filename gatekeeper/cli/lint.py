@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gatekeeper import __version__
 from gatekeeper.cli.common import (
     DENIED,
     NAME,
@@ -17,7 +18,6 @@ from gatekeeper.cli.common import (
     load,
     log_to_stderr,
     paint,
-    version,
 )
 from gatekeeper.cli.settings import Settings
 from gatekeeper.cli.texts import Text, as_text, is_url, read_all, replace_file
@@ -253,7 +253,7 @@ def _sarif(reports: Iterable[LintReport]) -> dict[str, Any]:
         for code, entry in CODES.items()
     ]
     run = {
-        "tool": {"driver": {"name": NAME, "version": version(), "rules": rules}},
+        "tool": {"driver": {"name": NAME, "version": __version__, "rules": rules}},
         "columnKind": "unicodeCodePoints",
         "results": [_result(one.source, found) for one in reports for found in one.findings],
     }

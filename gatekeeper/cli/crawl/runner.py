@@ -18,7 +18,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gatekeeper.cli.common import DENIED, OK, json_text, version
+from gatekeeper import __version__
+from gatekeeper.cli.common import DENIED, OK, json_text
 from gatekeeper.cli.crawl.engine import Crawl, Place, headers_of
 from gatekeeper.cli.crawl.manifest import Entry, Folder, Manifest, Result, refuse_links
 from gatekeeper.cli.crawl.output import Response, Warc, warc_writer
@@ -279,7 +280,7 @@ def _place(job: Job, stack: AsyncExitStack) -> Place:
     manifest = _told_of(stack.enter_context(kept))
     made = Warc(
         job.warc,
-        software=f"gatekeeper/{version()}",
+        software=f"gatekeeper/{__version__}",
         name=name,
         last=manifest.warc_places.get(name) if begun else None,
     )
