@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from gatekeeper.config import Config, HostRule
+from gatekeeper.sidecar.pages.feeds import DecisionNote
 
 __all__ = [
     "Adopt",
@@ -28,7 +29,6 @@ __all__ = [
     "ClientFull",
     "Connected",
     "Counted",
-    "DecisionNote",
     "Forget",
     "Known",
     "Leave",
@@ -136,19 +136,6 @@ class OriginTally(msgspec.Struct, frozen=True, array_like=True):
     allow: int
     deny: int
     defer: int
-
-
-class DecisionNote(msgspec.Struct, frozen=True, array_like=True):
-    """A decision that was given in an answer of its own."""
-
-    at: float
-    """Wall seconds."""
-    request: str
-    client: str
-    like: int
-    """The place among `Counted.likes` of one that differs from it in URL and id alone."""
-    url: str
-    id: str
 
 
 class BatchNote(msgspec.Struct, frozen=True, array_like=True):

@@ -19,7 +19,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -28,7 +28,6 @@ from aiohttp.base_protocol import BaseProtocol
 from gatekeeper import speedups
 from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Replica
-from gatekeeper.gate.decision_cache import CachedDecision, WrittenDecision
 from gatekeeper.library_internals import Octets, request_parser, whole_request, write_octets
 from gatekeeper.sidecar.channel import (
     Adopt,
@@ -37,7 +36,6 @@ from gatekeeper.sidecar.channel import (
     ClientFull,
     Connected,
     Counted,
-    DecisionNote,
     Forget,
     Known,
     Leave,
@@ -60,7 +58,6 @@ from gatekeeper.sidecar.listening import (
     usual,
 )
 from gatekeeper.sidecar.logs import set_up
-from gatekeeper.sidecar.pages.feeds import FeedEntry
 from gatekeeper.sidecar.security import Token, Tokens
 from gatekeeper.sidecar.service import Service
 
@@ -68,7 +65,6 @@ __all__ = ["main"]
 
 _log = logging.getLogger(__name__)
 
-_pack: Final = msgspec.msgpack.Encoder().encode
 _TELL: Final = 0.2
 """Seconds after which what was counted is told."""
 _NOTES: Final = 500
@@ -96,7 +92,7 @@ class _WorkerConnection(BaseProtocol):
 
     __slots__ = (
         *("_answered", "_begun", "_idle", "_leaving", "_message", "_passes"),
-        *("_payload", "_raw", "_reader", "_remote", "_timer", "_worker"),
+        *("_payload", "_raw", "_reader", "_remote", "_timer", "_waits", "_worker"),
     )
 
     def __init__(self, worker: _WorkerProcess, begun: bytes, passes: int) -> None:
@@ -113,6 +109,8 @@ class _WorkerConnection(BaseProtocol):
         self._message: Any = None
         self._payload: Any = None
         self._leaving = False
+        self._waits = False
+        """The owner was asked about the origin of the question."""
         self._timer: asyncio.TimerHandle | None = None
         self._remote: str | None = None
 
@@ -157,7 +155,9 @@ class _WorkerConnection(BaseProtocol):
         """Read what came; answer it, if it ends a question."""
         self._idle = 0
         self._raw = self._raw + data if self._raw else data
-        if self._leaving:
+        if self._leaving or self._waits:
+            if len(self._raw) > self._worker.most_octets:
+                self.pass_on()
             return
         if self._raw is data and self._answer_known(data):
             return
@@ -179,8 +179,29 @@ class _WorkerConnection(BaseProtocol):
                 self.pass_on()
             elif self._timer is None:
                 self._timer = self._worker.loop.call_later(_PATIENCE, self.pass_on)
-        elif not self._answer(message):
+        else:
+            self._try()
+
+    def _try(self) -> None:
+        """Answer the request that was read, once its origin is known, or pass it on. A batch may
+        have many origins that are not known: it goes to the owner at once."""
+        worker = self._worker
+        worker.lacks = None
+        if self._answer(self._message):
+            return
+        if worker.lacks is None or self._message.method != "GET":
             self.pass_on()
+            return
+        self._waits = True
+        worker.waiting[worker.lacks].append(self)
+        if self._timer is None:
+            self._timer = worker.loop.call_later(_PATIENCE, self.pass_on)
+
+    def again(self) -> None:
+        """The owner has told of the origin what it knows, if anything."""
+        if self._waits:
+            self._waits = False
+            self._try()
 
     def _answer(self, message: Any) -> bool:
         """Answer the request that was read; False where the owner has to."""
@@ -230,6 +251,7 @@ class _WorkerConnection(BaseProtocol):
         if transport is None or transport.is_closing():
             return
         self._stop_timer()
+        self._waits = False
         if not self._leaving:
             self._leaving = True
             transport.pause_reading()
@@ -266,6 +288,10 @@ class _WorkerProcess:
         self._replica: Replica  # from `Adopt` on, as the service
         self._service: Service | None = None
         self._asked: set[str] = set()
+        self.waiting: dict[str, list[_WorkerConnection]] = {}
+        """By origin, those of whose files the owner was asked what it knows, and has not told."""
+        self.lacks: str | None = None
+        """The one that kept the latest question from being answered; None: nothing that is told."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._telling: asyncio.TimerHandle | None = None
         self._logged = (0, 0)
@@ -273,7 +299,7 @@ class _WorkerProcess:
             Adopt: self._adopt,
             RuntimeRules: lambda message: self._replica.follow_rules(message.rules),
             Known: self._learn,
-            Forget: lambda message: self._replica.forget(message.origins),
+            Forget: self._forget,
             ClientFull: self._on_full,
             Mark: self._on_mark,
             Leave: lambda _message: self.leave(None),
@@ -361,6 +387,16 @@ class _WorkerProcess:
     def _learn(self, known: Known) -> None:
         self._asked.discard(known.origin)
         self._replica.take_in(known.origin, known.record)
+        self._told(known.origin)
+
+    def _forget(self, message: Forget) -> None:
+        self._replica.forget(message.origins)
+        for origin in message.origins:
+            self._told(origin)
+
+    def _told(self, origin: str) -> None:
+        for client in self.waiting.pop(origin, ()):
+            client.again()
 
     def _on_full(self, message: ClientFull) -> None:
         if self._service is not None:
@@ -418,7 +454,9 @@ class _WorkerProcess:
     def _want(self, origin: str) -> None:
         if origin not in self._asked:
             self._asked.add(origin)
+            self.waiting[origin] = []
             self.channel.send(Want(origin))
+        self.lacks = origin if origin in self.waiting else None
 
     def _tell(self) -> None:
         """Tell what was counted since it was told last."""
@@ -429,8 +467,7 @@ class _WorkerProcess:
             return
         feed = service.operators.feed
         given, feed.count = feed.count, 0
-        singles, batches = feed.take_latest(_NOTES)
-        notes, likes = _noted(singles)
+        notes, likes, batches = feed.take_latest(_NOTES)
         told = [
             BatchNote(at, request, client, list(texts))
             for _, at, texts, request, client in batches[-_BATCHES:]
@@ -456,24 +493,6 @@ class _WorkerProcess:
                 connections=len(self.clients),
             )
         )
-
-
-def _noted(entries: Iterable[FeedEntry]) -> tuple[list[DecisionNote], list[msgspec.Raw]]:
-    """What is told of decisions, and those that they are like: what is the same for all that a
-    rule decides is told once."""
-    places: dict[CachedDecision, int] = {}
-    likes: list[msgspec.Raw] = []
-    notes: list[DecisionNote] = []
-    for _, at, given, request, client in entries:
-        written = given if isinstance(given, WrittenDecision) else None
-        place = None if written is None else places.get(written.cached)
-        if place is None:
-            place = len(likes)
-            likes.append(msgspec.Raw(_pack(given if written is None else written.cached.decision)))
-            if written is not None:
-                places[written.cached] = place
-        notes.append(DecisionNote(at, request, client, place, given.url, given.id))
-    return notes, likes
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import math
 import signal
 import socket
 import sys
@@ -52,7 +53,6 @@ from gatekeeper.sidecar.channel import (
     Want,
 )
 from gatekeeper.sidecar.metrics import counter, gauge
-from gatekeeper.sidecar.pages.feeds import NotedDecision
 
 if TYPE_CHECKING:
     from gatekeeper.config import ServerConfig
@@ -120,8 +120,8 @@ class _Worker:
         self.connections: int = 0
         self.reached: int = 0
         """The number of the last mark that it came to."""
-        self.asked_at: float | None = None
-        """When it was sent the first mark since then; None: none."""
+        self.asked_at = math.inf
+        """When it was sent the first mark since then."""
 
     def lost(self) -> None:
         self.ready = False
@@ -279,11 +279,7 @@ class Workers:
     def _taking(self) -> list[_Worker]:
         """Those that take connections: a worker that does not follow any more may hang."""
         before = asyncio.get_running_loop().time() - _LATE
-        return [
-            one
-            for one in self._workers.values()
-            if one.ready and (one.asked_at is None or one.asked_at > before)
-        ]
+        return [one for one in self._workers.values() if one.ready and one.asked_at > before]
 
     def _keep(self, connection: socket.socket, begun: bytes, passes: int) -> None:
         """Serve it here."""
@@ -385,7 +381,7 @@ class Workers:
         waiting = [one for one in self._workers.values() if one.ready]
         now = asyncio.get_running_loop().time()
         for worker in waiting:
-            worker.asked_at = now if worker.asked_at is None else worker.asked_at
+            worker.asked_at = min(worker.asked_at, now)
             worker.send(Mark(number))
 
         def done() -> bool:
@@ -420,7 +416,7 @@ class Workers:
         elif isinstance(message, Want):
             self._on_want(worker, message.origin)
         elif isinstance(message, Reached):
-            worker.reached, worker.asked_at = message.number, None
+            worker.reached, worker.asked_at = message.number, math.inf
             self._wake()
         elif isinstance(message, Ready):
             worker.ready = not self._leaving
@@ -430,6 +426,7 @@ class Workers:
     def _on_want(self, worker: _Worker, origin: str) -> None:
         if self._tell_record(origin, [worker.number]):
             return
+        worker.send(Forget([origin]))  # who asked about it is to be passed on
         wanted = self._wanted
         if origin not in wanted and len(wanted) >= _MOST_WANTED:
             del wanted[next(iter(wanted))]
@@ -452,8 +449,7 @@ class Workers:
             counts.defer += one.defer
         feed.count += told.unnoted
         for note in told.notes:
-            noted = NotedDecision(told.likes[note.like], note.url, note.id)
-            feed.merge(note.at, noted, note.request, note.client)
+            feed.merge(note, told.likes[note.like])
         for batch in told.batches:
             feed.add_batch(batch.decisions, batch.request, batch.client, at=batch.at)
         service.log.count(*told.logged)

@@ -447,3 +447,30 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
             await asyncio.sleep(0.01)
         assert not Path(f"/proc/{hung}").exists()
         assert workers.restarts >= 1
+
+
+async def test_a_connection_that_meets_origins_stays_with_its_worker(
+    start: Any, internet: FakeInternet
+) -> None:
+    """A worker asks the owner about an origin that it does not know, and keeps the connection; one
+    whose file is not known to the owner either goes to it, and is answered there."""
+    sidecar = await begin(start)
+    origins = []
+    for n in range(1, 21):
+        internet.site(f"127.0.0.{n}").robots(OPEN if n % 2 else CLOSED)
+        origins.append(f"http://127.0.0.{n}:{internet.listener(f'127.0.0.{n}').port()}")
+    async with connection(sidecar) as ask:  # all but the last one are known to the owner
+        for origin in origins[:-1]:
+            assert (await ask(f"/v1/explain?url={quote(origin + '/a', safe='')}"))[0] == 200
+    async with contextlib.AsyncExitStack() as stack:
+        asks = [await stack.enter_async_context(connection(sidecar)) for _ in range(4)]
+        for n, origin in enumerate(origins[:-1], 1):
+            query = f"/v1/check?url={quote(origin + '/a', safe='')}"
+            for status, told in await asyncio.gather(*(ask(query) for ask in asks)):
+                assert (status, told["verdict"]) == (200, "allow" if n % 2 else "deny")
+        assert await metric(sidecar, "gatekeeper_worker_connections") >= 4  # none was passed on
+        last = f"/v1/check?url={quote(origins[-1] + '/a', safe='')}"
+        for status, told in await asyncio.gather(*(ask(last) for ask in asks)):
+            assert (status, told["verdict"]) == (200, "deny")
+    robots = [one.host for one in internet.requests if one.path == "/robots.txt"]
+    assert len(robots) == len(set(robots)) == len(origins)

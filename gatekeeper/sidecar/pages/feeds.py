@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from gatekeeper.clock import Clock, SingleTimer, SystemClock
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.fetching.outcomes import Outcome
-from gatekeeper.gate.decision_cache import WrittenDecision
+from gatekeeper.gate.decision_cache import CachedDecision, WrittenDecision
 from gatekeeper.urls import host_of
 
 if TYPE_CHECKING:
@@ -33,9 +33,8 @@ __all__ = [
     "STEP",
     "Counts",
     "DecisionFeed",
-    "FeedEntry",
+    "DecisionNote",
     "GivenDecision",
-    "NotedDecision",
     "Series",
     "SeriesBody",
     "retrievals",
@@ -88,7 +87,20 @@ _NONE: Final = Counts()
 _ALLOW: Final = Verdict.ALLOW
 
 
-class NotedDecision(msgspec.Struct, frozen=True, gc=False):
+class DecisionNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A decision that was given in an answer of its own, as another process tells of it."""
+
+    at: float
+    """Wall seconds."""
+    request: str
+    client: str
+    like: int
+    """The place among those told with it of one that differs from it in URL and id alone."""
+    url: str
+    id: str
+
+
+class _NotedDecision(msgspec.Struct, frozen=True, gc=False):
     """A decision of another process; it is read when somebody looks."""
 
     like: msgspec.Raw
@@ -102,14 +114,15 @@ class NotedDecision(msgspec.Struct, frozen=True, gc=False):
         return replace(_packed_decision.decode(self.like), url=self.url, id=self.id)
 
 
-FeedEntry = tuple[int, float, Decision | WrittenDecision | NotedDecision, str, str]
+_Entry = tuple[int, float, Decision | WrittenDecision | _NotedDecision, str, str]
 """The fields of a `GivenDecision`: a plain tuple costs a third of one with names."""
 _Batch = tuple[int, float, Sequence[str], str, str]
 _decision = msgspec.json.Decoder(Decision)
+_pack = msgspec.msgpack.Encoder().encode
 _packed_decision = msgspec.msgpack.Decoder(Decision)
 
 
-def _given(entry: FeedEntry) -> GivenDecision:
+def _given(entry: _Entry) -> GivenDecision:
     number, at, decision, request, client = entry
     if not isinstance(decision, Decision):
         decision = decision.decision
@@ -131,7 +144,7 @@ class DecisionFeed:
     def __init__(self, clock: Clock, *, ring: int = _RING, batches: int = _BATCHES) -> None:
         self.count: int = 0
         """Decisions given since the start."""
-        self._ring: deque[FeedEntry] = deque(maxlen=ring)
+        self._ring: deque[_Entry] = deque(maxlen=ring)
         self._append = self._ring.append
         self._batches: deque[_Batch] = deque(maxlen=batches)
         self._statuses: dict[str, tuple[int, float]] = {}
@@ -203,19 +216,32 @@ class DecisionFeed:
         self._hosts, self._earlier_hosts, self._origins = {}, {}, {}
         return {counts.origins[0]: counts for counts in hosts if counts.origins}
 
-    def take_latest(self, most: int) -> tuple[list[FeedEntry], list[_Batch]]:
-        """The latest decisions that were given one at a time, `most` of them, and the latest
-        batches; none is kept here any more."""
-        singles = list(self._ring)[-most:]
+    def take_latest(self, most: int) -> tuple[list[DecisionNote], list[msgspec.Raw], list[_Batch]]:
+        """The latest decisions that were given one at a time, `most` of them, with those that they
+        are like, in MessagePack; and the latest batches. None is kept here any more."""
+        places: dict[CachedDecision, int] = {}
+        likes: list[msgspec.Raw] = []
+        notes: list[DecisionNote] = []
+        for _, at, given, request, client in list(self._ring)[-most:]:
+            # What is the same for all that a rule decides is told once.
+            cached = given.cached if isinstance(given, WrittenDecision) else None
+            place = None if cached is None else places.get(cached)
+            if place is None:
+                place = len(likes)
+                likes.append(msgspec.Raw(_pack(given if cached is None else cached.decision)))
+                if cached is not None:
+                    places[cached] = place
+            notes.append(DecisionNote(at, request, client, place, given.url, given.id))
         batches = list(self._batches)
         self._ring.clear()
         self._batches.clear()
-        return singles, batches
+        return notes, likes, batches
 
-    def merge(self, at: float, decision: NotedDecision, request: str, client: str) -> None:
-        """Keep what another process gave at that wall time; it is not counted here."""
+    def merge(self, note: DecisionNote, like: msgspec.Raw) -> None:
+        """Keep what another process gave; it is not counted here."""
         self.count += 1
-        self._append((self.count, at, decision, request, client))
+        noted = _NotedDecision(like, note.url, note.id)
+        self._append((self.count, note.at, noted, note.request, note.client))
 
     # --- reading ------------------------------------------------------------------------
 
