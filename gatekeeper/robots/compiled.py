@@ -137,13 +137,13 @@ class SortedRules:
             forms: tuple[str, ...] = (short,)
             length = len(value)
             if queries and "?" in value and (self.twofold or self._meets_query(value)):
-                length = len(query_form(value)) if short is not value else 0
                 form = query_form(short)
-                length = length or len(form)
+                length = len(form) if short is value else len(query_form(value))
                 if form != short:
                     # Whatever matches a path as it stands matches it in this form, too, unless
                     # what changes may be met by something that does not change.
-                    unsure = begins_in_escape or CHANGED(value, 0, value.index("?"))
+                    head = short[: short.index("?")]
+                    unsure = begins_in_escape or "%3A" in head or "%2F" in head
                     forms = (short, form) if unsure else (form,)
             entry = length * octet + place
             if not dis:
@@ -507,7 +507,9 @@ def _indexes_of(wild: dict[str, int]) -> tuple[PatternIndex, PatternIndex]:
     """Of the patterns without a `?`, and of those with one."""
     asking = {pattern: entry for pattern, entry in wild.items() if "?" in pattern}
     plain = wild
-    if asking:
+    if len(asking) == len(wild):
+        plain = {}
+    elif asking:
         plain = {pattern: entry for pattern, entry in wild.items() if pattern not in asking}
     return PatternIndex(plain), PatternIndex(asking)
 

@@ -643,7 +643,7 @@ class PatternIndex:
 
 def _keys_of(patterns: Sequence[str]) -> list[str]:
     """What each pattern is looked up by, without a final `$`: see `PatternIndex`."""
-    keys = [max(pattern.split("*"), key=len) for pattern in patterns]
+    keys = [*map(_longest_piece, patterns)]
     often = Counter(keys)
     if max(often.values(), default=0) > _SHARED:
         cut = [pattern.split("*") for pattern in patterns]
@@ -658,6 +658,13 @@ def _keys_of(patterns: Sequence[str]) -> list[str]:
     if "$\n" not in "\n".join([*keys, ""]):
         return keys
     return [key[:-1] if key[-1:] == "$" else key for key in keys]
+
+
+def _longest_piece(pattern: str) -> str:
+    head, _, rest = pattern.partition("*")
+    if "*" in rest:
+        return max(pattern.split("*"), key=len)
+    return rest if len(rest) > len(head) else head
 
 
 def _matches(pattern: str, within: CountedText) -> bool:

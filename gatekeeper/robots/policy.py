@@ -36,7 +36,7 @@ from gatekeeper.robots.model import (
     rule_offsets,
     values_in,
 )
-from gatekeeper.robots.patterns import ROBOTS_TXT, is_robots_txt
+from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.robots.rules import (
     PrefixesInOrder,
     RuleSet,
@@ -763,7 +763,7 @@ def _decider(rules: RuleSet, origin: str) -> Callable[[str], int]:
         decide = partial(rules.decide, origin=origin)  # R94-26 looks at the origin
 
     def decide_other(path: str) -> int:
-        if path == ROBOTS_TXT or ("%" in path and is_robots_txt(path)):
+        if is_robots_txt(path):
             return ROBOTS_FILE
         return decide(path)
 
