@@ -260,7 +260,7 @@ def shown(text: str) -> str:
     return text.encode("latin-1").decode("utf-8", "replace")
 
 
-def decode(body: bytes | str, limit: int = LIMIT) -> Decoded:
+def decode(body: bytes | bytearray | memoryview | str, limit: int = LIMIT) -> Decoded:
     """Read octets as lines. Never raises on content.
 
     Only CR, LF and CRLF end a line (RFC 9309 section 2.2, RFC-04, the 1994 standard, R94-02). Past

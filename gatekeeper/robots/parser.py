@@ -90,7 +90,13 @@ class RobotsTxt:
         self.forced = forced
 
     @classmethod
-    def parse(cls, body: bytes | str, *, dialect: str = "auto", limit: int = LIMIT) -> RobotsTxt:
+    def parse(
+        cls,
+        body: bytes | bytearray | memoryview | str,
+        *,
+        dialect: str = "auto",
+        limit: int = LIMIT,
+    ) -> RobotsTxt:
         """Read a body. Never raises on content.
 
         `dialect` is `auto`, which lets every rule set choose (docs/standards.md), or one

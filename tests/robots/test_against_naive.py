@@ -289,3 +289,9 @@ def test_shell_patterns(value: str, path: str) -> None:
     text = f"User-agent: *\nRobot-version: 2.0\nDisallow: {value}\n"
     policy = RobotsTxt.parse(text, dialect="2.0").policy("bot")
     assert policy.allows_path(path) is not (bool(value) and naive_shell(value, path))
+
+
+@given(st.text(st.sampled_from("/.%a?# *\t\x1f\x7f\x80é~"), max_size=8).map("/{}".format))
+def test_a_path_as_written_is_told_by_a_loop_as_by_calls(path: str) -> None:
+    calls = "%" not in path and " " not in path and "/." not in path and path.isprintable()
+    assert as_written(path) is (calls and path.isascii())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import sys
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -285,9 +287,9 @@ def deep_size(thing: object, seen: set[int] | None = None) -> int:
         return size + sum(deep_size(x, seen) for pair in thing.items() for x in pair)
     if isinstance(thing, tuple | list | set | frozenset):
         return size + sum(deep_size(each, seen) for each in thing)
-    slots = [slot for cls in type(thing).__mro__ for slot in getattr(cls, "__slots__", ())]
-    held = [getattr(thing, slot) for slot in slots if hasattr(thing, slot)]
-    return size + sum(deep_size(each, seen) for each in [*held, getattr(thing, "__self__", None)])
+    # What a compiled class holds is in no `__slots__`.
+    held = [x for x in gc.get_referents(thing) if not isinstance(x, ModuleType | FunctionType)]
+    return size + sum(deep_size(each, seen) for each in held)
 
 
 def test_packed_file_answers_as_before() -> None:
