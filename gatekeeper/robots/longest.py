@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from itertools import chain, compress, repeat
 from operator import not_
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from gatekeeper import speedups
 from gatekeeper.robots import compiled
@@ -41,17 +41,7 @@ from gatekeeper.robots.patterns import (
 from gatekeeper.robots.rules import Numbered, octets_of, split_url
 from gatekeeper.urls import SURELY_SHORT
 
-if TYPE_CHECKING:
-    from mypy_extensions import i64
-
-__all__ = [
-    "LongestMatch",
-    "PlainAnswer",
-    "QuickAnswer",
-    "TextSource",
-    "as_written",
-    "in_general",
-]
+__all__ = ["LongestMatch", "PlainAnswer", "QuickAnswer", "TextSource", "as_written", "in_general"]
 
 
 class TextSource(Protocol):
@@ -107,15 +97,12 @@ def as_written(path: str) -> bool:
     >>> as_written("/a.b?c"), as_written("/.b"), as_written("/a%20"), as_written("/a b")
     (True, False, False, False)
     """
-    before: i64 = 0
-    size: i64 = len(path)
-    place: i64 = 0
-    while place < size:
-        octet: i64 = ord(path[place])
+    before = 0
+    for place in range(len(path)):
+        octet = ord(path[place])
         if octet <= 32 or octet >= 127 or octet == 37 or (octet == 46 and before == 47):
             return False
         before = octet
-        place += 1
     return True
 
 

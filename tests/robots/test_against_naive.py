@@ -294,4 +294,4 @@ def test_shell_patterns(value: str, path: str) -> None:
 @given(st.text(st.sampled_from("/.%a?# *\t\x1f\x7f\x80é~"), max_size=8).map("/{}".format))
 def test_a_path_as_written_is_told_by_a_loop_as_by_calls(path: str) -> None:
     calls = "%" not in path and " " not in path and "/." not in path and path.isprintable()
-    assert as_written(path) is (calls and path.isascii())
+    assert longest.as_written(path) is (calls and path.isascii())
