@@ -62,7 +62,9 @@ class InvalidURL(GatekeeperError, ValueError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"{self.url!r}: {self.problem}"
+        # What can't be printed is escaped in `url` already; repr would escape the escapes.
+        shown = f"'{self.url}'" if self.url.isprintable() else repr(self.url)
+        return f"{shown}: {self.problem}"
 
 
 class ConfigError(GatekeeperError, ValueError):

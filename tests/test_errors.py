@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import aiohttp
 import pytest
 
-from gatekeeper import errors
+from gatekeeper import errors, urls
 from gatekeeper.deadlock import WaitsForItself
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import (
@@ -92,6 +92,13 @@ def test_it_crosses_a_process_boundary_whole(error: Exception, again: object) ->
     assert type(other) is type(error)
     assert str(other) == str(error)
     assert vars(other) == vars(error)
+
+
+def test_what_is_escaped_already_is_shown_as_it_is() -> None:
+    with pytest.raises(InvalidURL) as caught:
+        urls.parse("http://a.test/\ud800")
+    assert str(caught.value).startswith("'http://a.test/\\ud800': ")
+    assert "\n" not in str(InvalidURL("a\nb", "no URL"))
 
 
 def test_an_invalid_url_says_what_is_wrong() -> None:
