@@ -105,9 +105,9 @@ def _even(options: Options) -> Table:
             "drawn at random: URLs of its site, half of them aimed at its rules.",
             "Times of single questions are processor time of the loop's thread, less what reading "
             "that clock takes; the mean is of the whole process. A stop is one step of the loop "
-            "with one question in it, timers and garbage collections included, which leave out what "
-            "there was before the first origin (gc.freeze), as a sidecar's do. The full collection "
-            "at the end leaves nothing out.",
+            "with one question in it, timers and garbage collections included, which leave out "
+            "what there was before the first origin (gc.freeze), as a sidecar's do. The full "
+            "collection at the end leaves nothing out.",
             "memory: what the process grew by, resident, for each origin.",
         ),
         figures,
