@@ -534,8 +534,10 @@ class RedisLedger:
         word, self._offset = self._members.word(epoch, bool(self._lived_in)), None
         if word:
             clocks = [one for listener in self._listeners.values() for one in listener.clocks()]
+            if not all(one.scope for one in clocks):
+                self._members.some_are_silent()
             operations = [
-                *map(clock_told, clocks),
+                *(clock_told(one) for one in clocks if one.scope),
                 *self._renewals([token for token, one in self._held.items() if one.granted]),
             ]
             for first in range(0, len(operations), _AT_ONCE):

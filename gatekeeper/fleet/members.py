@@ -69,6 +69,10 @@ class MemberList:
         young = self._clock.monotonic() - self._asked_at <= self._remembered
         return ALL if self._complete and young else NOT_ALL
 
+    def some_are_silent(self) -> None:
+        """There are clocks that we can't tell: it is as if somebody were gone from now on."""
+        self._gone_at = self._clock.monotonic()
+
     def tells(self, epoch: str, word: int) -> list[str]:
         """We tell our word now: for how long the latest has been gone, and everybody whom we know.
         Others may come in that epoch of whom only its next list says something."""

@@ -253,9 +253,9 @@ class _ShardListener:
             self._listener.lost(True)
 
     def clocks(self) -> list[ScopeClock]:
-        """Those that belong to the shard."""
-        mine = self._ledger.shard_of
-        return [one for one in self._listener.clocks() if mine(one.scope) == self._number]
+        """Those that belong to the shard, and whether there are more."""
+        mine, every = self._ledger.shard_of, self._listener.clocks()
+        return [one for one in every if not one.scope or mine(one.scope) == self._number]
 
 
 class _ShardedTexts:

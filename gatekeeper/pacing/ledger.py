@@ -175,7 +175,7 @@ class LedgerListener(Protocol):
 
     def clocks(self) -> list[ScopeClock]:
         """Every clock and block that this process knows of and that still lies ahead: asked for
-        where the ledger has lost what it knew."""
+        where the ledger has lost what it knew. One without a name: there are more, not at hand."""
 
 
 class Ledger(Protocol):

@@ -450,8 +450,10 @@ class ScopeMemory:
             await self.promises.close()
 
     def clocks(self, now: float) -> list[ScopeClock]:
-        """Those that lie ahead, and pauses: for a ledger that has lost what it knew."""
-        return [
+        """Those that lie ahead, and pauses: for a ledger that has lost what it knew. One without a
+        name stands for those that were moved to the storage."""
+        rest = [ScopeClock("")] if self.spilled else []
+        return rest + [
             clock_of(scope, now)
             for scope in list(self.scopes.values())
             if scope.promised_at() > now
@@ -525,6 +527,15 @@ class ScopeMemory:
         if scope is None and self._open:
             self.make_room()
             scope = self._back(name)
+        return scope
+
+    def heard_of(self, name: str, *, blocked: bool) -> Scope | None:
+        """What `known` finds; where it is nothing, a new scope for a block, if there is room: who
+        was turned away may be gone when the ledger forgets it."""
+        scope = self.known(name)
+        if scope is None and blocked and self.make_room():
+            new = self.new_shared if name.startswith(SHARED) else self.new_host
+            scope = new(name)
         return scope
 
     def told(self, name: str, moment: float) -> None:

@@ -263,7 +263,7 @@ class Scheduler:
 
     def _reported(self, report: Report) -> None:
         """Somebody was turned away."""
-        if (scope := self._memory.known(report.scope)) is None:
+        if (scope := self._memory.heard_of(report.scope, blocked=report.seconds > 0)) is None:
             return
         learn(scope, report, now := self._clock.monotonic(), self._pacing)
         self._queues.blocked(scope, now)

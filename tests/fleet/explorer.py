@@ -11,7 +11,6 @@ clock, and the same seed brings the same run.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import selectors
 import sys
@@ -527,8 +526,10 @@ def _complete(loop: VirtualLoop, world: World, whole: Coroutine[Any, Any, T]) ->
         with patch.object(ledger_module, "Store", store):
             return loop.run_until_complete(whole)
     finally:
-        with contextlib.suppress(Exception):
-            loop.run_until_complete(loop.shutdown_asyncgens())
+        left = asyncio.all_tasks(loop)  # of members that were killed
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         asyncio.set_event_loop(None)
         loop.close()
 

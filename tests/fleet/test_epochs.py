@@ -112,6 +112,20 @@ async def test_a_member_that_does_not_come_back_is_waited_for(
     assert isinstance(answer, Granted)
 
 
+async def test_clocks_that_a_member_has_not_at_hand_are_kept_to(
+    join: Join, server: Server, time: FleetTime
+) -> None:
+    """It moved some to its storage: nobody knows which, so all count as asked now."""
+    one = await join()
+    one.listen("a", Knowing(ScopeClock(""), ScopeClock("known", 5.0, 60.0)))
+    await one._sign()
+    server.ask("FLUSHALL")
+    assert near((await again(one, "a:1", "other", 300.0)).seconds, 300.0, 2.0)
+    assert not await granted(one, "a:2", "known")
+    await time.tick(1.0)
+    assert await granted(one, "a:3", "quick")
+
+
 async def test_an_unused_hold_that_is_told_first_does_not_take_a_clock_along(
     join: Join, server: Server
 ) -> None:

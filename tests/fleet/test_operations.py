@@ -84,6 +84,20 @@ async def not_blocked(gate: Gatekeeper) -> bool:
     return not await blocked(gate)
 
 
+async def test_a_block_that_only_one_that_left_had_met_outlasts_a_loss(
+    gates: TwoGates, server: Server
+) -> None:
+    """The other had never heard of the host, and keeps to the block all the same."""
+    one, other = gates
+    await one.block("a.test", clock.time() + 600, "429")
+    await until(lambda: blocked(other))
+    await one.__aexit__(None, None, None)
+    server.ask("FLUSHALL")
+    with pytest.raises(LeaseTimeout):
+        await other.acquire(URL, timeout=0.3)
+    assert await blocked(other)
+
+
 async def test_block_and_its_end(gates: TwoGates) -> None:
     one, other = gates
     await asks(one)

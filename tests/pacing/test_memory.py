@@ -244,3 +244,11 @@ async def test_a_queue_holds_no_more_hosts_than_there_may_be(
         await clock.elapse(20_000.0)
         assert queue.stats().unfinished == 0
         await crawl.stop()
+
+
+async def test_a_ledger_that_forgot_is_told_that_there_are_more(
+    full: Scheduler, clock: VirtualClock
+) -> None:
+    told = [one.scope for one in full._memory.clocks(clock.monotonic())]
+    assert VICTIM not in told
+    assert "" in told
