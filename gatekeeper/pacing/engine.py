@@ -394,15 +394,13 @@ class Engine:
         self._running = True
         self.behind = False
         try:
-            ready, moments, unproven = self.queues.ready, self.queues.moments, self.unproven
-            if moments and moments[0] <= now:
-                self.queues.fall_due(now)
+            queues, unproven, queue = self.queues, self.unproven, None
+            ready = queues.ready
+            if queues.moments and queues.moments[0] <= now:
+                queues.fall_due(now)
             while self.granted < self.grant_limit:
                 # Who was held for the want of room fell due before all that are due now.
-                queue = None
-                if unproven.held and unproven.room > 0:
-                    queue = unproven.next_held()
-                if queue is None:
+                if not unproven.held or unproven.room <= 0 or not (queue := unproven.next_held()):
                     if not ready:
                         return
                     queue = ready.popleft()

@@ -199,12 +199,11 @@ class Grant(msgspec.Struct, eq=False):
         if not self.open:
             return
         engine, scope = self.engine, self.scope
-        began = not (self.reported or self.told)
-        if began:
-            if now is None:
-                now = engine.now()
+        began = None  # the moment, if its clocks begin to count now
+        if not (self.reported or self.told):
+            began = now = engine.now() if now is None else now
             self.told = True
-            self._begin(now)
+            self._begin(began)
         self.open = False
         try:
             del engine.usual[self]
@@ -217,11 +216,18 @@ class Grant(msgspec.Struct, eq=False):
             for other in self.others:
                 other.in_flight -= 1
         try:
-            if began and now is not None and engine.keeper is not None:
-                engine.keep(self, now, engine.keeper.remember)
+            if began is not None and engine.keeper is not None:
+                engine.keep(self, began, engine.keeper.remember)
         finally:
-            if scope.queue is not None or engine.behind or self.more:
+            if self.more:
                 engine.freed(self, engine.now() if now is None else now)
+            elif scope.queue is not None or engine.behind:
+                # `freed`, without a call: each request that others wait behind comes this way.
+                if now is None:
+                    now = engine.now()
+                engine.queues.look_again(scope, now)
+                if engine.behind or engine.queues.ready:
+                    engine.run(now)
 
     def give_back(self) -> None:
         """The request never left: the slots are free again, the clocks stay as they were set."""
