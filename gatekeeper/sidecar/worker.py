@@ -454,7 +454,7 @@ class _WorkerProcess:
     def _want(self, origin: str) -> None:
         if origin not in self._asked:
             self._asked.add(origin)
-            self.waiting[origin] = []
+            self.waiting.setdefault(origin, [])
             self.channel.send(Want(origin))
         self.lacks = origin if origin in self.waiting else None
 
