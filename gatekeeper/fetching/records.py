@@ -26,6 +26,7 @@ from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.fetching.outcomes import DAY, OURS, Holds, Outcome, holds_meanwhile, readable
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.flat import FlatRules
+from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.storage.base import OriginRecord, pack_body, unpack_body
 
 __all__ = [
@@ -162,7 +163,7 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     """... those of others, by product token."""
     ready: Policy | FlatRules | None = None
     """What answers about plain paths for the gate's own agent; None: it has to be woken."""
-    interval: Any = None
+    interval: RobotsInterval | None = None
     """What the text asks for, for the gate's own agent, where that is the same at any hour."""
     used: bool = False
     """It was asked for since that was last looked at."""

@@ -440,8 +440,7 @@ class Decider:
         seconds that its retrieval took."""
         ours = text is not None and agent == self._agent
         if text is not None and ours and text.interval is not None:
-            known: RobotsInterval = text.interval
-            return known
+            return text.interval
         policy = self.policy(record, text, agent)
         found = self._interval_now(policy, took, moment)
         if text is not None and ours and policy.asks_steadily:

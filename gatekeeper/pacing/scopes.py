@@ -20,6 +20,7 @@ from gatekeeper.clock import utc
 from gatekeeper.config import PacingConfig
 from gatekeeper.pacing.ledger import Report, ScopeClock
 from gatekeeper.pacing.rules import DAY, DailyBudget, ScopeSettings, Usage
+from gatekeeper.robots.timing import RobotsInterval
 
 __all__ = [
     "DURABLE",
@@ -510,17 +511,6 @@ class ScopeHistory:
     def _forgiven(self, now: float, pacing: PacingConfig) -> bool:
         # Quiet counts from the end of the block: a long block is no good conduct.
         return now >= max(self.failed_at, self.blocked_until) + pacing.forgive_after
-
-
-class RobotsInterval(msgspec.Struct, frozen=True, gc=False):
-    """What the site's text asks for at this moment.
-
-    `seconds` is None where the text gives no rate; `source` is the whole sentence that
-    `why()` prints, such as "crawl-delay 10 s from robots.txt line 7".
-    """
-
-    seconds: float | None = None
-    source: str = "robots.txt gives no rate"
 
 
 NO_RATE = RobotsInterval()

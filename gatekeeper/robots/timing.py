@@ -17,6 +17,7 @@ __all__ = [
     "MAX_SECONDS",
     "Directives",
     "RequestRate",
+    "RobotsInterval",
     "Window",
     "by_crawl_delay",
     "by_request_rate",
@@ -249,6 +250,17 @@ def _utc(at: datetime) -> datetime:
     if at.utcoffset() is None:
         raise ValueError("a moment needs a time zone: datetime.now(timezone.utc), not utcnow()")
     return at.astimezone(UTC)
+
+
+class RobotsInterval(msgspec.Struct, frozen=True, gc=False):
+    """What the site's text asks for at this moment.
+
+    `seconds` is None where the text gives no rate; `source` is the whole sentence that
+    `why()` prints, such as "crawl-delay 10 s from robots.txt line 7".
+    """
+
+    seconds: float | None = None
+    source: str = "robots.txt gives no rate"
 
 
 def by_crawl_delay(text: str, spans: Spans, seconds: float) -> str:
