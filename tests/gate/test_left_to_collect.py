@@ -17,6 +17,8 @@ from gatekeeper.config import GuardConfig, PacingConfig
 from gatekeeper.session import polite_session, session_gate
 from tests.internet import FakeInternet, Page
 
+# Without the dial that goes ahead of a request, an error of aiohappyeyeballs holds its own frame.
+pytestmark = pytest.mark.usefixtures("speedups_on")
 MANY = 12
 ROBOTS = "User-agent: *\nDisallow: /private\n"
 
