@@ -222,7 +222,10 @@ class Journal:
                 os.ftruncate(self._fd, self.size)  # the room ahead
             with contextlib.suppress(OSError):  # it is closed all the same
                 os.close(self._fd)
+            empty = self.size <= len(HEADER)
             self._forsake()
+            if empty:  # there is nothing in it to wait for, and only so many may wait
+                self.discard(self._retired[-1:])
 
     def _forsake(self) -> None:
         self._fd = -1

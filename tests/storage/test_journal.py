@@ -153,6 +153,28 @@ def test_a_new_generation_keeps_the_one_before_until_it_is_absorbed(path: Path) 
     journal.abandon()
 
 
+def test_generations_in_which_nothing_is_do_not_wait_to_be_absorbed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(path, limit=1 << 20)
+    journal.begin()
+    journal.append(1, clock(1))
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for _ in range(100):  # as often as a disk is found full that has room for a header
+        journal.begin()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", refuse)
+            with pytest.raises(OSError, match="No space"):
+                journal.append(2, clock(2))
+    assert len(journal.retired()) == 1
+    journal.append(2, clock(2))
+    journal.abandon()
+    assert [sequence for sequence, _ in Journal(path, limit=100).replay(0)] == [1, 2]
+
+
 def test_it_stops_growing_while_the_database_refuses_it(path: Path) -> None:
     journal = Journal(path, limit=100)
     journal.begin()
