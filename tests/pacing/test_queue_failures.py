@@ -100,20 +100,27 @@ async def test_an_error_of_the_gate_reaches_the_getter_and_costs_no_url(
 
 
 async def test_an_error_while_asking_for_robots_brings_the_lane_back_later(
-    gate: FakeGate,
-    queue: PoliteQueue,
-    crawl: Crawl,
-    clock: VirtualClock,
-    monkeypatch: pytest.MonkeyPatch,
+    make: Any, clock: VirtualClock
 ) -> None:
+    class Broken(FakeGate):
+        errors = 0
+
+        async def check(self, url: str, **how: Any) -> Decision:
+            if not self.errors:
+                self.errors += 1
+                raise RuntimeError("a bug")
+            return await super().check(url, **how)
+
+    gate = Broken(await make(), clock)
     gate.cold = {"https://a.example": 1.0}
-    with monkeypatch.context() as patch:
-        patch.setattr(gate, "check", _raising(RuntimeError("a bug")))
+    async with PoliteQueue(gate) as queue:
         await queue.put(page("a", 0))
+        crawl = Crawl(queue, clock)
         crawl.start()
-        await clock.elapse(1.0)
-    await clock.elapse(120.0)
-    assert crawl.urls == [page("a", 0)]
+        await clock.elapse(120.0)
+        assert gate.errors == 1
+        assert crawl.urls == [page("a", 0)]
+        await crawl.stop()
 
 
 def _raising(error: Exception) -> Any:
