@@ -162,8 +162,8 @@ async def test_while_a_block_finds_room_hosts_go_on_whose_clocks_need_not_be_kep
 
 def journaled(path: Path) -> list[ClockRecord]:
     """What the next process would find after kill -9."""
-    (file,) = path.glob("*.promises-*")
-    return [record for _, record in journal.read_generation(file)[0]]
+    files = path.glob("*.promises-*")  # a slow machine has begun another one meanwhile
+    return [record for file in files for _, record in journal.read_generation(file)[0]]
 
 
 async def test_nothing_is_asked_once_the_disk_was_found_to_take_nothing(
