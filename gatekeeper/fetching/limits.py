@@ -375,7 +375,7 @@ class TurnAndSlot:
         self._turn = turn
         self._slot = Slot(slots)
         self._entered = False
-        self.ends = 0.0
+        self.ends: float = 0.0
 
     async def __aenter__(self) -> HostTurn:
         alarm = self._slots.alarm

@@ -115,12 +115,12 @@ class _Worker:
     ) -> None:
         self.number = number
         self.process = process
-        self.channel = Channel(sock, partial(owner.on_message, self), self.lost)
+        self.channel: Channel = Channel(sock, partial(owner.on_message, self), self.lost)
         self.ready: bool = False
         self.connections: int = 0
         self.reached: int = 0
         """The number of the last mark that it came to."""
-        self.asked_at = math.inf
+        self.asked_at: float = math.inf
         """When it was sent the first mark since then."""
 
     def lost(self) -> None:
