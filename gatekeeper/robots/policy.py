@@ -92,6 +92,10 @@ class AgentRecord(NamedTuple):
         return Dialect.V2 if self.version and self.version[0] >= 2 else Dialect.R1996
 
 
+AgentLines = Sequence[tuple[int, bool, str]]
+"""All `agent_lines` of a text."""
+
+
 def agent_lines(lower: str) -> Iterator[tuple[int, bool, str]]:
     """The user-agent lines of a text in lower case: where each begins, whether it begins a group
     of RFC 9309, and its value, comment included.
@@ -131,13 +135,16 @@ def group_starts(text: str) -> list[int]:
     return [start for start, begins, _ in agent_lines(text.lower()) if begins]
 
 
-def groups_called(lower: str, name: str) -> Spans:
-    """The groups, in a text in lower case, with a user-agent line that has this very name."""
+def groups_called(lower: str, name: str, lines: AgentLines | None = None) -> Spans:
+    """The groups, in a text in lower case, with a user-agent line that has this very name.
+
+    `lines`: its `agent_lines`, where they are known.
+    """
     if not name or name not in lower:
         return ()
     spans: list[tuple[int, int]] = []
     group, fits = 0, False
-    for start, begins, value in agent_lines(lower):
+    for start, begins, value in agent_lines(lower) if lines is None else lines:
         if begins:
             if fits:
                 spans.append((group, start))
@@ -297,11 +304,12 @@ def _declared(robots: RobotsTxt, lower: str, name: str, *, precedence: bool) -> 
     """Auto, in a file with a Robot-version: the declared reading, then the RFC's (DIA-03)."""
     text = robots.lines
     declared = [record for record in records_of(text) if record.version is not None]
-    starts = group_starts(text)
+    lines = tuple(agent_lines(lower))  # once for all who go through them
+    starts = [start for start, begins, _ in lines if begins]
     versioned = {starts[bisect_right(starts, record.start) - 1] for record in declared}
-    groups = _groups(lower, name)
+    exact = groups_called(lower, name, lines)
+    groups = exact or groups_called(lower, "*", lines)
     plain = tuple([span for span in groups if span[0] not in versioned])
-    exact = bool(groups_called(lower, name))
     if exact:  # DIA-09: an exact name anywhere comes before a part of one
         named = [r for r in declared if any(name in names_of(agent) for agent in r.agents)]
     else:
@@ -317,7 +325,7 @@ def _declared(robots: RobotsTxt, lower: str, name: str, *, precedence: bool) -> 
     elif named or rest:
         # Only experimental sets fit: the default, if it has no version (the 2.0 draft, V2-09,
         # DIA-06).
-        stars = groups_called(lower, "*")
+        stars = groups_called(lower, "*", lines)
         first = LongestMatch(robots, tuple([s for s in stars if s[0] not in versioned]))
     if first is None:
         return (LongestMatch(robots, groups),)
