@@ -232,7 +232,9 @@ def choose(robots: RobotsTxt, name: str, *, precedence: bool = False) -> tuple[R
         lower = text.lower()
         if dialect is None and "robot-version" in lower:
             return _declared(robots, lower, name, precedence=precedence)
-        return (LongestMatch(robots, _groups(lower, name)),)
+        # All groups of that very name, else all of `*`, which are united (RFC 9309 section 2.2.1,
+        # RFC-11 to RFC-14).
+        return (LongestMatch(robots, groups_called(lower, name) or groups_called(lower, "*")),)
     records = records_of(text, allow_ends=dialect is not Dialect.R1994)
     if dialect is Dialect.R1996:
         # The first record whose value contains the name, else the first `*` (the 1996 draft,
@@ -246,12 +248,6 @@ def choose(robots: RobotsTxt, name: str, *, precedence: bool = False) -> tuple[R
         chosen = _newest(named)[:1] or _newest(_stars(records))  # V2-05, V2-09, V2-13
         dialect = chosen[0].dialect if chosen else dialect
     return (_by_record(text, dialect, chosen, precedence=precedence),)
-
-
-def _groups(lower: str, name: str) -> Spans:
-    """All groups of that very name, else all of `*`, which are united (RFC 9309 section 2.2.1,
-    RFC-11 to RFC-14)."""
-    return groups_called(lower, name) or groups_called(lower, "*")
 
 
 def _by_record(
