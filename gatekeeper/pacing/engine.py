@@ -556,8 +556,8 @@ class Engine:
         now: float,
     ) -> None:
         """Take a report into account, of which something may be learnt; see `Grant.report`."""
-        if self.frozen and status is None:
-            return  # a fault of our own tells nothing about the host
+        if self.frozen and status is None and retry_after is None:
+            return  # a fault of our own tells nothing about the host; a Retry-After is its word
         scope, past = grant.scope, grant.scope.history
         wait, spread = None, http_fields.NO_SPREAD
         if retry_after is not None:

@@ -555,6 +555,22 @@ async def test_a_fault_of_ours_holds_pages_and_records_nothing(
     assert visitor.names == ["failing", "page"]
 
 
+async def test_during_a_fault_of_ours_a_retry_after_is_heard(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    visitor.scheduler.freeze(set())
+    visitor.ask("first", hold=None)
+    await clock.settle()
+    # Some of the answer came before the connection was lost: it is the host that says it.
+    visitor.grants["first"].report(None, 0.1, 30.0)
+    visitor.grants["first"].release()
+    visitor.ask("next")
+    await clock.elapse(29.0)
+    assert visitor.names == ["first"]
+    await clock.elapse(2.0)
+    assert visitor.names == ["first", "next"]
+
+
 async def test_during_a_fault_of_ours_hosts_that_did_not_fail_go_on(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
