@@ -479,10 +479,10 @@ class _Run:
                 await asyncio.sleep(rng.choice((0.0, 0.01, 0.1, 0.7)))
                 refused = rng.random() < 0.03
                 visit.head = self.loop.now
-                visit.block = 2.0 if refused else 0.0
                 grant.head()
                 await asyncio.sleep(rng.choice((0.0, 0.0, 0.2)))
                 grant.report(*((429, 0.1, 2.0) if refused else (200, 0.1)))
+                visit.block = 2.0 if refused else 0.0  # one that nobody reported nobody can keep
             finally:
                 visit.head = min(visit.head, self.loop.now)
                 visit.end = self.loop.now
